@@ -1,0 +1,107 @@
+"""What a user sets: ``EngineConfig``, the one definition of every field that changes what the engine computes.
+
+Keyword-only, validated, frozen, hashable: two equal configurations may share one server. Where the engine listens and
+who may call it belongs to the server's settings, not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from engine.errors import ConfigError
+
+__all__ = ["CHUNKING_OFF", "EMBEDDED_MODEL", "EngineConfig"]
+
+EMBEDDED_MODEL = "embedded"
+CHUNKING_OFF = -1
+
+
+class EngineConfig(BaseModel):
+    """The engine's configuration. Raises ConfigError, which names field, rule, value and remedy, for a bad value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+
+    model: str = Field(
+        EMBEDDED_MODEL, min_length=1, description="'embedded', a folder with a transformers checkpoint, or a hub name"
+    )
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="weights and KV; 'auto' takes the checkpoint's own"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random: embedded weights, unseeded requests")
+
+    pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
+    pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
+
+    chunked_prefill_size: int = Field(
+        512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
+    )
+    max_prefill_tokens: int = Field(16_384, ge=1, description="most tokens in one prefill microbatch, chunked or not")
+    mixed_chunk: bool = Field(False, description="fill the rest of a prefill microbatch's token budget with decodes")
+
+    page_size: int = Field(16, ge=1, le=1024, description="tokens in one page of KV")
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
+    )
+    max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
+    max_queued_requests: int = Field(1024, ge=0, description="requests that may wait; one more is refused with 429")
+    context_length: int | None = Field(
+        None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
+    )
+    radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
+    schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
+        "fcfs", description="order of the queue: first come, longest prefix match, or highest priority first"
+    )
+    priority_preemption: bool = Field(
+        False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
+    )
+    kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as exc:
+            raise ConfigError(_explain(exc, type(self))) from exc
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> EngineConfig:
+        if self.chunked_prefill_size == 0:
+            raise ValueError("chunked_prefill_size must be >= 1, or -1 for off, got 0; use -1 to never split a prompt")
+        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
+            raise ValueError(
+                f"max_total_tokens must hold at least one page of page_size={self.page_size} tokens, "
+                f"got {self.max_total_tokens}; raise it or use smaller pages"
+            )
+        if self.priority_preemption and self.schedule_policy != "priority":
+            raise ValueError(
+                f"priority_preemption needs schedule_policy='priority', got {self.schedule_policy!r}; "
+                "set the policy or switch preemption off"
+            )
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Most microbatches in flight at once."""
+        return self.pp_size + self.pp_async_depth
+
+
+def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
+    """One line an error, in the form 'field must ..., got value; remedy'."""
+    lines = []
+    for error in exc.errors():
+        name = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "value_error":
+            lines.append(error["msg"].removeprefix("Value error, "))
+        elif error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, model.model_fields, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(model.model_fields)}"
+            lines.append(f"{name} is not a field of {model.__name__}, got {error['input']!r}; {remedy}")
+        else:
+            rule = error["msg"].replace("Input should be", "must be").replace("greater than or equal to", ">=")
+            rule = rule.replace("less than or equal to", "<=").replace("greater than", ">").replace("less than", "<")
+            description = model.model_fields[name].description if name in model.model_fields else ""
+            lines.append(f"{name} {rule}, got {error['input']!r}; {name}: {description}")
+    return "\n".join(lines)

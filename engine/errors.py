@@ -1,0 +1,50 @@
+"""The error tree of the engine: every exception that the engine raises on purpose.
+
+Each message names the thing, the rule, the value and the remedy. Wraps nothing silently: errors that stand for
+another one are raised ``from`` it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "IntegrityError",
+    "ProcessDiedError",
+    "StartupError",
+    "StepFailedError",
+]
+
+
+class EngineError(Exception):
+    """Base of everything that the engine raises on purpose."""
+
+
+class ConfigError(EngineError, ValueError):
+    """A configuration value breaks a rule; the text names field, rule, value and remedy."""
+
+
+class CheckpointError(EngineError):
+    """A model folder lacks something or holds the wrong thing: config, tokenizer, a weight, a shape."""
+
+
+class StartupError(EngineError):
+    """The server could not start: a port in use, a stage that failed to load, a start that took too long."""
+
+
+class ProcessDiedError(EngineError):
+    """A process of the engine died. ``process`` is its name, ``cause`` its traceback or its signal."""
+
+    def __init__(self, process: str, cause: str) -> None:
+        super().__init__(f"the {process} process died: {cause}")
+        self.process = process
+        self.cause = cause
+
+
+class StepFailedError(EngineError):
+    """One microbatch could not be computed; the requests in it end with an error, the engine goes on."""
+
+
+class IntegrityError(EngineError, AssertionError):
+    """The scheduler's own books do not balance. Never caught by the engine: going on would serve wrong tokens."""

@@ -1,0 +1,132 @@
+"""What the scheduler core and the front end need to know of a model and a configuration, resolved to plain numbers.
+
+``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that nobody
+below resolves an 'auto' twice. Also the one rule for what can never fit.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EngineConfig
+from engine.errors import ConfigError
+
+__all__ = ["EMBEDDED_FACTS", "Limits", "ModelFacts"]
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a checkpoint. ``kv_bytes_per_token`` is for all layers; ``vocab_size`` bounds token ids."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    kv_bytes_per_token: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+# The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so that
+# four stages have one each; 2 (K and V) * 4 layers * 2 kv heads * 16 per head * 4 bytes.
+EMBEDDED_FACTS = ModelFacts(
+    name=EMBEDDED_MODEL,
+    vocab_size=264,
+    context_length=8192,
+    num_layers=4,
+    kv_bytes_per_token=1024,
+    eos_token_ids=(257,),
+)
+
+# KV capacity of the embedded model when the configuration does not say, in tokens: the same in every tier and on every
+# machine, so that a script meets the same pool everywhere.
+EMBEDDED_TOTAL_TOKENS = 16_384
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say."""
+
+    pp_size: int
+    depth: int
+    page_size: int
+    total_pages: int
+    rows: int
+    prefill_budget_tokens: int
+    chunking: bool
+    mixed_chunk: bool
+    max_queued_requests: int
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    radix_cache: bool
+    schedule_policy: str
+    priority_preemption: bool
+    seed: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
+        """Resolve a configuration against a model.
+
+        ``total_tokens`` is the KV capacity measured on the device, used where the configuration does not say. Raises
+        ConfigError when the model cannot do what the configuration asks.
+        """
+        capacity = config.max_total_tokens or total_tokens or EMBEDDED_TOTAL_TOKENS
+        context_length = config.context_length or facts.context_length
+        if context_length > facts.context_length:
+            raise ConfigError(
+                f"context_length must be <= {facts.context_length}, the limit of model {facts.name!r}, "
+                f"got {context_length}; lower it or leave it unset"
+            )
+        if config.pp_size > facts.num_layers:
+            raise ConfigError(
+                f"pp_size must be <= {facts.num_layers}, the layers of model {facts.name!r}, got {config.pp_size}; "
+                "use fewer stages"
+            )
+        chunking = config.chunked_prefill_size != CHUNKING_OFF
+        budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
+        return cls(
+            pp_size=config.pp_size,
+            depth=config.depth,
+            page_size=config.page_size,
+            total_pages=capacity // config.page_size,
+            rows=config.max_running_requests,
+            prefill_budget_tokens=budget,
+            chunking=chunking,
+            mixed_chunk=config.mixed_chunk,
+            max_queued_requests=config.max_queued_requests,
+            context_length=context_length,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            radix_cache=config.radix_cache,
+            schedule_policy=config.schedule_policy,
+            priority_preemption=config.priority_preemption,
+            seed=config.seed,
+        )
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+    def why_never_fits(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
+        """The reason why a request can never run here, with its numbers; None when it can.
+
+        Asked by the front end before anything is queued and by the scheduler at admission, so both refuse alike.
+        Output is clamped to the context; the KV of the very last token is never written.
+        """
+        if prompt_tokens < 1:
+            return "the prompt is empty; a prompt needs at least 1 token"
+        if prompt_tokens >= self.context_length:
+            return (
+                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room for at "
+                f"most {self.context_length - 1}; shorten the prompt"
+            )
+        if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
+            return (
+                f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and chunked "
+                "prefill is off; shorten the prompt or switch chunking on"
+            )
+        total = min(prompt_tokens + max_new_tokens, self.context_length) - 1
+        if self.pages_for(total) > self.total_pages:
+            return (
+                f"the request needs {self.pages_for(total)} pages of {self.page_size} tokens ({prompt_tokens} prompt + "
+                f"{max_new_tokens} new tokens), but the KV cache has {self.total_pages}; ask for fewer tokens"
+            )
+        return None

@@ -1,0 +1,273 @@
+"""What crosses the scheduler's doors: client messages and pipeline completions in, replies out.
+
+Every struct is frozen and typed, travels as msgpack and is decoded by type; nothing is ever pickled. A client's message
+is born in the front end, waits in the gate, and becomes an event of exactly one scheduler step.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "AbortAll",
+    "CallAnswer",
+    "ClientMessage",
+    "Completion",
+    "ContinueGeneration",
+    "EngineStats",
+    "Event",
+    "FinishReason",
+    "FlushCache",
+    "Generate",
+    "GetStats",
+    "PauseGeneration",
+    "PauseMode",
+    "PipelineEvent",
+    "PipelineFailed",
+    "Refusal",
+    "RefusalKind",
+    "Reply",
+    "SamplingParams",
+    "StatsAnswer",
+    "TokenLogprob",
+    "TokenOutput",
+    "decode_client_message",
+    "decode_pipeline_event",
+    "decode_reply",
+    "encode",
+]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. ``error`` is never shown as a normal end."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class PauseMode(StrEnum):
+    """What ``/pause_generation`` does to live requests: back to the queue, frozen where they are, or ended."""
+
+    RETRACT = "retract"
+    IN_PLACE = "in_place"
+    ABORT = "abort"
+
+
+class RefusalKind(StrEnum):
+    """Why a request was not admitted; the front end maps each kind to one HTTP status."""
+
+    INVALID = "invalid"
+    DUPLICATE = "duplicate"
+    BUSY = "busy"
+    UNAVAILABLE = "unavailable"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
+
+    ``top_k=-1`` means no limit, ``temperature=0`` means greedy. Validated where a request enters (the front end or a
+    script's ``start_req``); the scheduler trusts it.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# ---- client messages: from the front end to the scheduler ----
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1."""
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End one request by its exact rid. Unknown and finished rids are a no-op. ``call_id`` is answered if given."""
+
+    rid: str
+    call_id: str | None = None
+    finish_reason: FinishReason = FinishReason.ABORT
+
+
+class AbortAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End every live request."""
+
+    call_id: str | None = None
+
+
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reset prefix tree, rows and pages if the engine is quiescent; with ``timeout_s``, wait that long until it is."""
+
+    call_id: str
+    timeout_s: float | None = None
+
+
+class PauseGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Stop planning microbatches, in one of three modes, until ``ContinueGeneration``."""
+
+    call_id: str
+    mode: PauseMode = PauseMode.RETRACT
+
+
+class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Resume planning after a pause; a no-op when not paused."""
+
+    call_id: str
+
+
+class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask for the scheduler's counters."""
+
+    call_id: str
+
+
+ClientMessage = Generate | Abort | AbortAll | FlushCache | PauseGeneration | ContinueGeneration | GetStats
+
+# ---- pipeline events: from the pipeline to the scheduler ----
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
+
+    ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
+    microbatch failed: no token is valid and its requests end with that error.
+    """
+
+    microbatch_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    error: str | None = None
+
+
+class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The pipeline is gone for good (a stage died): nothing in flight will ever complete."""
+
+    process: str
+    cause: str
+
+
+PipelineEvent = Completion | PipelineFailed
+Event = ClientMessage | PipelineEvent
+
+# ---- replies: from the scheduler to the front end ----
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
+
+    ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
+    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens.
+    """
+
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request was not admitted. It is terminal, leaves no state behind and says why, with the numbers."""
+
+    rid: str
+    kind: RefusalKind
+    message: str
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it."""
+
+    call_id: str
+    ok: bool
+    message: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts."""
+
+    step: int
+    forward_ct: int
+    waiting: int
+    chunked: int
+    running: int
+    in_flight: int
+    paused: str | None
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    page_size: int
+    rows_total: int
+    rows_free: int
+    requests_started: int
+    requests_finished: int
+    requests_aborted: int
+    requests_refused: int
+    retractions: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to ``GetStats``."""
+
+    call_id: str
+    stats: EngineStats
+
+
+Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
+
+_client_message_decoder = msgspec.msgpack.Decoder(ClientMessage)
+_pipeline_event_decoder = msgspec.msgpack.Decoder(PipelineEvent)
+_reply_decoder = msgspec.msgpack.Decoder(tuple[Reply, ...])
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_client_message(data: bytes) -> ClientMessage:
+    """Decode one client message. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _client_message_decoder.decode(data)
+
+
+def decode_pipeline_event(data: bytes) -> PipelineEvent:
+    """Decode one completion or pipeline failure. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _pipeline_event_decoder.decode(data)
+
+
+def decode_reply(data: bytes) -> tuple[Reply, ...]:
+    """Decode the replies of one step. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _reply_decoder.decode(data)

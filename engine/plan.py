@@ -1,0 +1,92 @@
+"""The microbatch plan: what the scheduler sends to every pipeline stage, straight and in launch order.
+
+A plan says which tokens of which requests are computed and where their KV goes. It carries increments: a stage keeps
+one page table a row and one sampling spec a row, and each segment adds to them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+__all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+
+
+class ForwardMode(StrEnum):
+    """What a microbatch computes: parts of prompts, one token for each of its requests, or both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage needs to choose a request's tokens; fixed for a request's whole life.
+
+    The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
+    alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
+    ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
+    """
+
+    seed: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    suppressed_ids: tuple[int, ...] = ()
+    suppressed_until: int = 0
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """One request's share of a microbatch: ``token_ids`` at absolute positions ``start .. start + len(token_ids) - 1``.
+
+    Before computing it, a stage writes ``pages`` into its page table at ``table[row, page_start : page_start +
+    len(pages)]``; afterwards the KV of position ``p`` lives in page ``table[row, p // page_size]`` at offset ``p %
+    page_size``. Attention of a token at position ``p`` covers positions ``0 .. p`` of its row. ``sampling`` is given
+    when the row gets a new tenant, and holds until the next one. With ``emits`` the logits of the last token choose one
+    new token, for position ``start + len(token_ids)``.
+    """
+
+    rid: str
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    page_start: int
+    pages: tuple[int, ...]
+    emits: bool
+    sampling: SamplingSpec | None = None
+
+
+class Microbatch(msgspec.Struct, frozen=True, array_like=True):
+    """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
+
+    In a mixed microbatch prefill segments come before decode segments.
+    """
+
+    id: int
+    mode: ForwardMode
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed by this microbatch."""
+        return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        """The requests in it, in the order of the segments."""
+        return tuple([segment.rid for segment in self.segments])
+
+
+_microbatch_decoder = msgspec.msgpack.Decoder(Microbatch)
+
+
+def decode_microbatch(data: bytes) -> Microbatch:
+    """Decode one plan. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _microbatch_decoder.decode(data)

@@ -1,0 +1,24 @@
+"""The event loop of the scheduler: one loop for every gate, pipeline and number of stages.
+
+It holds no state and takes no decision. A request passes here once a step: gate, scheduler, pipeline, outbox.
+"""
+
+from __future__ import annotations
+
+from engine.pipeline.base import Pipeline
+from engine.scheduler.gate import Gate, Outbox, StepResult
+from engine.scheduler.scheduler import Scheduler
+
+__all__ = ["run_loop"]
+
+
+def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbox) -> None:
+    """Run steps until the gate says that there are no more. An exception of a step ends the loop and is the gate's to see."""
+    result: StepResult | None = None
+    with gate:
+        while (step := gate.next_step(result)) is not None:
+            result = scheduler.step(step.events, step.now)
+            if result.microbatch is not None:
+                pipeline.launch(result.microbatch)
+            if result.replies:
+                outbox.send(result.replies)
