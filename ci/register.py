@@ -16,8 +16,8 @@ def register_cpu_ci(
 ) -> None:
     """Register the calling file for a suite that needs no accelerator.
 
-    `est_time` is the expected seconds for the whole file, used until a measured time is recorded; `suite` is a name from
-    `ci.suites`; `nightly` keeps the file out of pull requests; `disabled` is the reason why it runs nowhere.
+    `est_time` is the expected seconds for the whole file, used until a measured time is recorded; `suite` is a name
+    from `ci/suites.toml`; `nightly` keeps the file out of pull requests; `disabled` is the reason why it runs nowhere.
     """
 
 
@@ -31,5 +31,5 @@ def register_cuda_ci(
 ) -> None:
     """Register the calling file for a stage of the CUDA pipeline on one kind of runner, such as `4-gpu`.
 
-    The stages and the runner configurations that exist are listed in `ci.suites`; the rest is as in `register_cpu_ci`.
+    `ci/suites.toml` lists the stages and runner configurations; the rest is as in `register_cpu_ci`.
     """

@@ -1,0 +1,85 @@
+"""What a test file defines, read from its syntax tree: its tests, and the engine configurations that it asks for.
+
+Never imports the file. Test names resolve node ids in commands; configurations put files that share servers together.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["DefinedTests", "defined_tests", "engine_key"]
+
+
+@dataclass(frozen=True)
+class DefinedTests:
+    """Test functions at the top level, `Class::method` names, classes, and names defined twice with their line."""
+
+    top_level: tuple[str, ...]
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    shadowed: tuple[tuple[str, int], ...]
+
+    def defines(self, node: str) -> bool:
+        """Whether `Class`, `Class::method` or `function` is defined here; parameters in brackets do not count."""
+        bare = node.partition("[")[0]
+        return bare in self.top_level or bare in self.methods or bare in self.classes
+
+
+def defined_tests(tree: ast.Module) -> DefinedTests:
+    """Collect by pytest's default names: functions `test*`, classes `Test*` with methods `test*`."""
+    functions = list(_test_functions(tree.body))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    methods = [(f"{node.name}::{name}", line) for node in classes for name, line in _test_functions(node.body)]
+    return DefinedTests(
+        top_level=tuple(dict.fromkeys(name for name, _ in functions)),
+        methods=tuple(dict.fromkeys(name for name, _ in methods)),
+        classes=tuple(node.name for node in classes),
+        shadowed=tuple(_repeated([*functions, *methods])),
+    )
+
+
+def engine_key(tree: ast.Module) -> str:
+    """Return the text of all engine configurations that the file's `@scripted(...)` tests name, or an empty string.
+
+    Equal texts mean that one server can serve both files; different texts only cost a boot.
+    """
+    assigned = {
+        target.id: ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    keys = {
+        assigned.get(text, text)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for text in _scripted_arguments(node)
+    }
+    return " | ".join(sorted(keys))
+
+
+def _test_functions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.Assign):  # A test made by a call: test_x = scripted(CONFIG)(program).
+            for target in node.targets:
+                if isinstance(target, ast.Name) and target.id.startswith("test_"):
+                    yield target.id, node.lineno
+
+
+def _repeated(names: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    seen: set[str] = set()
+    for name, line in names:
+        if name in seen:
+            yield name, line
+        seen.add(name)
+
+
+def _scripted_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for decorator in function.decorator_list:
+        if not isinstance(decorator, ast.Call) or not decorator.args:
+            continue
+        if ast.unparse(decorator.func).rpartition(".")[2] == "scripted":
+            yield ast.unparse(decorator.args[0])

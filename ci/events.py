@@ -1,0 +1,70 @@
+"""What the probe inside pytest tells the process that runs it: one JSON line an event.
+
+Both ends import this file, so the line format has one definition. `file` is relative to the repository.
+"""
+
+import msgspec
+
+__all__ = ["CollectFailed", "Collected", "Ended", "Event", "Finished", "Reported", "Started", "decode", "encode"]
+
+
+class Collected(msgspec.Struct, frozen=True, tag=True):
+    """How many test runs a file will have."""
+
+    file: str
+    count: int
+
+
+class CollectFailed(msgspec.Struct, frozen=True, tag=True):
+    """A file that could not be collected."""
+
+    file: str
+    error: str
+    text: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A test begins."""
+
+    file: str
+    test: str
+
+
+class Reported(msgspec.Struct, frozen=True, tag=True):
+    """One phase (set-up, call or tear-down) of a test is over. `error` is the exception's bare class name."""
+
+    file: str
+    test: str
+    outcome: str
+    seconds: float
+    error: str
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """All phases of a test are over."""
+
+    file: str
+    test: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Pytest's session is over with this exit status."""
+
+    status: int
+
+
+Event = Collected | CollectFailed | Started | Reported | Finished | Ended
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """Return the event as a line."""
+    return _ENCODER.encode(event) + b"\n"
+
+
+def decode(line: bytes) -> Event:
+    """Read one line; raises `msgspec.MsgspecError` for anything else than an event."""
+    return _DECODER.decode(line)

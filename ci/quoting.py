@@ -1,0 +1,15 @@
+"""How text that a stranger wrote is shown: as a short code span of printable ASCII, which can mean nothing else."""
+
+import re
+
+__all__ = ["quoted"]
+
+SHOWN_MAX_CHARS = 80
+# Backquotes would end the code span; the others are harmless in one, and stay so that people recognize what they wrote.
+UNSAFE = re.compile(r"[^\x20-\x5f\x61-\x7e]")
+
+
+def quoted(text: str) -> str:
+    """Return the text as a Markdown code span; other characters become `?`, long texts are cut."""
+    shown = UNSAFE.sub("?", text[:SHOWN_MAX_CHARS]).strip()
+    return f"`{shown or '(empty)'}{'...' if len(text) > SHOWN_MAX_CHARS else ''}`"

@@ -1,0 +1,41 @@
+"""What a dispatched run is asked to do, as it travels through a workflow's input: JSON, strictly read on both ends."""
+
+from enum import StrEnum
+
+import msgspec
+
+from ci.errors import CiError
+
+__all__ = ["RerunRequest", "Tier"]
+
+REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are larger than 65,535 characters.
+
+
+class Tier(StrEnum):
+    """Where a script runs; `all` is every tier that the script names."""
+
+    SIM = "sim"
+    SERVER = "server"
+    ALL = "all"
+
+
+class RerunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tests to run, how often, in which tier."""
+
+    specs: tuple[str, ...]
+    repeat: int = 1
+    tier: Tier | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> "RerunRequest":
+        """Read a request; raises `CiError`. The specs are judged where they are resolved."""
+        if len(text) > REQUEST_SIZE_MAX_BYTES:
+            raise CiError(f"--request is longer than {REQUEST_SIZE_MAX_BYTES} characters; ask for fewer tests")
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as exc:
+            raise CiError(f"--request is no rerun request ({exc}); use the JSON that /rerun-test dispatches") from exc
+
+    def to_json(self) -> str:
+        """Return the request as one line of JSON."""
+        return msgspec.json.encode(self).decode("ascii")

@@ -1,0 +1,150 @@
+"""What a run found: results of tests and files, and the whole of them as counts, JSON and JUnit.
+
+One definition for the table, the stored files and the answer on a pull request; frozen, without behaviour of a run.
+"""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from xml.etree import ElementTree as ET  # Only written here, never parsed.
+
+import msgspec
+
+__all__ = ["FileResult", "FileStatus", "RunResult", "TestOutcome", "TestResult", "write_json", "write_junit"]
+
+XML_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class TestOutcome(StrEnum):
+    """How one run of one test ended."""
+
+    __test__ = False
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class FileStatus(StrEnum):
+    """How a file ended. EMPTY: pytest selected none of its tests."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    EMPTY = "empty"
+    NOT_RUN = "not run"
+
+
+class TestResult(msgspec.Struct, frozen=True):
+    """One run of one test; a repeated test has one of these for each round."""
+
+    __test__ = False
+
+    name: str
+    outcome: TestOutcome
+    seconds: float
+    error: str = ""
+    text: str = ""
+
+
+class FileResult(msgspec.Struct, frozen=True):
+    """One file. `note` says what the tests cannot: who was killed and why, with stacks; or what an earlier try met."""
+
+    path: str
+    status: FileStatus
+    seconds: float
+    tests: tuple[TestResult, ...] = ()
+    attempts: int = 1
+    note: str = ""
+
+    def count(self, outcome: TestOutcome) -> int:
+        """Return how many test runs ended so."""
+        return sum(test.outcome is outcome for test in self.tests)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file does not stand against a green run."""
+        return self.status in (FileStatus.PASSED, FileStatus.EMPTY)
+
+    @property
+    def failures(self) -> int:
+        """Failed runs; a file that was killed or died counts at least once."""
+        failed = self.count(TestOutcome.FAILED)
+        return failed if self.ok or self.status is FileStatus.NOT_RUN else max(1, failed)
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """All files of a run."""
+
+    files: tuple[FileResult, ...]
+
+    @property
+    def passed(self) -> int:
+        """Test runs that passed."""
+        return sum(file.count(TestOutcome.PASSED) for file in self.files)
+
+    @property
+    def failed(self) -> int:
+        """Test runs that failed, and files that ended without a verdict."""
+        return sum(file.failures for file in self.files)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file ran and none failed."""
+        return all(file.ok for file in self.files)
+
+    @property
+    def last_line(self) -> str:
+        """The line that stands alone at the end of a run."""
+        return f"{self.passed} passed, {self.failed} failed"
+
+
+def write_json(result: RunResult, path: Path) -> None:
+    """Write the result for programs; `msgspec.json.decode(..., type=RunResult)` reads it back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+
+
+def write_junit(result: RunResult, path: Path) -> None:
+    """Write JUnit XML: a suite for each file, a case for each test run, an error for a file without a verdict."""
+    root = ET.Element("testsuites", name="ci")
+    for file in result.files:
+        root.append(_suite_element(file))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ET.indent(root)
+    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _suite_element(file: FileResult) -> ET.Element:
+    without_verdict = file.status in (FileStatus.TIMEOUT, FileStatus.CRASHED, FileStatus.NOT_RUN)
+    suite = ET.Element(
+        "testsuite",
+        name=file.path,
+        tests=str(len(file.tests) + without_verdict),
+        failures=str(file.count(TestOutcome.FAILED)),
+        errors=str(int(without_verdict)),
+        skipped=str(file.count(TestOutcome.SKIPPED)),
+        time=f"{file.seconds:.3f}",
+    )
+    for test in file.tests:
+        suite.append(_case_element(file.path, test))
+    if without_verdict:
+        case = ET.SubElement(suite, "testcase", classname=file.path, name=str(file.status), time="0")
+        ET.SubElement(case, "error", message=_xml(file.note[:200])).text = _xml(file.note)
+    elif file.note:
+        ET.SubElement(suite, "system-out").text = _xml(file.note)
+    return suite
+
+
+def _case_element(path: str, test: TestResult) -> ET.Element:
+    case = ET.Element("testcase", classname=path, name=_xml(test.name), time=f"{test.seconds:.3f}")
+    if test.outcome is TestOutcome.SKIPPED:
+        ET.SubElement(case, "skipped")
+    elif test.outcome is TestOutcome.FAILED:
+        ET.SubElement(case, "failure", message=_xml(test.error), type=_xml(test.error)).text = _xml(test.text)
+    return case
+
+
+def _xml(text: str) -> str:
+    return XML_FORBIDDEN.sub("?", text)

@@ -1,0 +1,77 @@
+"""Which registered files one suite runs, with the seconds expected of each.
+
+Stands between the registry and a run; files of one engine configuration stand next to each other in the result.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ci.partition import partition
+from ci.registration import Registration
+from ci.registry import RegisteredFile, Registry
+from ci.suites import Hardware
+from ci.times import MeasuredTimes
+
+__all__ = ["SelectedFile", "Selector", "disabled_files", "expected_seconds", "part_of", "select"]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What to run. None means all; `nightly` adds the files that only the nightly run takes."""
+
+    hardware: Hardware
+    group: str | None = None
+    runner: str | None = None
+    nightly: bool = False
+
+    def takes(self, entry: Registration) -> bool:
+        """Whether a registration belongs here, whether or not it is disabled."""
+        return (
+            entry.hardware is self.hardware
+            and self.group in (None, entry.group)
+            and self.runner in (None, entry.runner)
+            and (self.nightly or not entry.nightly)
+        )
+
+
+@dataclass(frozen=True)
+class SelectedFile:
+    """One file of a run. `seconds` is the measured time, or the estimate when there is none."""
+
+    path: str
+    seconds: float
+    engine_key: str
+
+
+def select(registry: Registry, times: MeasuredTimes, selector: Selector) -> tuple[SelectedFile, ...]:
+    """Return the files to run, by engine configuration and then by path."""
+    chosen = [
+        SelectedFile(file.path, expected_seconds(file, entry, times), file.engine_key)
+        for file, entry in _matches(registry, selector)
+        if entry.disabled is None
+    ]
+    return tuple(sorted(chosen, key=lambda file: (file.engine_key, file.path)))
+
+
+def expected_seconds(file: RegisteredFile, entry: Registration, times: MeasuredTimes) -> float:
+    """Return the measured time of the file on the registration's hardware, or its estimate."""
+    measured = times.get(entry.hardware, file.path)
+    return entry.est_time_s if measured is None else measured
+
+
+def disabled_files(registry: Registry, selector: Selector) -> tuple[tuple[str, str], ...]:
+    """Return path and reason of each file that would run here if it were not disabled."""
+    return tuple((file.path, entry.disabled) for file, entry in _matches(registry, selector) if entry.disabled)
+
+
+def part_of(files: tuple[SelectedFile, ...], index: int, parts: int) -> tuple[SelectedFile, ...]:
+    """Return part `index` of `parts` (from 0), again with equal engine configurations side by side."""
+    chosen = partition(files, parts, seconds=lambda file: file.seconds, name=lambda file: file.path)[index]
+    return tuple(sorted(chosen, key=lambda file: (file.engine_key, file.path)))
+
+
+def _matches(registry: Registry, selector: Selector) -> Iterator[tuple[RegisteredFile, Registration]]:
+    for file in registry.files:
+        entry = next((entry for entry in file.registrations if selector.takes(entry)), None)
+        if entry is not None:
+            yield file, entry

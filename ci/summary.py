@@ -1,0 +1,82 @@
+"""The table at the end of a run in a terminal. Shows results; decides nothing."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ci.results import FileResult, FileStatus, RunResult, TestOutcome
+from ci.selection import SelectedFile
+
+__all__ = ["print_plan", "print_summary"]
+
+STYLES = {
+    FileStatus.PASSED: "green",
+    FileStatus.EMPTY: "yellow",
+    FileStatus.NOT_RUN: "yellow",
+    FileStatus.FAILED: "bold red",
+    FileStatus.TIMEOUT: "bold red",
+    FileStatus.CRASHED: "bold red",
+}
+MORE_ERRORS_MAX = 10
+
+
+def print_plan(console: Console, files: Sequence[SelectedFile], disabled: Sequence[tuple[str, str]]) -> None:
+    """Say what is about to run and what is not."""
+    total = sum(file.seconds for file in files)
+    console.print(f"{len(files)} files, about {total:.0f} s", highlight=False)
+    for path, reason in disabled:
+        console.print(Text(f"disabled: {path}: {reason}", style="yellow"))
+
+
+def print_summary(console: Console, result: RunResult, planned: Sequence[SelectedFile]) -> None:
+    """Print a row for each file, then what went wrong, then the count alone on the last line."""
+    expected = {file.path: file.seconds for file in planned}
+    table = Table(box=None, pad_edge=False)
+    for title in ("file", "status", "passed", "failed", "skipped", "seconds", "expected"):
+        table.add_column(title, justify="left" if title in ("file", "status") else "right", overflow="fold")
+    for file in result.files:
+        table.add_row(*_row(file, expected.get(file.path)))
+    console.print(table)
+    killed = any(file.status in (FileStatus.TIMEOUT, FileStatus.CRASHED) for file in result.files)
+    for file in result.files:
+        for line in [*_complaints(file), *(_tracebacks(file) if killed else [])]:
+            console.print(Text(line), soft_wrap=True)
+    console.print(result.last_line, highlight=False)
+
+
+def _row(file: FileResult, expected: float | None) -> list[Text]:
+    status = f"{file.status}" if file.attempts == 1 else f"{file.status} (try {file.attempts})"
+    return [
+        Text(file.path),
+        Text(status, style=STYLES[file.status]),
+        Text(str(file.count(TestOutcome.PASSED))),
+        Text(str(file.failures)),
+        Text(str(file.count(TestOutcome.SKIPPED))),
+        Text(f"{file.seconds:.2f}"),
+        Text("" if expected is None else f"{expected:.2f}"),
+    ]
+
+
+def _complaints(file: FileResult) -> list[str]:
+    """Return each failing test once with how often it failed, and the file's note."""
+    runs: dict[str, int] = {}
+    failed: dict[str, list[str]] = {}
+    for test in file.tests:
+        runs[test.name] = runs.get(test.name, 0) + 1
+        if test.outcome is TestOutcome.FAILED:
+            failed.setdefault(test.name, []).append(test.error or "error")
+    lines = [
+        f"{file.path}::{name}: failed {len(errors)} of {runs[name]} ({', '.join(sorted(set(errors)))})"
+        for name, errors in list(failed.items())[:MORE_ERRORS_MAX]
+    ]
+    if len(failed) > MORE_ERRORS_MAX:
+        lines.append(f"{file.path}: and {len(failed) - MORE_ERRORS_MAX} more")
+    return [*lines, f"{file.path}: {file.note}"] if file.note else lines
+
+
+def _tracebacks(file: FileResult) -> list[str]:
+    """Return the failures' own texts: a pytest that was killed or died did not come to print them."""
+    failed = [test for test in file.tests if test.outcome is TestOutcome.FAILED and test.text]
+    return [f"{file.path}::{test.name}:\n{test.text}" for test in failed[:MORE_ERRORS_MAX]]
