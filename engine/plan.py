@@ -27,6 +27,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
     alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
     ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
+    Frequency and presence penalties count the tokens from position ``prompt_tokens`` on.
     """
 
     seed: int
@@ -41,6 +42,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     suppressed_until: int = 0
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    prompt_tokens: int = 0
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,130 @@
+"""Paged attention for transformers models: writes K and V into the pool, attends over each row's pages.
+
+Registered once with transformers under a name; each attention module carries its layer's view of the pool, so that
+several stages can live in one process. Called once a layer and forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from engine.errors import StepFailedError
+from engine.model.batch import AttentionGroup, ForwardBatch
+from engine.model.kv_pool import KVPool
+
+__all__ = ["IMPLEMENTATION", "LayerAttention", "StageAttention", "register"]
+
+IMPLEMENTATION = "lockstep_paged"
+
+
+class StageAttention:
+    """What the layers of one stage share: the pool, and the batch that is being computed."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.batch: ForwardBatch | None = None
+        self.calls = 0
+
+
+class LayerAttention:
+    """The attention of one layer over its part of the pool; ``layer`` is the layer's place within the stage."""
+
+    def __init__(self, stage: StageAttention, layer: int) -> None:
+        self._stage = stage
+        self._keys = stage.pool.keys[layer]
+        self._values = stage.pool.values[layer]
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attend with query [1, heads, tokens, size], key and value [1, kv heads, tokens, size].
+
+        Returns [1, tokens, heads, size].
+        """
+        batch = self._stage.batch
+        assert batch is not None, "attention was called outside of a stage's forward"
+        self._stage.calls += 1
+        self._keys[batch.new_slots] = key[0].transpose(0, 1)
+        self._values[batch.new_slots] = value[0].transpose(0, 1)
+        outputs = [
+            self._attend(query[0, :, group.tokens], group, scale=scale, window=window, softcap=softcap)
+            for group in batch.groups
+        ]
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
+
+    def _attend(
+        self, query: torch.Tensor, group: AttentionGroup, *, scale: float, window: int | None, softcap: float | None
+    ) -> torch.Tensor:
+        """One group: query [heads, rows * queries, size] to [rows * queries, heads, size].
+
+        The one place that a fused variable-length kernel would replace.
+        """
+        heads, tokens, size = query.shape
+        keys = self._keys[group.slots].transpose(1, 2)  # [rows, kv heads, keys, size]
+        values = self._values[group.slots].transpose(1, 2)
+        kv_heads = keys.shape[1]
+        mask = group.mask(window)
+        mask = None if mask is None else mask[:, None]
+        if group.queries == 1:
+            # The heads that share a KV head stand where queries usually do, so that K and V need no repeating.
+            shared = query.transpose(0, 1).reshape(tokens, kv_heads, heads // kv_heads, size)
+            return _attention(shared, keys, values, mask, scale, softcap).reshape(tokens, heads, size)
+        shared = query.reshape(kv_heads, heads // kv_heads, tokens, size)
+        keys = keys[0][:, None].expand(-1, heads // kv_heads, -1, -1)
+        values = values[0][:, None].expand(-1, heads // kv_heads, -1, -1)
+        return _attention(shared, keys, values, mask, scale, softcap).reshape(heads, tokens, size).transpose(0, 1)
+
+
+def register() -> None:
+    """Make the implementation known to transformers; idempotent."""
+    AttentionInterface.register(IMPLEMENTATION, _paged_attention)
+
+
+def _paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The signature that transformers calls attention with. ``others`` serve other kernels and change no result."""
+    del attention_mask, others
+    if s_aux is not None:
+        raise StepFailedError("attention sinks are not supported by paged attention; serve a model without them")
+    layer: LayerAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return layer(query, key, value, scale=scale, window=sliding_window, softcap=softcap), None
+
+
+def _attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    if softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores.float(), dim=-1).to(query.dtype) @ values

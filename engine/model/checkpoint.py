@@ -1,0 +1,183 @@
+"""Checkpoint folders: from 'embedded', a path or a hub name to a folder, and from a folder to ``ModelFacts``.
+
+Reads configuration files only, never a weight, and imports transformers only when a folder is read. The first thing
+that happens to a model name, before any process is forked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.errors import CheckpointError
+from engine.limits import EMBEDDED_FACTS, ModelFacts
+from engine.model.embedded import embedded_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = [
+    "dtype_name",
+    "heads_of",
+    "read_facts",
+    "read_model_config",
+    "read_never_sampled_ids",
+    "require_tokenizer",
+    "resolve_folder",
+]
+
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def resolve_folder(config: EngineConfig) -> Path:
+    """The local folder of the configured model; a hub name is downloaded unless it is cached.
+
+    Raises CheckpointError when there is no such folder or hub model.
+    """
+    if config.model == EMBEDDED_MODEL:
+        return embedded_folder(config.seed)
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"model must be a folder, got the file {folder}; name the folder that holds config.json")
+    if _HUB_NAME.fullmatch(config.model) is None:
+        raise CheckpointError(
+            f"model must be {EMBEDDED_MODEL!r}, a folder or a hub name 'owner/name', got {config.model!r}, "
+            "which is no folder here; check the path"
+        )
+    return _download(config.model)
+
+
+def read_facts(config: EngineConfig) -> ModelFacts:
+    """What the scheduler and the front end need to know of the configured model; loads no weight.
+
+    Raises CheckpointError for a folder that cannot be served: nothing there, no config, no weights, no tokenizer, not a
+    decoder of the usual shape.
+    """
+    if config.model == EMBEDDED_MODEL and config.dtype in ("auto", "float32"):
+        return EMBEDDED_FACTS
+    folder = resolve_folder(config)
+    model = read_model_config(folder)
+    require_tokenizer(folder)
+    heads, head_dim = heads_of(model, folder)
+    return ModelFacts(
+        name=config.model,
+        vocab_size=model.vocab_size,
+        context_length=model.max_position_embeddings,
+        num_layers=model.num_hidden_layers,
+        kv_bytes_per_token=2 * model.num_hidden_layers * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)],
+        eos_token_ids=_eos_token_ids(folder, model),
+    )
+
+
+def read_model_config(folder: Path) -> PreTrainedConfig:
+    """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged."""
+    from transformers import AutoConfig  # seconds of import, for a folder only
+
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"a model folder must hold config.json, but {folder} does not; check the path")
+    _require_weights(folder)
+    try:
+        model: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
+    except (ValueError, KeyError, OSError, TypeError) as exc:
+        raise CheckpointError(f"{path} must be a configuration that transformers knows, but: {exc}") from exc
+    _require_decoder(model, path)
+    return model
+
+
+def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
+    """The ids that the checkpoint's generation config forbids (``suppress_tokens``)."""
+    ids = _read_json(folder / "generation_config.json").get("suppress_tokens") or []
+    return tuple(ids) if isinstance(ids, list) else ()
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raise CheckpointError when the folder holds no tokenizer."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"a model folder must hold a tokenizer ({', '.join(_TOKENIZER_FILES)}), but {folder} holds none; "
+            "copy the tokenizer's files there"
+        )
+
+
+def dtype_name(config: EngineConfig, model: PreTrainedConfig) -> str:
+    """The resolved dtype of weights and KV: the configured one, or the checkpoint's own for 'auto'."""
+    if config.dtype != "auto":
+        return config.dtype
+    own = str(model.dtype).removeprefix("torch.") if model.dtype is not None else "float32"
+    if own not in _BYTES_PER_VALUE:
+        raise CheckpointError(
+            f"dtype must be one of {sorted(_BYTES_PER_VALUE)}, the checkpoint says {own!r}; set dtype"
+        )
+    return own
+
+
+def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
+    """KV heads and head size. Raises CheckpointError when the configuration does not say them in the usual way."""
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    if getattr(model, "kv_lora_rank", None):
+        raise CheckpointError(
+            f"attention must keep plain keys and values, but {folder} uses latent ones (kv_lora_rank)"
+        )
+    return heads, head_dim
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as exc:  # the hub's client raises many unrelated types; all mean that there is no model
+        raise CheckpointError(
+            f"model {name!r} is no folder here and could not be fetched from the hub: {exc}; "
+            "check the name, the network, or give a folder"
+        ) from exc
+
+
+def _require_weights(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"a model folder must hold its weights as *.safetensors, but {folder} holds none; "
+            "convert the checkpoint with save_pretrained"
+        )
+
+
+def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if getattr(model, "is_encoder_decoder", False) or model.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise CheckpointError(f"the model must be decoder-only, but {path} says model_type={model.model_type!r}")
+    fields = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    missing = [field for field in fields if getattr(model, field, None) is None]
+    if missing:
+        raise CheckpointError(f"{path} (model_type={model.model_type!r}) must say {', '.join(missing)}, but does not")
+    unsupported = set(getattr(model, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    if unsupported:
+        raise CheckpointError(f"layers must be of types {sorted(_SUPPORTED_LAYERS)}, {path} has {sorted(unsupported)}")
+
+
+def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:
+    ids = _read_json(folder / "generation_config.json").get("eos_token_id", getattr(model, "eos_token_id", None))
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(str(ids)),)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise CheckpointError(f"{path} must be JSON, but: {exc}; fetch the file again") from exc
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,56 @@
+"""The KV pool of one stage: the pages of keys and values, and the page table of every row.
+
+Owns where the KV of a position lies; never decides which pages a request gets (the scheduler's plan does). Written by
+attention in every forward.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.errors import StepFailedError
+from engine.limits import Limits
+from engine.plan import Segment
+
+__all__ = ["KVPool", "Slots"]
+
+Slots = NDArray[np.int64]
+
+
+class KVPool:
+    """Keys and values of shape [layers of the stage, pages * page_size, kv heads, head size].
+
+    A slot is a page's place for one token: ``page * page_size + offset``.
+    """
+
+    def __init__(
+        self, limits: Limits, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page_size = limits.page_size
+        self.total_slots = limits.total_pages * limits.page_size
+        shape = (layers, self.total_slots, kv_heads, head_dim)
+        # Zeros and not empty memory: padding gathers slots that nobody wrote, and a NaN there would survive the mask.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
+        self._offsets = np.arange(self.page_size, dtype=np.int64)
+
+    def adopt(self, segment: Segment) -> None:
+        """Write the pages that a segment adds into its row's page table."""
+        if not segment.pages:
+            return
+        if max(segment.pages) * self.page_size >= self.total_slots or min(segment.pages) < 0:
+            raise StepFailedError(
+                f"pages of {segment.rid} must be in 0..{self.total_slots // self.page_size - 1}, got {segment.pages}"
+            )
+        self._tables[segment.row, segment.page_start : segment.page_start + len(segment.pages)] = segment.pages
+
+    def slots(self, row: int, start: int, stop: int) -> Slots:
+        """The slots of positions ``start .. stop - 1`` of a row."""
+        size = self.page_size
+        first = start // size
+        pages = self._tables[row, first : -(-stop // size)]
+        every = (pages[:, None] * size + self._offsets).ravel()
+        return every[start - first * size : stop - first * size]

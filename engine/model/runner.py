@@ -1,0 +1,175 @@
+"""The runner of one stage: takes a microbatch and hidden states, returns hidden states or, on the last stage, tokens.
+
+Owns the stage's model, KV pool, sampler and counters; never talks to another process. A failed forward fails its own
+microbatch only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import msgspec
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import IntegrityError, StepFailedError
+from engine.limits import Limits
+from engine.messages import Completion
+from engine.model.batch import ForwardBatch
+from engine.model.checkpoint import read_never_sampled_ids
+from engine.model.sampling import Sampler
+from engine.model.slot_record import SlotRecord
+from engine.model.stage_model import StageModel
+from engine.plan import Microbatch
+
+__all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
+
+_log = logging.getLogger(__name__)
+
+_NO_MICROBATCH = -1
+
+
+class RunnerCounters(msgspec.Struct, kw_only=True):
+    """What a stage has done since it started or was told to forget; the id is -1 before the first microbatch."""
+
+    last_microbatch_id: int = _NO_MICROBATCH
+    microbatches: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+def limit_threads(limits: Limits) -> None:
+    """Set how many threads torch uses in this process.
+
+    One with several stages: their OpenMP threads would spin against each other. With one stage a core is left for the
+    front end, because two threads on two cores ran ten times slower as soon as another process was busy.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(1 if limits.pp_size > 1 else max(1, cores - 1))
+
+
+class StageRunner:
+    """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
+
+    Raises CheckpointError when the model cannot be loaded.
+    """
+
+    def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
+        self.stage = stage
+        self.counters = RunnerCounters()
+        self._model = StageModel(config, limits, stage)
+        self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
+        self._sampler = Sampler(
+            never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
+        )
+        self._fail_next = False
+
+    @property
+    def is_first(self) -> bool:
+        """True if this stage embeds tokens."""
+        return self._model.is_first
+
+    @property
+    def is_last(self) -> bool:
+        """True if this stage samples."""
+        return self._model.is_last
+
+    @property
+    def hidden_size(self) -> int:
+        """The last dimension of hidden states."""
+        return self._model.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of hidden states."""
+        return self._model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where hidden states are computed."""
+        return self._model.device
+
+    @property
+    def slots_written(self) -> int:
+        """KV slots that hold a token of some plan."""
+        return self._record.slots_written
+
+    def slots_digest(self) -> str:
+        """A digest of which token of which position each KV slot holds."""
+        return self._record.digest()
+
+    def fail_next(self) -> None:
+        """Make the next forward raise, as a broken kernel would; for fault injection."""
+        self._fail_next = True
+
+    def forget(self) -> None:
+        """Reset counters, slot records and a planned failure, for the next script; only while the engine is idle."""
+        self.counters = RunnerCounters()
+        self._record.forget()
+        self._fail_next = False
+
+    def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:
+        """Compute one microbatch.
+
+        ``hidden`` [tokens, hidden size] comes from the stage before, None on the first. Returns the same for the next
+        stage, or the Completion: on the last stage the sampled tokens, on any stage an error if the forward failed.
+        IntegrityError is not caught: going on would serve wrong tokens.
+        """
+        try:
+            self._adopt(microbatch)
+            output = self._compute(microbatch, hidden)
+        except IntegrityError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever a kernel raises fails this microbatch and nothing else
+            _log.warning("stage %d failed in microbatch %d", self.stage, microbatch.id, exc_info=exc)
+            self.counters.failed += 1
+            output = Completion(
+                microbatch_id=microbatch.id,
+                error=f"stage {self.stage} failed in microbatch {microbatch.id}: {type(exc).__name__}: {exc}",
+            )
+        self._count(microbatch)
+        return output
+
+    def skip(self, microbatch: Microbatch) -> None:
+        """Take over a microbatch's pages and sampling specs without computing it: a stage before has failed it."""
+        self._adopt(microbatch)
+        self._count(microbatch)
+        self.counters.failed += 1
+
+    @torch.inference_mode()
+    def logits(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits [emitting segments, vocabulary] of a microbatch on the last stage, without sampling or counting.
+
+        For comparing with another implementation; unlike ``forward`` it raises what goes wrong.
+        """
+        assert self.is_last, f"stage {self.stage} has no head; ask the last stage"
+        self._adopt(microbatch)
+        return self._model.forward(self._batch(microbatch), hidden)
+
+    def _adopt(self, microbatch: Microbatch) -> None:
+        for segment in microbatch.segments:
+            self._model.pool.adopt(segment)
+            self._sampler.adopt(segment)
+
+    def _batch(self, microbatch: Microbatch) -> ForwardBatch:
+        batch = ForwardBatch(microbatch.segments, self._model.pool, self._model.device)
+        self._record.write(batch)
+        return batch
+
+    @torch.inference_mode()
+    def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
+        if self._fail_next:
+            self._fail_next = False
+            raise StepFailedError("a failure was injected into this forward")
+        batch = self._batch(microbatch)
+        output = self._model.forward(batch, hidden)
+        if not self.is_last:
+            return output
+        token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
+        return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
+
+    def _count(self, microbatch: Microbatch) -> None:
+        self.counters.last_microbatch_id = microbatch.id
+        self.counters.microbatches += 1
+        self.counters.tokens += microbatch.tokens

@@ -1,0 +1,166 @@
+"""Choosing tokens from logits on the last stage: greedy, temperature, top-k, top-p, min-p, penalties, logprobs.
+
+The random number of a token depends on (seed, position) alone, so batching, chunking and retraction never change a
+request's output. Owns each row's sampling spec; never keeps tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.messages import TokenLogprob
+from engine.plan import SamplingSpec, Segment
+
+__all__ = ["History", "Sampled", "Sampler", "uniform"]
+
+# The ids of all tokens of a segment's request so far, the last one computed included, by position.
+History = Callable[[Segment], NDArray[np.int32]]
+Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
+
+_MASK = 2**64 - 1
+_GREEDY = SamplingSpec(seed=0)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from ``(seed, position)`` alone, equal on every machine: the SplitMix64 finaliser, twice."""
+    return (_mix(_mix(seed) ^ position) >> 12) * 2.0**-52
+
+
+class Sampler:
+    """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample."""
+
+    def __init__(self, *, never: Sequence[int], vocab_size: int, device: torch.device) -> None:
+        self._specs: dict[int, SamplingSpec] = {}
+        self._never = torch.zeros(vocab_size, device=device)
+        self._never[list(never)] = float("-inf")
+        self._any_never = bool(never)
+
+    def adopt(self, segment: Segment) -> None:
+        """Remember the sampling spec of a row's new tenant."""
+        if segment.sampling is not None:
+            self._specs[segment.row] = segment.sampling
+
+    def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
+        """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
+
+        Logprobs are those of the model's own distribution, before temperature, penalties and filters.
+        """
+        if not segments:
+            return (), ()
+        raw = logits.float()
+        specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
+        scores = raw + self._never if self._any_never else raw.clone()
+        for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
+            _suppress(scores[row], spec, _position(segment))
+            if _has_penalty(spec):
+                _penalize(scores[row], spec, history(segment))
+        chosen = torch.argmax(scores, dim=-1)
+        _draw(chosen, scores, specs, segments)
+        ids = tuple(chosen.tolist())
+        return ids, _logprobs(raw, ids, specs)
+
+
+def _mix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def _position(segment: Segment) -> int:
+    """The absolute position of the token that a segment chooses."""
+    return segment.start + len(segment.token_ids)
+
+
+def _suppress(scores: torch.Tensor, spec: SamplingSpec, position: int) -> None:
+    if spec.suppressed_ids and position < spec.suppressed_until:
+        scores[list(spec.suppressed_ids)] = float("-inf")
+
+
+def _has_penalty(spec: SamplingSpec) -> bool:
+    return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
+
+
+def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
+    """Repetition counts prompt and output, frequency and presence the output only, as clients of such APIs expect."""
+    seen = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(scores.device)
+    values = scores[seen]
+    scores[seen] = torch.where(values > 0, values / spec.repetition_penalty, values * spec.repetition_penalty)
+    said, counts = np.unique(tokens[spec.prompt_tokens :], return_counts=True)
+    penalty = spec.presence_penalty + spec.frequency_penalty * torch.from_numpy(counts.astype(np.float32))
+    scores[torch.from_numpy(said.astype(np.int64)).to(scores.device)] -= penalty.to(scores.device)
+
+
+def _draw(chosen: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec], segments: Sequence[Segment]) -> None:
+    """Replace the greedy choice of the rows with a temperature. Only those with filters pay for sorting."""
+    random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
+    filtered = [row for row in random if _has_filter(specs[row])]
+    plain = [row for row in random if not _has_filter(specs[row])]
+    for rows, draw in ((plain, _draw_plain), (filtered, _draw_filtered)):
+        if rows:
+            numbers = [uniform(specs[row].seed, _position(segments[row])) for row in rows]
+            temperatures = _column([specs[row].temperature for row in rows], scores)
+            # Subtracting the maximum first keeps a tiny temperature from dividing to infinity.
+            scaled = (scores[rows] - scores[rows].amax(dim=-1, keepdim=True)) / temperatures
+            chosen[rows] = draw(torch.softmax(scaled, dim=-1), _column(numbers, scores, torch.float64), specs, rows)
+
+
+def _has_filter(spec: SamplingSpec) -> bool:
+    return spec.top_k > 0 or spec.top_p < 1.0 or spec.min_p > 0.0
+
+
+def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+
+
+def _draw_plain(
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
+) -> torch.Tensor:
+    del specs, rows
+    return _invert(probabilities, numbers)
+
+
+def _draw_filtered(
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
+) -> torch.Tensor:
+    """Top-k, then top-p of what is left, then min-p relative to the best."""
+    ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
+    vocab = ordered.shape[-1]
+    top_k = _column([specs[row].top_k if specs[row].top_k > 0 else vocab for row in rows], ordered)
+    ordered = ordered.masked_fill(torch.arange(vocab, device=ordered.device) >= top_k, 0.0)
+    ordered = ordered / ordered.sum(dim=-1, keepdim=True)
+    before = torch.cumsum(ordered.double(), dim=-1) - ordered
+    # top_p=1 keeps everything; rounding must not make the sum of all reach it early.
+    limits = _column([spec.top_p if (spec := specs[row]).top_p < 1.0 else float("inf") for row in rows], ordered)
+    min_p = _column([specs[row].min_p for row in rows], ordered)
+    dropped = (before >= limits) | (ordered < min_p * ordered[:, :1])
+    dropped[:, 0] = False
+    places = _invert(ordered.masked_fill(dropped, 0.0), numbers)
+    return ids.gather(-1, places[:, None])[:, 0]
+
+
+def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Where the running sum of ``weights`` [rows, n] passes the given share of its total; never at a zero weight."""
+    running = torch.cumsum(weights.double(), dim=-1)
+    return torch.searchsorted(running, numbers * running[:, -1:], right=True)[:, 0]
+
+
+def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]) -> tuple[TokenLogprob | None, ...]:
+    if not any(spec.return_logprob for spec in specs):
+        return ()
+    every = torch.log_softmax(raw, dim=-1)
+    return tuple(
+        _logprob(every[row], token, spec.top_logprobs_num) if spec.return_logprob else None
+        for row, (token, spec) in enumerate(zip(ids, specs, strict=True))
+    )
+
+
+def _logprob(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    if top <= 0:
+        return TokenLogprob(float(logprobs[token]))
+    best = torch.topk(logprobs, min(top, logprobs.shape[-1]))
+    return TokenLogprob(float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))

@@ -1,0 +1,104 @@
+"""What the plans wrote into each KV slot of a stage: token, position, and with the sanitizer a fingerprint.
+
+The record is beside the real KV cache and never read by attention. Penalties read a row's history from it, so that
+tokens of a cached prefix count too; the KV sanitizer checks it before every read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import IntegrityError
+from engine.model.batch import ForwardBatch
+from engine.model.kv_pool import KVPool, Slots
+from engine.plan import Segment
+
+__all__ = ["SlotRecord"]
+
+_NEVER_WRITTEN = -1
+_ROOT = 0x6A09E667F3BCC908
+_PRIME = 0x100000001B3
+_MASK = 2**64 - 1
+
+
+class SlotRecord:
+    """Tokens and positions by slot; with ``sanitize`` also a hash chain over the tokens that lead to each slot."""
+
+    def __init__(self, pool: KVPool, *, sanitize: bool) -> None:
+        self._pool = pool
+        self._sanitize = sanitize
+        self._tokens = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
+        self._positions = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
+        self._fingerprints = np.zeros(pool.total_slots if sanitize else 0, np.uint64)
+        self._tips: dict[int, tuple[int, int]] = {}
+
+    @property
+    def slots_written(self) -> int:
+        """Slots that hold a token."""
+        return int(np.count_nonzero(self._positions != _NEVER_WRITTEN))
+
+    def digest(self) -> str:
+        """A digest of which token of which position every slot holds; equal plans give equal digests on any machine."""
+        state = hashlib.blake2b(self._tokens.tobytes(), digest_size=16)
+        state.update(self._positions.tobytes())
+        return state.hexdigest()
+
+    def write(self, batch: ForwardBatch) -> None:
+        """Record what a forward is about to write. With the sanitizer, check first what it will read.
+
+        Raises IntegrityError when a row's slots do not hold that row's tokens.
+        """
+        if self._sanitize:
+            for segment in batch.segments:
+                self._chain(segment)
+        self._tokens[batch.slots_array] = batch.token_ids_array
+        self._positions[batch.slots_array] = batch.positions_array
+        if self._sanitize:
+            for segment in batch.segments:
+                self._check(segment)
+
+    def history(self, segment: Segment) -> NDArray[np.int32]:
+        """The ids of a segment's row by position, up to and including the segment's own tokens."""
+        return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
+
+    def forget(self) -> None:
+        """As if nothing had ever been written; only while no request owns memory."""
+        self._tokens.fill(_NEVER_WRITTEN)
+        self._positions.fill(_NEVER_WRITTEN)
+        self._tips.clear()
+
+    def _chain(self, segment: Segment) -> None:
+        slots = self._slots(segment)
+        link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else _ROOT
+        tip = self._tips.get(segment.row) if segment.sampling is None else None
+        if tip is not None and tip != (segment.start, link):
+            raise IntegrityError(
+                f"the KV of {segment.rid} (row {segment.row}) must go on from position {tip[0]} where it ended, but at "
+                f"position {segment.start} it follows other tokens: a page was overwritten by another owner"
+            )
+        for slot, token in zip(slots[segment.start :].tolist(), segment.token_ids, strict=True):
+            link = (link ^ (token + 1)) * _PRIME & _MASK
+            self._fingerprints[slot] = link
+        self._tips[segment.row] = (segment.start + len(segment.token_ids), link)
+
+    def _check(self, segment: Segment) -> None:
+        """Every position is where it should be, and every link follows from the one before: checked for all at once."""
+        slots = self._slots(segment)
+        positions, links = self._positions[slots], self._fingerprints[slots]
+        before = np.concatenate([np.array([_ROOT], np.uint64), links[:-1]])
+        expected = (before ^ (self._tokens[slots] + 1).astype(np.uint64)) * np.uint64(_PRIME)
+        wrong = np.flatnonzero((positions != np.arange(len(slots))) | (links != expected))
+        if wrong.size:
+            position = int(wrong[0])
+            slot = int(slots[position])
+            raise IntegrityError(
+                f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
+                f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
+                "of another sequence: a page was used after it was freed, or is owned twice"
+            )
+
+    def _slots(self, segment: Segment) -> Slots:
+        return self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))

@@ -1,0 +1,222 @@
+"""One pipeline stage's slice of a transformers model: built on the meta device, filled with its own weights only.
+
+The first stage owns the embedding, the last the final norm and the head. Owns no request and no page table. Built once
+when a stage starts, then called once a microbatch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, EngineError, StepFailedError
+from engine.limits import Limits
+from engine.model import attention
+from engine.model.batch import ForwardBatch
+from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder
+from engine.model.kv_pool import KVPool
+from engine.model.weights import WeightFiles
+from engine.plan import Segment
+
+__all__ = ["StageModel", "stage_layers"]
+
+_PROBE_TOKENS = 3
+
+
+def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
+    """The layers of one stage: contiguous, as even as can be, the earlier stages taking the odd ones."""
+    share, odd = divmod(num_layers, pp_size)
+    first = stage * share + min(stage, odd)
+    return range(first, first + share + (stage < odd))
+
+
+class StageModel:
+    """The layers of one stage with their weights and their KV pool.
+
+    Raises CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
+    """
+
+    def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
+        self.folder = resolve_folder(config)
+        model_config = read_model_config(self.folder)
+        self.is_first = stage == 0
+        self.is_last = stage == limits.pp_size - 1
+        self.device = _device(config.device)
+        self.dtype: torch.dtype = getattr(torch, dtype_name(config, model_config))
+        self.hidden_size = int(model_config.hidden_size)
+        self.layers = stage_layers(model_config.num_hidden_layers, limits.pp_size, stage)
+        kv_heads, head_dim = heads_of(model_config, self.folder)
+        self._model = _build(model_config, self.dtype, self.folder)
+        self._decoder: PreTrainedModel = self._model.base_model
+        self._load()
+        self._refuse_work_between_layers()
+        self.pool = KVPool(
+            limits, layers=len(self.layers), kv_heads=kv_heads, head_dim=head_dim, dtype=self.dtype, device=self.device
+        )
+        self._attention = attention.StageAttention(self.pool)
+        for index, layer in enumerate(self._decoder.layers):
+            _attach(layer, attention.LayerAttention(self._attention, index))
+        self._warm_up()
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Compute this stage's layers for one batch.
+
+        ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
+        last stage the logits [emitting tokens, vocabulary].
+        """
+        self._attention.batch = batch
+        self._attention.calls = 0
+        inputs = (
+            {"input_ids": batch.token_ids}
+            if self.is_first
+            else {"inputs_embeds": _require_hidden(hidden, batch, self.hidden_size)[None]}
+        )
+        try:
+            output = self._call(batch, inputs)
+        finally:
+            self._attention.batch = None
+        if self._attention.calls != len(self.layers):
+            raise StepFailedError(
+                f"each of {len(self.layers)} layers must attend through the pool, {self._attention.calls} did; "
+                "this architecture keeps state that is not paged"
+            )
+        return output
+
+    def _call(self, batch: ForwardBatch, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if not self.is_last:
+            output: torch.Tensor = self._decoder(
+                **inputs, position_ids=batch.positions, use_cache=False
+            ).last_hidden_state
+            return output[0]
+        logits: torch.Tensor = self._model(
+            **inputs, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.emitting
+        ).logits
+        return logits[0]
+
+    def _load(self) -> None:
+        """Cut the model down to this stage, then fill what is left."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        self._cut()
+        _rebuild_buffers(self._model, self.device)
+        loaded: dict[int, nn.Parameter] = {}
+        with WeightFiles(self.folder) as files:
+            for module in self._model.modules():
+                for key, meta in list(module.named_parameters(recurse=False)):
+                    if id(meta) not in loaded:
+                        weight = files.load(tuple(names[id(meta)]), meta.shape)
+                        weight = weight.to(device=self.device, dtype=meta.dtype)
+                        loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
+                    setattr(module, key, loaded[id(meta)])
+        self._model.eval()
+
+    def _cut(self) -> None:
+        decoder = self._decoder
+        types = getattr(decoder.config, "layer_types", None)
+        if types is not None:
+            decoder.config.layer_types = [types[index] for index in self.layers]
+        decoder.config.num_hidden_layers = len(self.layers)
+        decoder.layers = nn.ModuleList([decoder.layers[index] for index in self.layers])
+        if not self.is_first:
+            decoder.embed_tokens = None
+        if not self.is_last:
+            decoder.norm = nn.Identity()
+            self._model.set_output_embeddings(None)
+
+    @torch.inference_mode()
+    def _refuse_work_between_layers(self) -> None:
+        """Without its layers and its norm a decoder must hand hidden states on as they are, or stages would alter them.
+
+        Some architectures scale the embeddings or add positions there; those would do it once a stage.
+        """
+        if self.is_first:
+            return
+        layers, norm, count = self._decoder.layers, self._decoder.norm, self._decoder.config.num_hidden_layers
+        self._decoder.layers, self._decoder.norm = nn.ModuleList(), nn.Identity()
+        self._decoder.config.num_hidden_layers = 0
+        probe = torch.ones((1, _PROBE_TOKENS, self.hidden_size), dtype=self.dtype, device=self.device)
+        positions = torch.arange(_PROBE_TOKENS, device=self.device)[None]
+        output = self._decoder(inputs_embeds=probe, position_ids=positions, use_cache=False).last_hidden_state
+        self._decoder.layers, self._decoder.norm = layers, norm
+        self._decoder.config.num_hidden_layers = count
+        if not torch.equal(output, probe):
+            raise CheckpointError(
+                f"{type(self._decoder).__name__} changes hidden states outside of its layers, so it cannot be cut into "
+                "stages; use pp_size=1"
+            )
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """One token through all layers: what an architecture cannot do shows at start, not at the first request."""
+        segment = Segment("warm-up", row=0, start=0, token_ids=(0,), page_start=0, pages=(), emits=True)
+        batch = ForwardBatch([segment], self.pool, self.device)
+        hidden = None if self.is_first else torch.zeros((1, self.hidden_size), dtype=self.dtype, device=self.device)
+        try:
+            self.forward(batch, hidden)
+        except (EngineError, RuntimeError, TypeError, ValueError, AttributeError) as exc:
+            raise CheckpointError(f"{type(self._model).__name__} cannot run through paged attention: {exc}") from exc
+
+
+def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> PreTrainedModel:
+    """The whole model without memory: every tensor on the meta device."""
+    attention.register()
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                model_config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
+            )
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
+    parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
+    if parts or model.get_output_embeddings() is None:
+        raise CheckpointError(
+            f"a decoder must have embed_tokens, layers, norm and a head, {type(model).__name__} of {folder} has no "
+            f"{', '.join(parts) or 'head'}; serve another architecture"
+        )
+    return model
+
+
+def _rebuild_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser."""
+    for module in model.modules():
+        own = dict(module.named_buffers(recurse=False))
+        if not own:
+            continue
+        for name, buffer in own.items():
+            setattr(module, name, torch.empty_like(buffer, device=device))
+        # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
+        # weights are still on the meta device, where initialising costs and changes nothing.
+        model._init_weights(module)  # noqa: SLF001
+
+
+def _attach(layer: nn.Module, paged: attention.LayerAttention) -> None:
+    """Give a layer's attention its pool. Which submodule calls attention is the architecture's business: those with an
+    index of their layer can.
+    """
+    for module in chain([layer], layer.modules()):
+        if hasattr(module, "layer_idx"):
+            module.paged_attention = paged  # type: ignore[assignment]  # a plain attribute, no submodule
+
+
+def _require_hidden(hidden: torch.Tensor | None, batch: ForwardBatch, hidden_size: int) -> torch.Tensor:
+    expected = (batch.tokens, hidden_size)
+    if hidden is None or tuple(hidden.shape) != expected:
+        found = None if hidden is None else tuple(hidden.shape)
+        raise StepFailedError(f"hidden states from the stage before must have shape {expected}, got {found}")
+    return hidden
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")
+    return torch.device(name)

@@ -1,0 +1,75 @@
+"""The safetensors files of a checkpoint folder: which file holds which weight, and loading one by name and shape.
+
+Reads only the tensors that it is asked for, so that a stage never touches another stage's layers. Used once, at start.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError
+
+__all__ = ["WeightFiles"]
+
+_INDEX = "model.safetensors.index.json"
+
+
+class WeightFiles:
+    """The open weight files of one folder, sharded or not; a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        self._open_files = ExitStack()
+
+    def __enter__(self) -> Self:
+        for path in self._paths():
+            try:
+                file = self._open_files.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as exc:
+                raise CheckpointError(f"{path} must be a whole safetensors file, but: {exc}; fetch it again") from exc
+            self._files |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open_files.close()
+
+    def load(self, names: tuple[str, ...], shape: torch.Size) -> torch.Tensor:
+        """The weight under the first of ``names`` that is there; several names are one tied weight.
+
+        Raises CheckpointError, naming the weight, when it is missing or has another shape.
+        """
+        name = next((name for name in names if name in self._files), None)
+        if name is None:
+            raise CheckpointError(
+                f"the checkpoint must hold the weight {' or '.join(names)}, but {self._folder} does not; "
+                "fetch all of its files"
+            )
+        found = tuple(self._files[name].get_slice(name).get_shape())
+        if found != tuple(shape):
+            raise CheckpointError(
+                f"the weight {name} must have shape {tuple(shape)} by config.json, but {self._folder} holds {found}; "
+                "config and weights are of different models"
+            )
+        tensor = self._files[name].get_tensor(name)
+        assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
+        return tensor
+
+    def _paths(self) -> list[Path]:
+        index = self._folder / _INDEX
+        if not index.is_file():
+            return sorted(self._folder.glob("*.safetensors"))
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as exc:
+            raise CheckpointError(f"{index} must map each weight to its file, but: {exc!r}; fetch it again") from exc
+        return [self._folder / shard for shard in shards]

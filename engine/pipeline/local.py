@@ -1,0 +1,71 @@
+"""The pipeline of one stage: the model runs in the scheduler process, a direct call without a hop.
+
+``launch`` only queues; the computation happens when the completion is asked for, so the loop takes messages in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from engine.errors import EngineError
+from engine.messages import Completion, PipelineEvent
+from engine.model.runner import StageRunner
+from engine.pipeline.stage import view_of
+from engine.pipeline.wire import StageView
+from engine.plan import Microbatch
+
+__all__ = ["LocalPipeline"]
+
+
+class LocalPipeline:
+    """Runs ``runner``, which must be first and last stage in one."""
+
+    def __init__(self, runner: StageRunner) -> None:
+        if not (runner.is_first and runner.is_last):
+            raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
+        self._runner = runner
+        self._launched: deque[Microbatch] = deque()
+        self._describes = 0
+
+    def launch(self, microbatch: Microbatch) -> None:
+        """Queue a microbatch."""
+        self._launched.append(microbatch)
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        """Compute the oldest launched microbatch; None at once when there is none: nobody else could launch one."""
+        del timeout_s
+        if not self._launched:
+            return None
+        output = self._runner.forward(self._launched.popleft())
+        assert isinstance(output, Completion), "the only stage returned hidden states"
+        return output
+
+    @property
+    def ready(self) -> bool:
+        """True when a launched microbatch waits to be computed."""
+        return bool(self._launched)
+
+    def wake_sources(self) -> Sequence[Any]:
+        """None: the work is in this process, see ``ready``."""
+        return ()
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the next forward raise; ``stage`` must be 0."""
+        if stage != 0:
+            raise EngineError(f"stage must be 0, a local pipeline has no other, got {stage}")
+        self._runner.fail_next()
+
+    def forget(self) -> None:
+        """Reset the stage's counters and slot records; only while the engine is idle."""
+        self._runner.forget()
+
+    def describe(self) -> tuple[StageView, ...]:
+        """The one stage's view of what it has computed so far."""
+        self._describes += 1
+        return (view_of(self._runner, self._describes),)
+
+    def close(self) -> None:
+        """Drop what was launched and not computed; idempotent."""
+        self._launched.clear()

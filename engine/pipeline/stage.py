@@ -1,0 +1,187 @@
+"""The main loop of a stage process: take a plan, wait for hidden states, compute, hand on.
+
+Owns the stage's sockets and its runner; never reorders and never decides. The last stage's completions go straight back
+to the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import assert_never
+
+import torch
+import zmq
+
+from engine.config import EngineConfig
+from engine.limits import Limits
+from engine.messages import Completion, encode
+from engine.model.runner import StageRunner, limit_threads
+from engine.pipeline.transport import (
+    DistributedTransport,
+    HiddenTransport,
+    TransportKind,
+    ZmqTransport,
+    connection,
+    disconnected,
+    watch_disconnects,
+)
+from engine.pipeline.wire import (
+    Describe,
+    FailNextStep,
+    Forget,
+    HiddenFailed,
+    Launch,
+    Shutdown,
+    StageMessage,
+    StageReport,
+    StageView,
+    decode_stage_message,
+    plan_address,
+    results_address,
+)
+from engine.plan import Microbatch
+
+__all__ = ["StageLoop", "run_stage", "view_of"]
+
+
+def run_stage(
+    config: EngineConfig,
+    limits: Limits,
+    stage: int,
+    private_dir: Path,
+    ready: Callable[[], None],
+    *,
+    transport: TransportKind = TransportKind.ZMQ,
+) -> None:
+    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler is gone.
+
+    With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
+    CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
+    middle of a microbatch.
+    """
+    limit_threads(limits)
+    runner = StageRunner(config, limits, stage)
+    with ExitStack() as owner:
+        context: zmq.Context[zmq.Socket[bytes]] = owner.enter_context(zmq.Context())
+        plans = connection(context, zmq.PULL, owner)
+        scheduler = watch_disconnects(plans, owner)
+        results = connection(context, zmq.PUSH, owner)
+        neighbours = _open_transport(transport, context, private_dir, runner, limits, scheduler)
+        owner.callback(neighbours.close)
+        results.connect(results_address(private_dir))
+        plans.bind(plan_address(private_dir, stage))
+        ready()
+        StageLoop(runner, neighbours, plans, scheduler, results).run()
+
+
+class StageLoop:
+    """The loop over one stage's messages. ``scheduler`` is the monitor that tells when the scheduler is gone."""
+
+    def __init__(
+        self,
+        runner: StageRunner,
+        neighbours: HiddenTransport,
+        plans: zmq.Socket[bytes],
+        scheduler: zmq.Socket[bytes],
+        results: zmq.Socket[bytes],
+    ) -> None:
+        self._runner = runner
+        self._neighbours = neighbours
+        self._plans = plans
+        self._scheduler = scheduler
+        self._results = results
+        self._poller = zmq.Poller()
+        self._poller.register(plans, zmq.POLLIN)
+        self._poller.register(scheduler, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Handle messages in order until Shutdown, or until the scheduler is gone and nothing of it is left to read."""
+        while (message := self._next_message()) is not None:
+            if not self._handle(message):
+                return
+
+    def _next_message(self) -> StageMessage | None:
+        while True:
+            readable = dict(self._poller.poll())
+            if self._plans in readable:
+                return decode_stage_message(self._plans.recv())
+            if self._scheduler in readable and disconnected(self._scheduler):
+                return None
+
+    def _handle(self, message: StageMessage) -> bool:
+        """Act on one message; False ends the loop."""
+        match message:
+            case Launch():
+                self._step(message.microbatch)
+            case Describe():
+                self._report(view_of(self._runner, message.seq))
+            case FailNextStep():
+                self._runner.fail_next()
+            case Forget():
+                self._runner.forget()
+            case Shutdown():
+                return False
+            case _:
+                assert_never(message)
+        return True
+
+    def _step(self, microbatch: Microbatch) -> None:
+        hidden = None if self._runner.is_first else self._neighbours.receive(microbatch)
+        if isinstance(hidden, HiddenFailed):
+            self._runner.skip(microbatch)
+            self._hand_on(microbatch, Completion(microbatch_id=microbatch.id, error=hidden.error))
+        else:
+            self._hand_on(microbatch, self._runner.forward(microbatch, hidden))
+
+    def _hand_on(self, microbatch: Microbatch, output: torch.Tensor | Completion) -> None:
+        """To the next stage, or from the last one to the scheduler. A failure takes the same way as a result, so that
+        completions arrive in launch order.
+        """
+        if not isinstance(output, Completion):
+            self._neighbours.send(microbatch, output)
+        elif self._runner.is_last:
+            self._report(output)
+        else:
+            assert output.error is not None, f"stage {self._runner.stage} completed microbatch {microbatch.id}"
+            self._neighbours.send(microbatch, HiddenFailed(microbatch.id, output.error))
+
+    def _report(self, report: StageReport) -> None:
+        self._results.send(encode(report))
+
+
+def view_of(runner: StageRunner, seq: int) -> StageView:
+    """A runner's view of what it has done so far."""
+    return StageView(
+        seq=seq,
+        stage=runner.stage,
+        last_microbatch_id=runner.counters.last_microbatch_id,
+        microbatches=runner.counters.microbatches,
+        failed=runner.counters.failed,
+        tokens=runner.counters.tokens,
+        slots_written=runner.slots_written,
+        slots_digest=runner.slots_digest(),
+    )
+
+
+def _open_transport(
+    kind: TransportKind,
+    context: zmq.Context[zmq.Socket[bytes]],
+    private_dir: Path,
+    runner: StageRunner,
+    limits: Limits,
+    scheduler: zmq.Socket[bytes],
+) -> HiddenTransport:
+    if kind == TransportKind.DISTRIBUTED:
+        return DistributedTransport(
+            stage=runner.stage, hidden_size=runner.hidden_size, dtype=runner.dtype, device=runner.device
+        )
+    return ZmqTransport(
+        context,
+        private_dir,
+        stage=runner.stage,
+        pp_size=limits.pp_size,
+        device=runner.device,
+        lifelines=(scheduler,),
+    )

@@ -1,0 +1,146 @@
+"""The staged pipeline: one process a stage, each gets every plan straight from the scheduler.
+
+Lives in the scheduler process and imports no torch. Completions come back from the last stage in launch order; views of
+the stages come on the same channel and are kept apart.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import zmq
+
+from engine.errors import EngineError
+from engine.messages import Completion, PipelineEvent, encode
+from engine.pipeline.wire import (
+    Describe,
+    FailNextStep,
+    Forget,
+    Launch,
+    Shutdown,
+    StageMessage,
+    StageView,
+    decode_stage_report,
+    plan_address,
+    results_address,
+)
+from engine.plan import Microbatch
+
+__all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
+
+DESCRIBE_TIMEOUT_S = 10.0
+RECONNECT_INTERVAL_MS = 5
+SHUTDOWN_LINGER_MS = 200
+# At most ``depth`` microbatches are in flight, which bounds these queues; a mark of zmq's own would block the scheduler
+# on a stopped stage.
+UNBOUNDED = 0
+
+_MS_PER_S = 1000.0
+
+
+class StagedPipeline:
+    """Talks to ``pp_size`` stage processes over ipc sockets in ``private_dir``; they may start before or after it.
+
+    A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate.
+    """
+
+    def __init__(self, private_dir: Path, pp_size: int) -> None:
+        self._pp_size = pp_size
+        self._open = ExitStack()
+        context: zmq.Context[zmq.Socket[bytes]] = self._open.enter_context(zmq.Context())
+        self._results = self._connection(context, zmq.PULL)
+        self._results.bind(results_address(private_dir))
+        self._plans = [self._connection(context, zmq.PUSH) for _ in range(pp_size)]
+        for stage, socket in enumerate(self._plans):
+            socket.connect(plan_address(private_dir, stage))
+        self._completions: deque[Completion] = deque()
+        self._views: dict[int, StageView] = {}
+        self._describes = 0
+        self._closed = False
+
+    def launch(self, microbatch: Microbatch) -> None:
+        """Send the plan to every stage."""
+        self._broadcast(Launch(microbatch))
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        """The next completion in launch order, or None when ``timeout_s`` seconds are up (None: wait for ever)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._completions:
+            if not self._receive(deadline):
+                return None
+        return self._completions.popleft()
+
+    @property
+    def ready(self) -> bool:
+        """True when a completion was read while waiting for something else."""
+        return bool(self._completions)
+
+    def wake_sources(self) -> Sequence[zmq.Socket[bytes]]:
+        """The socket that completions come by."""
+        return (self._results,)
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the next forward of one stage raise."""
+        self._send(stage, FailNextStep())
+
+    def forget(self) -> None:
+        """Reset counters and slot records of every stage; only while the engine is idle."""
+        self._broadcast(Forget())
+
+    def describe(self, *, timeout_s: float = DESCRIBE_TIMEOUT_S) -> tuple[StageView, ...]:
+        """Every stage's own view, after all that was launched so far. Completions stay for ``next_completion``.
+
+        Raises EngineError, naming the stages, when some do not answer in time.
+        """
+        self._describes += 1
+        self._views.clear()
+        self._broadcast(Describe(self._describes))
+        deadline = time.monotonic() + timeout_s
+        while len(self._views) < self._pp_size:
+            if not self._receive(deadline):
+                silent = sorted(set(range(self._pp_size)) - set(self._views))
+                raise EngineError(f"stages must describe themselves within {timeout_s} s, stages {silent} did not")
+        return tuple(self._views[stage] for stage in range(self._pp_size))
+
+    def close(self) -> None:
+        """Tell every stage to end and release the sockets; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._broadcast(Shutdown())
+        self._open.close()
+
+    def _connection(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        socket = context.socket(kind)
+        self._open.callback(socket.close, SHUTDOWN_LINGER_MS)
+        socket.set_hwm(UNBOUNDED)
+        # A stage may bind later than we connect; the default of 100 ms between attempts would dominate a start.
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
+        return socket
+
+    def _broadcast(self, message: StageMessage) -> None:
+        data = encode(message)
+        for socket in self._plans:
+            socket.send(data, zmq.DONTWAIT)
+
+    def _send(self, stage: int, message: StageMessage) -> None:
+        if not 0 <= stage < self._pp_size:
+            raise EngineError(f"stage must be in 0..{self._pp_size - 1}, got {stage}")
+        self._plans[stage].send(encode(message), zmq.DONTWAIT)
+
+    def _receive(self, deadline: float | None) -> bool:
+        """Wait for one report and sort it; False when the deadline has passed."""
+        wait_ms = None if deadline is None else math.ceil(max(0.0, deadline - time.monotonic()) * _MS_PER_S)
+        if not self._results.poll(wait_ms):
+            return False
+        report = decode_stage_report(self._results.recv())
+        if isinstance(report, Completion):
+            self._completions.append(report)
+        elif report.seq == self._describes:
+            self._views[report.stage] = report
+        return True

@@ -1,0 +1,150 @@
+"""What travels between the scheduler process and its stages, and from stage to stage, besides tensors.
+
+Every struct is frozen, typed and decoded by type; nothing is ever pickled. Plans and control messages share one ordered
+channel a stage, so that a control message takes effect between two known microbatches.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from engine.messages import Completion
+from engine.plan import Microbatch
+
+__all__ = [
+    "Describe",
+    "FailNextStep",
+    "Forget",
+    "HiddenDtype",
+    "HiddenFailed",
+    "HiddenHeader",
+    "HiddenStates",
+    "Launch",
+    "Shutdown",
+    "StageMessage",
+    "StageReport",
+    "StageView",
+    "decode_hidden_header",
+    "decode_stage_message",
+    "decode_stage_report",
+    "hidden_address",
+    "plan_address",
+    "results_address",
+]
+
+# ---- from the scheduler to a stage ----
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Compute this microbatch."""
+
+    microbatch: Microbatch
+
+
+class FailNextStep(msgspec.Struct, frozen=True, tag=True):
+    """Make the stage's next forward raise."""
+
+
+class Describe(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a ``StageView`` that carries the same ``seq``."""
+
+    seq: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Reset the stage's counters and slot records; sent only while the engine is idle."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the stage's loop."""
+
+
+StageMessage = Launch | FailNextStep | Describe | Forget | Shutdown
+
+# ---- from a stage to the scheduler ----
+
+
+class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A stage's own view of what it has done, at a known place between two microbatches.
+
+    ``last_microbatch_id`` is -1 before the first. ``slots_digest`` covers which token of which position every KV slot
+    holds, so it is equal on all stages that have done the same microbatches.
+    """
+
+    seq: int
+    stage: int
+    last_microbatch_id: int
+    microbatches: int
+    failed: int
+    tokens: int
+    slots_written: int
+    slots_digest: str
+
+
+StageReport = Completion | StageView
+
+# ---- from a stage to the next one, before the bytes of a tensor ----
+
+
+class HiddenDtype(StrEnum):
+    """The element types that hidden states have."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class HiddenStates(msgspec.Struct, frozen=True, tag=True):
+    """The bytes that follow are hidden states [tokens, hidden size] of one microbatch, row by row."""
+
+    microbatch_id: int
+    dtype: HiddenDtype
+    tokens: int
+    hidden_size: int
+
+
+class HiddenFailed(msgspec.Struct, frozen=True, tag=True):
+    """A stage before failed this microbatch; no tensor follows."""
+
+    microbatch_id: int
+    error: str
+
+
+HiddenHeader = HiddenStates | HiddenFailed
+
+_stage_message_decoder: msgspec.msgpack.Decoder[StageMessage] = msgspec.msgpack.Decoder(StageMessage)
+_stage_report_decoder: msgspec.msgpack.Decoder[StageReport] = msgspec.msgpack.Decoder(StageReport)
+_hidden_header_decoder: msgspec.msgpack.Decoder[HiddenHeader] = msgspec.msgpack.Decoder(HiddenHeader)
+
+
+def decode_stage_message(data: bytes) -> StageMessage:
+    """Decode one plan or control message. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _stage_message_decoder.decode(data)
+
+
+def decode_stage_report(data: bytes) -> StageReport:
+    """Decode one completion or view. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _stage_report_decoder.decode(data)
+
+
+def decode_hidden_header(data: bytes) -> HiddenHeader:
+    """Decode what stands before hidden states. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _hidden_header_decoder.decode(data)
+
+
+def plan_address(private_dir: Path, stage: int) -> str:
+    """Where a stage listens for plans and control messages."""
+    return f"ipc://{private_dir}/plan-{stage}"
+
+
+def hidden_address(private_dir: Path, stage: int) -> str:
+    """Where a stage listens for hidden states of the stage before."""
+    return f"ipc://{private_dir}/hidden-{stage}"
+
+
+def results_address(private_dir: Path) -> str:
+    """Where the scheduler listens for completions and views."""
+    return f"ipc://{private_dir}/results"
