@@ -1,0 +1,24 @@
+"""The pure core: events in, at most one microbatch and replies out; and the gate through which it is driven.
+
+Imports no torch, sockets, threads or clock, here or below.
+"""
+
+from engine.scheduler.books import Books, Launched
+from engine.scheduler.gate import Gate, Outbox, Step, StepRecord, StepResult
+from engine.scheduler.loop import run_loop
+from engine.scheduler.request import Place, Request
+from engine.scheduler.scheduler import Scheduler
+
+__all__ = [
+    "Books",
+    "Gate",
+    "Launched",
+    "Outbox",
+    "Place",
+    "Request",
+    "Scheduler",
+    "Step",
+    "StepRecord",
+    "StepResult",
+    "run_loop",
+]

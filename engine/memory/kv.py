@@ -1,0 +1,170 @@
+"""The memory of requests: page pool, rows and prefix tree together, and the one place where a request's memory is freed.
+
+It decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes what is
+confirmed, and releases the lease once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.errors import IntegrityError
+from engine.memory.pages import PagePool, PageState
+from engine.memory.radix import Node, RadixTree
+from engine.memory.rows import RowPool
+
+__all__ = ["KVMemory", "Lease"]
+
+
+class Lease:
+    """What one request owns: a row, pages, and a lock on the node of its cached prefix.
+
+    ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
+    path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
+    page tables do not know yet.
+    """
+
+    __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent")
+
+    def __init__(self, *, rid: str, row: int, pages: list[int], node: Node) -> None:
+        self.rid = rid
+        self.row = row
+        self.pages = pages
+        self.cached_pages = len(pages)
+        self.node = node
+        self.unsent = 0
+        self.released = False
+
+    @property
+    def held_pages(self) -> list[int]:
+        """The pages that only this lease owns."""
+        return self.pages[self.cached_pages :]
+
+    def __repr__(self) -> str:
+        return f"Lease({self.rid!r}, row={self.row}, pages={self.pages}, cached_pages={self.cached_pages})"
+
+
+class KVMemory:
+    """``pages``, ``rows`` and ``tree`` of one engine."""
+
+    def __init__(self, *, total_pages: int, page_size: int, rows: int, radix_cache: bool) -> None:
+        self.pages = PagePool(total_pages, page_size)
+        self.rows = RowPool(rows)
+        self.tree = RadixTree(self.pages)
+        self._page_size = page_size
+        self._radix_cache = radix_cache
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or could be, by evicting what nobody protects."""
+        return self.pages.free + self.tree.evictable_pages
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self._page_size)
+
+    def cached_tokens(self, ids: Sequence[int]) -> int:
+        """Tokens of a prompt that the tree could serve now. Changes nothing."""
+        return self.tree.match_length(ids[:-1]) if self._radix_cache else 0
+
+    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
+        """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
+
+        None, and nothing taken, when it does not fit. The last token never comes from the cache: without a forward pass
+        there is no next token, so a fully cached prompt still computes one.
+        """
+        if not self.rows.free:
+            return None
+        node, pages = self.tree.match(ids[:-1]) if self._radix_cache else (self.tree.root, [])
+        # Locked before the count, because what the request itself protects cannot be evicted for it.
+        self.tree.lock(node)
+        if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
+            self.tree.unlock(node)
+            return None
+        return Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node)
+
+    def extend(self, lease: Lease, tokens: int) -> bool:
+        """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must. False, and nothing taken, if it can't."""
+        need = -(-tokens // self._page_size) - len(lease.pages)
+        if need <= 0:
+            return True
+        short = need - self.pages.free
+        if short > 0 and (short > self.tree.evictable_pages or self.tree.evict(short) < short):
+            return False
+        lease.pages += self.pages.allocate(need)
+        return True
+
+    def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
+        """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
+
+        Only while no microbatch with the request is in flight: a page whose tokens the tree has already is swapped for the
+        tree's own, and no stage may be reading the old one.
+        """
+        if not self._radix_cache:
+            return
+        start, size, before = lease.cached_pages, self._page_size, lease.node
+        end = max(start, len(ids) // size)
+        node, pages = self.tree.publish(before, ids[start * size : end * size], lease.pages[start:end], counts=counts)
+        for index, page in enumerate(pages, start):
+            if lease.pages[index] != page:
+                lease.pages[index] = page
+                lease.unsent = min(lease.unsent, index)
+        if node is not before:
+            self.tree.lock(node)
+            self.tree.unlock(before)
+        lease.node, lease.cached_pages = node, end
+
+    def release(self, lease: Lease) -> None:
+        """Give back everything that a lease owns, once. The only place that frees a request's memory."""
+        if lease.released:
+            raise IntegrityError(f"the memory of {lease.rid} is released twice")
+        self.tree.unlock(lease.node)
+        self.pages.release(lease.held_pages)
+        self.rows.release(lease.row)
+        lease.released = True
+
+    def reset(self) -> None:
+        """Drop the tree and forget every owner. Whoever calls has asked the one idle predicate."""
+        self.tree.reset()
+        self.pages.reset()
+        self.rows.reset()
+
+    def check_integrity(self, leases: Iterable[Lease]) -> None:
+        """Every page, row and lock is accounted for by exactly one of ``leases``, which are all that are alive."""
+        held: list[int] = []
+        locks: dict[int, int] = {}
+        rows = 0
+        for lease in leases:
+            self._check_lease(lease, locks)
+            held += lease.held_pages
+            rows += 1
+        self.pages.check_integrity()
+        self.rows.check_integrity()
+        self.tree.check_integrity()
+        if len(held) != self.pages.held or len(set(held)) != len(held):
+            raise IntegrityError(f"leases hold pages {sorted(held)}, but {self.pages.held} pages are booked as held")
+        if rows != self.rows.total - self.rows.free:
+            raise IntegrityError(f"{rows} leases own rows, but {self.rows.total - self.rows.free} rows are taken")
+        for node in self.tree.nodes():
+            if node.lock_ref != locks.get(node.id, 0):
+                raise IntegrityError(
+                    f"node {node.id} has lock_ref {node.lock_ref}, but {locks.get(node.id, 0)} leases protect it"
+                )
+
+    def _check_lease(self, lease: Lease, locks: dict[int, int]) -> None:
+        """Add the lease's locks to ``locks``; its cached pages must be exactly those of its node's path."""
+        node, above = lease.node, lease.cached_pages
+        self.tree.check_own(node)
+        while node.parent is not None:
+            locks[node.id] = locks.get(node.id, 0) + 1
+            if lease.pages[above - len(node.pages) : above] != node.pages:
+                raise IntegrityError(f"{lease} does not use the pages of its prefix: node {node.id} has {node.pages}")
+            above -= len(node.pages)
+            node = node.parent
+        if above:
+            raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
+        for page in lease.held_pages:
+            if self.pages.state(page) != PageState.HELD:
+                raise IntegrityError(f"{lease} holds page {page}, which is {self.pages.state(page).name}")
+        if lease.released or not self.rows.is_taken(lease.row):
+            raise IntegrityError(f"{lease} owns row {lease.row}, which is free")

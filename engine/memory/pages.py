@@ -1,0 +1,106 @@
+"""The page pool: which pages of KV are free, held by a request, or cached in the prefix tree.
+
+One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A request
+takes pages when its tokens are planned and gives them back once, at its end or at retraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from engine.errors import IntegrityError
+
+__all__ = ["PagePool", "PageState"]
+
+
+class PageState(IntEnum):
+    """Who owns a page: nobody, one live request, or the prefix tree."""
+
+    FREE = 0
+    HELD = 1
+    CACHED = 2
+
+
+_FREE = int(PageState.FREE)
+_HELD = int(PageState.HELD)
+_CACHED = int(PageState.CACHED)
+
+
+class PagePool:
+    """``total`` pages of ``page_size`` tokens. The lowest free page is handed out first."""
+
+    def __init__(self, total: int, page_size: int) -> None:
+        if total < 1 or page_size < 1:
+            raise ValueError(f"a page pool needs total >= 1 and page_size >= 1, got total={total}, page_size={page_size}")
+        self.total = total
+        self.page_size = page_size
+        self._states = bytearray(total)
+        self._lowest = 0
+        self.free = total
+        self.held = 0
+        self.cached = 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
+        if count > self.free:
+            raise IntegrityError(f"allocate({count}) with {self.free} pages free of {self.total}: nobody asked first")
+        states, cursor, pages = self._states, self._lowest, []
+        for _ in range(count):
+            cursor = states.find(_FREE, cursor)
+            states[cursor] = _HELD
+            pages.append(cursor)
+        if pages:
+            self._lowest = cursor + 1
+        self.free -= count
+        self.held += count
+        return pages
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back pages that a request held."""
+        self._move(pages, _HELD, _FREE)
+        self.held -= len(pages)
+        self.free += len(pages)
+
+    def cache(self, pages: Sequence[int]) -> None:
+        """Hand pages that a request held over to the prefix tree."""
+        self._move(pages, _HELD, _CACHED)
+        self.held -= len(pages)
+        self.cached += len(pages)
+
+    def evict(self, pages: Sequence[int]) -> None:
+        """Free pages of the prefix tree."""
+        self._move(pages, _CACHED, _FREE)
+        self.cached -= len(pages)
+        self.free += len(pages)
+
+    def state(self, page: int) -> PageState:
+        """Who owns this page."""
+        return PageState(self._states[page])
+
+    def reset(self) -> None:
+        """Forget every owner. Only for an engine that is quiescent: whoever still holds a page is not asked."""
+        self._states = bytearray(self.total)
+        self._lowest = 0
+        self.free, self.held, self.cached = self.total, 0, 0
+
+    def check_integrity(self) -> None:
+        """Free + held + cached = total, by counting the pages. Raises IntegrityError with both sides."""
+        counted = tuple(self._states.count(state) for state in (_FREE, _HELD, _CACHED))
+        booked = (self.free, self.held, self.cached)
+        if counted != booked or sum(counted) != self.total:
+            raise IntegrityError(
+                f"page counts (free, held, cached) are booked as {booked}, but the pages say {counted} of {self.total}"
+            )
+
+    def _move(self, pages: Sequence[int], source: int, target: int) -> None:
+        states = self._states
+        for page in pages:
+            if states[page] != source:
+                raise IntegrityError(
+                    f"page {page} is {PageState(states[page]).name}, not {PageState(source).name}: "
+                    f"it cannot become {PageState(target).name}"
+                )
+            states[page] = target
+        if target == _FREE and pages:
+            self._lowest = min(self._lowest, *pages)

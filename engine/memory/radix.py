@@ -1,0 +1,288 @@
+"""The prefix tree: a radix tree over full pages of tokens, with lock refs, hit counts and LRU eviction.
+
+It owns the pages that it caches. It never frees a locked node. A request locks the node of its matched prefix at admission,
+publishes confirmed pages, and unlocks when its memory is released.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from engine.errors import IntegrityError
+from engine.memory.pages import PagePool, PageState
+
+__all__ = ["Node", "RadixTree"]
+
+# The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes).
+_STALE_HEAP_FACTOR: Final = 4
+_STALE_HEAP_FLOOR: Final = 64
+
+
+class Node:
+    """A run of full pages. ``tokens`` is the run's token ids, ``pages`` its page numbers.
+
+    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a path
+    through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
+    """
+
+    __slots__ = ("children", "generation", "hit_count", "id", "last_used", "lock_ref", "pages", "parent", "tokens")
+
+    def __init__(
+        self, id: int, generation: int, tokens: tuple[int, ...], pages: list[int], parent: Node | None  # noqa: A002
+    ) -> None:
+        self.id = id
+        self.generation = generation
+        self.tokens = tokens
+        self.pages = pages
+        self.parent = parent
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.lock_ref = 0
+        self.hit_count = 0
+        self.last_used = 0
+
+    def __repr__(self) -> str:
+        return f"Node({self.id}, pages={self.pages}, lock_ref={self.lock_ref}, hit_count={self.hit_count})"
+
+
+class RadixTree:
+    """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._page_size = pool.page_size
+        self.generation = 0
+        self._next_id = 0
+        self._tick = 0
+        self._start_over()
+
+    @property
+    def root(self) -> Node:
+        """The node that holds nothing; the prefix of every request that matched nothing."""
+        return self._root
+
+    # -- looking up --
+
+    def match_length(self, tokens: Sequence[int]) -> int:
+        """Tokens of the longest cached prefix, in full pages. Changes nothing."""
+        return sum([shared for _, shared in self._walk(self._root, tokens, 0)]) * self._page_size
+
+    def match(self, tokens: Sequence[int]) -> tuple[Node, list[int]]:
+        """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
+        node, pages = self._root, []
+        for child, shared in list(self._walk(self._root, tokens, 0)):
+            node = child if shared == len(child.pages) else self._split(child, shared)
+            pages += node.pages
+            self._touch(node)
+        return node, pages
+
+    def lock(self, node: Node) -> None:
+        """Protect a node and its ancestors from eviction for one request."""
+        self.check_own(node)
+        while node.parent is not None:
+            if node.lock_ref == 0:
+                self.locked_pages += len(node.pages)
+            node.lock_ref += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Take back one lock."""
+        self.check_own(node)
+        while node.parent is not None:
+            if node.lock_ref < 1:
+                raise IntegrityError(f"node {node.id} is unlocked more often than it was locked")
+            node.lock_ref -= 1
+            if node.lock_ref == 0:
+                self.locked_pages -= len(node.pages)
+                self._offer_for_eviction(node)
+            node = node.parent
+
+    # -- publishing --
+
+    def publish(self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool) -> tuple[Node, list[int]]:
+        """Add full pages below ``node``: ``tokens`` are the ids behind the node's prefix, ``pages`` their pages.
+
+        Pages whose tokens the tree has already are given back to the pool in favour of the tree's own. Returns the deepest
+        node and the pages that the tree now holds for ``tokens``. With ``counts`` the whole path gets a hit.
+        """
+        self.check_own(node)
+        result: list[int] = []
+        for child, shared in list(self._walk(node, tokens, 0)):
+            node = child if shared == len(child.pages) else self._split(child, shared)
+            self._pool.release(pages[len(result) : len(result) + shared])
+            result += node.pages
+        if len(result) < len(pages):
+            node = self._add_leaf(node, tuple(tokens[len(result) * self._page_size :]), list(pages[len(result) :]))
+            result += node.pages
+        self._touch_path(node, counts=counts)
+        return node, result
+
+    # -- evicting --
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages in nodes that no live request protects."""
+        return self._pool.cached - self.locked_pages
+
+    def evict(self, count: int) -> int:
+        """Free ``count`` pages, least recently used leaves first, tails of nodes first. Returns how many it could."""
+        freed = 0
+        while freed < count and (node := self._least_recently_used()) is not None:
+            take = min(count - freed, len(node.pages))
+            self._pool.evict(node.pages[len(node.pages) - take :])
+            freed += take
+            self._truncate(node, len(node.pages) - take)
+        return freed
+
+    def reset(self) -> None:
+        """Forget every node. Only for an engine that is quiescent; the pool is reset beside it."""
+        self.generation += 1
+        self._start_over()
+
+    # -- the books --
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents before children, in order of insertion."""
+        stack = list(reversed(self._root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def check_own(self, node: Node) -> None:
+        """Raise IntegrityError unless the node belongs to the tree as it is now, and not to one before a reset."""
+        if node.generation != self.generation:
+            raise IntegrityError(
+                f"This request holds the node from another tree: node {node.id} is of tree generation {node.generation}, "
+                f"the tree is of generation {self.generation}; it was reset while the request was alive"
+            )
+
+    def check_integrity(self) -> None:
+        """Every page of the tree is CACHED and in one node, locks never grow with depth, the sums are as booked."""
+        pages = locked = count = 0
+        state = self._pool.state
+        for node in self.nodes():
+            count += 1
+            pages += len(node.pages)
+            if node.lock_ref:
+                locked += len(node.pages)
+            parent = node.parent
+            assert parent is not None
+            if parent.parent is not None and parent.lock_ref < node.lock_ref:
+                raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, its parent {parent.id} has {parent.lock_ref}")
+            if len(node.tokens) != len(node.pages) * self._page_size or not node.pages:
+                raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
+            for page in node.pages:
+                if state(page) != PageState.CACHED:
+                    raise IntegrityError(f"page {page} of node {node.id} is {state(page).name}, not CACHED")
+        if (pages, locked, count) != (self._pool.cached, self.locked_pages, self.node_count):
+            raise IntegrityError(
+                f"the tree has {pages} pages, {locked} locked, in {count} nodes; booked are {self._pool.cached}, "
+                f"{self.locked_pages}, {self.node_count}"
+            )
+
+    # -- inside --
+
+    def _start_over(self) -> None:
+        self._root = Node(self._new_id(), self.generation, (), [], None)
+        self._heap: list[tuple[int, int, Node]] = []
+        self.locked_pages = 0
+        self.node_count = 0
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _walk(self, node: Node, tokens: Sequence[int], start: int) -> Iterator[tuple[Node, int]]:
+        """The children along ``tokens[start:]`` with the number of full pages that match in each, while they match."""
+        size = self._page_size
+        while len(tokens) - start >= size:
+            child = node.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                return
+            shared = self._shared_pages(child, tokens, start)
+            yield child, shared
+            if shared < len(child.pages):
+                return
+            node, start = child, start + shared * size
+
+    def _shared_pages(self, child: Node, tokens: Sequence[int], start: int) -> int:
+        size = self._page_size
+        most = min(len(child.pages), (len(tokens) - start) // size)
+        if tuple(tokens[start : start + most * size]) == child.tokens[: most * size]:
+            return most
+        shared = 1  # The first page matched: it is the key.
+        while tuple(tokens[start + shared * size : start + (shared + 1) * size]) == child.tokens[
+            shared * size : (shared + 1) * size
+        ]:
+            shared += 1
+        return shared
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Cut a node after ``pages`` pages and return the new upper half; the lower half keeps its identity."""
+        size, parent = self._page_size, node.parent
+        assert parent is not None
+        upper = Node(self._new_id(), self.generation, node.tokens[: pages * size], node.pages[:pages], parent)
+        upper.lock_ref, upper.hit_count, upper.last_used = node.lock_ref, node.hit_count, node.last_used
+        parent.children[upper.tokens[:size]] = upper
+        node.tokens, node.pages, node.parent = node.tokens[pages * size :], node.pages[pages:], upper
+        upper.children[node.tokens[:size]] = node
+        self.node_count += 1
+        return upper
+
+    def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int]) -> Node:
+        self._pool.cache(pages)
+        leaf = Node(self._new_id(), self.generation, tokens, pages, parent)
+        parent.children[tokens[: self._page_size]] = leaf
+        self.node_count += 1
+        return leaf
+
+    def _touch(self, node: Node) -> None:
+        self._tick += 1
+        node.last_used = self._tick
+        if node.lock_ref == 0:
+            self._offer_for_eviction(node)
+
+    def _touch_path(self, node: Node, *, counts: bool) -> None:
+        """Mark a published path as used now, deepest first, so that of one path the deepest leaf goes first."""
+        self._tick += 1
+        step: Node | None = node
+        while step is not None and step.parent is not None:
+            step.last_used = self._tick
+            if counts:
+                step.hit_count += 1
+            step = step.parent
+        if node.lock_ref == 0:
+            self._offer_for_eviction(node)
+
+    def _offer_for_eviction(self, node: Node) -> None:
+        if node.children or node.parent is None:
+            return
+        heapq.heappush(self._heap, (node.last_used, node.id, node))
+        if len(self._heap) > _STALE_HEAP_FACTOR * self.node_count + _STALE_HEAP_FLOOR:
+            self._heap = [
+                (leaf.last_used, leaf.id, leaf) for leaf in self.nodes() if not leaf.children and leaf.lock_ref == 0
+            ]
+            heapq.heapify(self._heap)
+
+    def _least_recently_used(self) -> Node | None:
+        """The unlocked leaf to evict next; stale entries of the heap are dropped on the way."""
+        while self._heap:
+            last_used, _, node = self._heap[0]
+            alive = node.generation == self.generation and node.pages and not node.children and node.lock_ref == 0
+            if alive and node.last_used == last_used:
+                return node
+            heapq.heappop(self._heap)
+        return None
+
+    def _truncate(self, leaf: Node, pages: int) -> None:
+        key, parent = leaf.tokens[: self._page_size], leaf.parent
+        leaf.tokens, leaf.pages = leaf.tokens[: pages * self._page_size], leaf.pages[:pages]
+        if pages:
+            return
+        assert parent is not None
+        del parent.children[key]
+        self.node_count -= 1
+        if parent.lock_ref == 0:
+            self._offer_for_eviction(parent)

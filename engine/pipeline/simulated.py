@@ -1,0 +1,214 @@
+"""A pipeline without a model: tokens are computed from fingerprints of the KV that a request really reads.
+
+Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written twice
+breaks a chain, which changes the output and is reported. Runs in the caller's thread, in launch order, in no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from engine.limits import Limits
+from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
+from engine.plan import Microbatch, SamplingSpec, Segment
+
+__all__ = ["SimulatedPipeline"]
+
+_MASK: Final = 2**64 - 1
+# Multiplier and finalizer of the PCG and SplitMix64 generators; any good 64-bit mix would do.
+_CHAIN: Final = 6_364_136_223_846_793_005
+_MIX: Final = 0xBF58476D1CE4E5B9
+_START: Final = 0x9E3779B97F4A7C15
+_CORRUPTED: Final = 0xDEADBEEFDEADBEEF
+# Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
+_FIRST_TOKEN: Final = 33
+_TOKENS: Final = 94
+
+
+class _Row:
+    """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked."""
+
+    __slots__ = ("pages", "seen", "spec")
+
+    def __init__(self, spec: SamplingSpec) -> None:
+        self.spec = spec
+        self.pages: list[int] = []
+        self.seen: list[int] = []
+
+
+class SimulatedPipeline:
+    """All stages in one object. ``corruptions`` lists what a request read that it had not written or been given."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._page_size = limits.page_size
+        self._stages = limits.pp_size
+        self._rows: dict[int, _Row] = {}
+        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
+        self._kv: list[list[int]] = [[] for _ in range(limits.total_pages)]
+        self._writes = [0] * limits.total_pages
+        self._done: deque[PipelineEvent] = deque()
+        self._failing_stage: int | None = None
+        self._stalled: set[int] = set()
+        self._dead: PipelineFailed | None = None
+        self.corruptions: list[str] = []
+        self.last_microbatch: Microbatch | None = None
+
+    # -- the pipeline protocol --
+
+    def launch(self, microbatch: Microbatch) -> None:
+        """Compute a microbatch at once; its completion waits to be taken."""
+        self.last_microbatch = microbatch
+        if self._dead is not None:
+            return
+        if self._failing_stage is not None:
+            error = f"stage {self._failing_stage} failed microbatch {microbatch.id} as it was told to"
+            self._failing_stage = None
+            self._done.append(Completion(microbatch_id=microbatch.id, error=error))
+            return
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        for segment in microbatch.segments:
+            fingerprint, spec = self._forward(segment)
+            if segment.emits:
+                position = segment.start + len(segment.token_ids)
+                tokens.append(_choose(fingerprint, position, spec))
+                if spec.return_logprob:
+                    logprobs.append(_logprob(fingerprint, tokens[-1], spec))
+                elif logprobs or microbatch.mode != "decode":
+                    logprobs.append(None)
+        wanted = tuple(logprobs) if any(logprobs) else ()
+        self._done.append(Completion(microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=wanted))
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
+        """The next completion, or None while a stage is stalled or nothing is in flight."""
+        if self._stalled and self._dead is None:
+            return None
+        return self._done.popleft() if self._done else None
+
+    @property
+    def ready(self) -> bool:
+        """True when a completion can be taken."""
+        return bool(self._done) and not self._stalled
+
+    def wake_sources(self) -> Sequence[Any]:
+        """None: everything happens in the caller's thread."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # -- faults --
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the next microbatch fail in this stage; the pipeline goes on."""
+        self._failing_stage = self._checked(stage)
+
+    def stall_stage(self, stage: int) -> None:
+        """Hold back every completion until the stage is resumed."""
+        self._stalled.add(self._checked(stage))
+
+    def resume_stage(self, stage: int) -> None:
+        """End a stall."""
+        self._stalled.discard(self._checked(stage))
+
+    def kill_stage(self, stage: int) -> None:
+        """Lose everything in flight, for good."""
+        self._done.clear()
+        self._dead = PipelineFailed(process=f"stage {self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
+        self._done.append(self._dead)
+
+    def _checked(self, stage: int) -> int:
+        if not 0 <= stage < self._stages:
+            raise ValueError(f"stage must be 0 to {self._stages - 1}, got {stage}")
+        return stage
+
+    # -- the KV cache --
+
+    def kv_digest(self) -> int:
+        """A value that stands for the content of the whole KV cache."""
+        digest = _START
+        for page in self._kv:
+            digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
+        return digest
+
+    def _forward(self, segment: Segment) -> tuple[int, SamplingSpec]:
+        """Write one segment's KV; returns the fingerprint of its last token."""
+        if segment.sampling is not None:
+            self._rows[segment.row] = _Row(segment.sampling)
+        row = self._rows[segment.row]
+        if segment.pages:
+            row.pages[segment.page_start :] = segment.pages
+            row.seen[segment.page_start :] = [self._writes[page] for page in segment.pages]
+        fingerprint = self._read(segment, row)
+        chain = list(accumulate(segment.token_ids, _link, initial=fingerprint))
+        self._write(segment, row, chain)
+        return chain[-1], row.spec
+
+    def _read(self, segment: Segment, row: _Row) -> int:
+        """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
+        if segment.start == 0:
+            return _START
+        size, kv, writes = self._page_size, self._kv, self._writes
+        last, offset = divmod(segment.start - 1, size)
+        pages = row.pages[: last + 1]
+        if [writes[page] for page in pages] != row.seen[: last + 1]:
+            return self._corrupted(segment, f"a page of {pages} was written by another request")
+        if len(kv[pages[last]]) < offset + 2:
+            return self._corrupted(segment, f"position {segment.start - 1} in page {pages[last]} was never written")
+        if segment.page_start == 0 and segment.pages and not self._is_chain(pages):
+            return self._corrupted(segment, f"the pages {pages} are not one prefix")
+        return kv[pages[last]][offset + 1]
+
+    def _is_chain(self, pages: list[int]) -> bool:
+        """Whether every page was written full and behind the one before it."""
+        before, full = _START, self._page_size + 1
+        for page in pages:
+            slots = self._kv[page]
+            if not slots or slots[0] != before or (page != pages[-1] and len(slots) != full):
+                return False
+            before = slots[-1]
+        return True
+
+    def _write(self, segment: Segment, row: _Row, chain: list[int]) -> None:
+        """Store ``chain[1:]`` from the segment's start on; the pages' other slots stay as they are."""
+        size, done, count = self._page_size, 0, len(chain) - 1
+        while done < count:
+            index, offset = divmod(segment.start + done, size)
+            page = row.pages[index]
+            take = min(size - offset, count - done)
+            slots = self._kv[page]
+            if offset == 0:
+                self._kv[page] = chain[done : done + take + 1]
+            else:
+                slots[offset + 1 :] = chain[done + 1 : done + take + 1]
+            self._writes[page] += 1
+            row.seen[index] = self._writes[page]
+            done += take
+
+    def _corrupted(self, segment: Segment, what: str) -> int:
+        self.corruptions.append(f"{segment.rid} (row {segment.row}) reads positions 0 to {segment.start - 1}: {what}")
+        return _CORRUPTED ^ segment.start
+
+
+def _link(fingerprint: int, token: int) -> int:
+    return (fingerprint * _CHAIN + token + 1) & _MASK
+
+
+def _choose(fingerprint: int, position: int, spec: SamplingSpec) -> int:
+    """The token at ``position``: from the KV alone if greedy, else from the KV, the seed and the position."""
+    value = fingerprint if spec.temperature == 0 else fingerprint ^ ((spec.seed + position) * _CHAIN & _MASK)
+    value = ((value ^ (value >> 30)) * _MIX) & _MASK
+    token = _FIRST_TOKEN + (value >> 32) % _TOKENS
+    while position < spec.suppressed_until and token in spec.suppressed_ids:
+        token = _FIRST_TOKEN + (token + 1 - _FIRST_TOKEN) % _TOKENS
+    return token
+
+
+def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:
+    """A made-up but deterministic distribution: the chosen token first, its neighbours behind it."""
+    first = -((fingerprint >> 40) % 1000) / 1000
+    top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % _TOKENS, first - i) for i in range(spec.top_logprobs_num)]
+    return TokenLogprob(logprob=first, top=tuple(top))

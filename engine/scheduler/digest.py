@@ -1,0 +1,68 @@
+"""The digest chain: one value that stands for everything a scheduler did, step by step.
+
+Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain leaves out token
+values, so that it is the same for a real model and for a simulated one. Neither depends on machine, process or hash seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from engine.messages import Event, Reply, encode
+from engine.plan import Microbatch
+
+__all__ = ["DigestChain"]
+
+_DIGEST_BYTES: Final = 8
+# Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their digest.
+_PENDING_LIMIT_STEPS: Final = 256
+
+_Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
+
+
+class DigestChain:
+    """Two hash chains over the steps of one scheduler, folded when somebody asks."""
+
+    def __init__(self) -> None:
+        self._full = bytes(_DIGEST_BYTES)
+        self._plans = bytes(_DIGEST_BYTES)
+        self._pending: list[_Entry] = []
+
+    def add(self, entry: _Entry) -> None:
+        """Append one step: its events, microbatch, replies and the sizes of everything after it."""
+        self._pending.append(entry)
+        if len(self._pending) >= _PENDING_LIMIT_STEPS:
+            self._fold()
+
+    @property
+    def digest(self) -> str:
+        """Everything so far, token values included; 16 hex digits."""
+        self._fold()
+        return self._full.hex()
+
+    @property
+    def plan_digest(self) -> str:
+        """What was launched, where and when so far, without token values; 16 hex digits."""
+        self._fold()
+        return self._plans.hex()
+
+    def _fold(self) -> None:
+        for entry in self._pending:
+            self._full = _link(self._full, encode(entry))
+            _, microbatch, _, sizes = entry
+            self._plans = _link(self._plans, encode((_shape(microbatch), sizes)))
+        self._pending.clear()
+
+
+def _link(previous: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=previous).digest()
+
+
+def _shape(microbatch: Microbatch | None) -> list[object]:
+    if microbatch is None:
+        return []
+    return [microbatch.id, microbatch.mode] + [
+        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments
+    ]

@@ -1,0 +1,238 @@
+"""The planner: what the next microbatch computes, within the token budget and the memory that there is.
+
+Prefill goes before decode. It admits from the queue, splits prompts, retracts when decode runs out of pages. It launches
+nothing and replies nothing; it moves requests between the places of the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from engine.limits import Limits
+from engine.memory import KVMemory
+from engine.plan import ForwardMode, Segment
+from engine.scheduler.books import Books
+from engine.scheduler.counters import Counters
+from engine.scheduler.policy import policy_named
+from engine.scheduler.request import Place, Request
+
+__all__ = ["PASSED_OVER_LIMIT_REQUESTS", "Plan", "Planner"]
+
+# So many requests may be admitted past one that does not fit before everybody waits for it.
+PASSED_OVER_LIMIT_REQUESTS: Final = 16
+
+Plan = tuple[ForwardMode, list[Segment], list[Request]]
+
+
+class Planner:
+    """Plans one microbatch at a time over the books and the memory of one scheduler."""
+
+    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters) -> None:
+        self._limits = limits
+        self._books = books
+        self._memory = memory
+        self._order = policy_named(limits.schedule_policy)
+        self._counters = counters
+
+    def plan(self) -> Plan | None:
+        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
+        books = self._books
+        if books.paused is not None or len(books.in_flight) >= self._limits.depth:
+            return None
+        if books.chunked is None and not books.waiting:
+            return self._decode_plan([], self._decode_share()) if books.running else None
+        chunks, budget = self._plan_prefill()
+        if not chunks:
+            return self._decode_plan([], self._decode_share())
+        if self._limits.mixed_chunk and budget:
+            return self._decode_plan(chunks, min(budget, self._decode_share()))
+        return ForwardMode.PREFILL, *_unzip(chunks)
+
+    def retract(self, request: Request) -> None:
+        """Send a request that is in no microbatch back to the queue; it computes prompt and output anew when it returns."""
+        assert not request.in_flight, f"{request} is retracted while it is in flight"
+        assert request.lease is not None, f"{request} is retracted, but owns no memory"
+        self._books.take_out(request)
+        self._memory.release(request.lease)
+        request.lease = None
+        request.prefill_tokens = request.planned_tokens = 0
+        request.retractions += 1
+        self._counters.retractions += 1
+        self._books.enqueue(request)
+
+    # -- prefill --
+
+    def _plan_prefill(self) -> tuple[list[tuple[Segment, Request]], int]:
+        """The chunk of the partly prefilled request, then new requests, while the budget lasts; and what is left of it."""
+        budget = self._limits.prefill_budget_tokens
+        chunks: list[tuple[Segment, Request]] = []
+        if self._books.chunked is not None:
+            chunk = self._next_chunk(self._books.chunked, budget)
+            if chunk is None:
+                return [], budget
+            chunks.append(chunk)
+            budget -= len(chunk[0].token_ids)
+        for request in self._admissions():
+            if not self._may_start(request, budget, alone=not chunks):
+                break
+            if not self._admit(request):
+                continue
+            chunk = self._next_chunk(request, budget)
+            if chunk is None:
+                break
+            chunks.append(chunk)
+            budget -= len(chunk[0].token_ids)
+        return chunks, budget
+
+    def _admissions(self) -> Iterator[Request]:
+        """The waiting requests to try, in order; behind one that did not fit only until it was passed over too often."""
+        if not (self._memory.rows.free or self._limits.priority_preemption):
+            return
+        blocked: Request | None = None
+        for request in tuple(self._order(self._books.waiting, self._memory)):
+            if self._books.chunked is not None or not self._can_take_a_row(request):
+                return
+            if blocked is not None and blocked.passed_over >= PASSED_OVER_LIMIT_REQUESTS:
+                return
+            yield request
+            if request.lease is None:
+                blocked = blocked or request
+            elif blocked is not None:
+                blocked.passed_over += 1
+
+    def _can_take_a_row(self, request: Request) -> bool:
+        return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))
+
+    def _may_start(self, request: Request, budget: int, *, alone: bool) -> bool:
+        """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
+        tokens = len(request.ids)
+        if alone or tokens <= budget:
+            return budget > 0
+        # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
+        may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
+        return may_split and budget >= self._limits.page_size
+
+    def _admit(self, request: Request) -> bool:
+        """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
+        if self._limits.priority_preemption:
+            self._preempt_for(request)
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=len(self._books.running))
+        if lease is None:
+            return False
+        self._books.take_out(request)
+        request.lease = lease
+        request.planned_tokens = request.cached_tokens = lease.cached_pages * self._limits.page_size
+        request.prefill_tokens = len(request.ids)
+        self._counters.cached_tokens += request.cached_tokens
+        request.place = Place.CHUNKED
+        self._books.chunked = request
+        return True
+
+    def _next_chunk(self, request: Request, budget: int) -> tuple[Segment, Request] | None:
+        """The next part of a prompt that fits budget and memory; a request whose last part this is leaves ``chunked``."""
+        start = request.planned_tokens
+        end = min(start + budget, request.prefill_tokens)
+        lease = request.lease
+        assert lease is not None, f"{request} is being prefilled, but owns no memory"
+        if not self._memory.extend(lease, end):
+            return None
+        last = end == request.prefill_tokens
+        if not (last and start == request.cached_tokens):
+            request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
+        if last:
+            request.place = Place.DISPATCHED
+            self._books.chunked = None
+        return self._segment(request, start, end, emits=last), request
+
+    # -- decode --
+
+    def _decode_share(self) -> int:
+        """Running requests in one microbatch: spread over the stages, so that none of them idles behind one big batch."""
+        return -(-len(self._books.running) // self._limits.pp_size)
+
+    def _decode_plan(self, chunks: list[tuple[Segment, Request]], most: int) -> Plan | None:
+        chosen = self._choose_decodes(most)
+        if not chosen:
+            return (ForwardMode.PREFILL, *_unzip(chunks)) if chunks else None
+        mode = ForwardMode.MIXED if chunks else ForwardMode.DECODE
+        running = self._books.running
+        for request in chosen:
+            # Behind all others, so that the next microbatch takes those that were launched longest ago.
+            running[request.rid] = running.pop(request.rid)
+            start = request.planned_tokens
+            chunks.append((self._segment(request, start, start + 1, emits=True), request))
+        return mode, *_unzip(chunks)
+
+    def _choose_decodes(self, most: int) -> list[Request]:
+        """Running requests that are in no microbatch, each with a place for its next token's KV."""
+        chosen: list[Request] = []
+        for request in list(self._books.running.values()):
+            if len(chosen) >= most:
+                break
+            if request.in_flight or request.place is not Place.RUNNING:
+                continue
+            if self._make_room(request, chosen):
+                chosen.append(request)
+        return chosen
+
+    def _make_room(self, request: Request, chosen: list[Request]) -> bool:
+        """Extend a request by one token, retracting others, latest first, until it fits; False when it went itself."""
+        lease = request.lease
+        assert lease is not None, f"{request} is running, but owns no memory"
+        while not self._memory.extend(lease, request.planned_tokens + 1):
+            victim = self._latest(other for other in self._books.running.values() if not other.in_flight)
+            if victim in chosen:
+                # A victim that was planned earlier in this step leaves the plan as well.
+                chosen.remove(victim)
+            self.retract(victim)
+            if victim is request:
+                return False
+        return True
+
+    # -- who gives way --
+
+    def _latest(self, candidates: Iterable[Request]) -> Request:
+        """The one to retract: of the lowest priority, the latest to arrive."""
+        return min(candidates, key=lambda request: (request.priority, -request.arrival))
+
+    def _victims_of(self, request: Request) -> list[Request]:
+        """Running requests of lower priority that could be retracted now."""
+        return [
+            other for other in self._books.running.values() if other.priority < request.priority and not other.in_flight
+        ]
+
+    def _preempt_for(self, request: Request) -> None:
+        """Retract requests of lower priority until this one fits, but only if retracting all of them would be enough."""
+        memory, victims = self._memory, self._victims_of(request)
+        need = memory.pages_for(len(request.ids)) + len(self._books.running)
+        most = memory.available_pages + sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
+        if not victims or need > most:
+            return
+        while victims and (not memory.rows.free or need > memory.available_pages):
+            victim = self._latest(victims)
+            victims.remove(victim)
+            self.retract(victim)
+
+    def _segment(self, request: Request, start: int, end: int, *, emits: bool) -> Segment:
+        """One request's share of the microbatch, with what the stages do not know yet of its pages."""
+        lease = request.lease
+        assert lease is not None
+        unsent = lease.unsent
+        lease.unsent = len(lease.pages)
+        request.planned_tokens = end
+        request.in_flight += 1
+        return Segment(
+            request.rid,
+            lease.row,
+            start,
+            tuple(request.ids[start:end]),
+            unsent,
+            tuple(lease.pages[unsent:]),
+            emits,
+            request.spec if unsent == 0 else None,
+        )
+
+
+def _unzip(chunks: list[tuple[Segment, Request]]) -> tuple[list[Segment], list[Request]]:
+    return [segment for segment, _ in chunks], [request for _, request in chunks]

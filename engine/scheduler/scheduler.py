@@ -1,0 +1,454 @@
+"""The scheduler: a pure state machine. Events in, at most one microbatch and some replies out.
+
+No sockets, threads, torch or clock: the same events at the same times give the same plans, replies and digest. A request
+enters by ``Generate``, moves through the books, and leaves by exactly one terminal reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from engine.errors import IntegrityError
+from engine.limits import Limits
+from engine.memory import KVMemory
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    Completion,
+    ContinueGeneration,
+    EngineStats,
+    Event,
+    FinishReason,
+    FlushCache,
+    Generate,
+    GetStats,
+    PauseGeneration,
+    PauseMode,
+    PipelineFailed,
+    Refusal,
+    RefusalKind,
+    Reply,
+    StatsAnswer,
+    TokenLogprob,
+    TokenOutput,
+)
+from engine.plan import Microbatch, SamplingSpec, Segment
+from engine.scheduler.books import Books, Launched
+from engine.scheduler.counters import Counters
+from engine.scheduler.digest import DigestChain
+from engine.scheduler.gate import StepResult
+from engine.scheduler.planner import Planner
+from engine.scheduler.request import Place, Request
+
+__all__ = ["Scheduler"]
+
+# An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
+_SEED_MULTIPLIER: Final = 6_364_136_223_846_793_005
+_SEED_MASK: Final = 2**63 - 1
+
+
+class Scheduler:
+    """One engine's scheduler. ``step`` is the only way to change it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._start()
+
+    def start_over(self) -> None:
+        """Become as good as new, counters and digest included; only for an engine that is fully idle."""
+        if not self.is_fully_idle:
+            raise IntegrityError(f"a scheduler that is busy cannot start over: {self.books.what_is_busy()}")
+        self._start()
+
+    def _start(self) -> None:
+        limits = self.limits
+        self.memory = KVMemory(
+            total_pages=limits.total_pages,
+            page_size=limits.page_size,
+            rows=limits.rows,
+            radix_cache=limits.radix_cache,
+        )
+        self.books = Books()
+        self.counters = Counters()
+        self.planner = Planner(limits, self.books, self.memory, self.counters)
+        self.digests = DigestChain()
+        self.step_number = 0
+        self.now = 0.0
+        self.failure: PipelineFailed | None = None
+        self.last_microbatch: Microbatch | None = None
+        self._deferred_flush: FlushCache | None = None
+        self._flush_deadline: float | None = None
+        self._replies: list[Reply] = []
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Completion: self._on_completion,
+            PipelineFailed: self._on_pipeline_failed,
+            Generate: self._on_generate,
+            Abort: self._on_abort,
+            AbortAll: self._on_abort_all,
+            FlushCache: self._on_flush,
+            PauseGeneration: self._on_pause,
+            ContinueGeneration: self._on_continue,
+            GetStats: self._on_get_stats,
+        }
+
+    def step(self, events: Sequence[Event], now: float) -> StepResult:
+        """Apply ``events`` in order, then plan at most one microbatch. ``now`` is in seconds and never goes back."""
+        assert now >= self.now, f"time went back from {self.now} to {now}"
+        self.step_number += 1
+        self.now = now
+        self._replies = replies = []
+        handlers = self._handlers
+        for event in events:
+            handlers[type(event)](event)
+        if self._deferred_flush is not None:
+            self._try_deferred_flush()
+        retractions = self.counters.retractions
+        microbatch = self._launch()
+        self.digests.add((events, microbatch, tuple(replies), self._sizes()))
+        return StepResult(
+            self.step_number,
+            microbatch,
+            tuple(replies),
+            microbatch is not None or self.counters.retractions != retractions,
+            self._flush_deadline,
+        )
+
+    # -- the idle predicate: defined by the books, asked by everything destructive --
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Nothing in flight and no request owns memory."""
+        return self.books.is_quiescent
+
+    @property
+    def is_fully_idle(self) -> bool:
+        """Quiescent, and nothing waits."""
+        return self.books.is_fully_idle
+
+    # -- looking --
+
+    def refusal_of(self, message: Generate, *, queued: int = 0, taken: frozenset[str] = frozenset()) -> Refusal | None:
+        """Why this request would not be admitted to the queue; None when it would be. Changes nothing.
+
+        ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids.
+        """
+        kind, why = None, self.limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
+        if self.failure is not None:
+            kind, why = RefusalKind.UNAVAILABLE, f"the {self.failure.process} process died: {self.failure.cause}"
+        elif why is not None:
+            kind = RefusalKind.INVALID
+        elif message.rid in self.books.requests or message.rid in taken:
+            kind, why = RefusalKind.DUPLICATE, f"rid {message.rid!r} is alive; wait for its end or use another rid"
+        elif len(self.books.waiting) + queued >= self.limits.max_queued_requests:
+            kind = RefusalKind.BUSY
+            why = f"{len(self.books.waiting) + queued} requests wait, max_queued_requests is {self.limits.max_queued_requests}"
+        if kind is None or why is None:
+            return None
+        return Refusal(rid=message.rid, kind=kind, message=why)
+
+    def find_request(self, rid: str) -> Request | None:
+        """The live request of this rid, or None."""
+        return self.books.requests.get(rid)
+
+    def stats(self) -> EngineStats:
+        """The counters as they are now."""
+        books, pages, rows = self.books, self.memory.pages, self.memory.rows
+        return EngineStats(
+            step=self.step_number,
+            waiting=len(books.waiting),
+            chunked=int(books.chunked is not None),
+            running=len(books.running),
+            in_flight=len(books.in_flight),
+            paused=books.paused,
+            pages_total=pages.total,
+            pages_free=pages.free,
+            pages_cached=pages.cached,
+            pages_held=pages.held,
+            page_size=pages.page_size,
+            rows_total=rows.total,
+            rows_free=rows.free,
+            **self.counters.totals(),
+        )
+
+    def check_integrity(self) -> None:
+        """Audit everything against everything. Raises IntegrityError that names the first thing that does not balance."""
+        self.memory.check_integrity(self.books.leases())
+        self.books.check_integrity()
+
+    # -- completions --
+
+    def _on_completion(self, completion: Completion) -> None:
+        launched = self.books.in_flight[0] if self.books.in_flight else None
+        if launched is None or completion.microbatch_id < launched.microbatch.id:
+            return  # It was given up when the pipeline failed.
+        if completion.microbatch_id != launched.microbatch.id:
+            raise IntegrityError(
+                f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, which was launched first"
+            )
+        self.books.in_flight.popleft()
+        tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
+            request.in_flight -= 1
+            if completion.error is not None:
+                self._on_failed_segment(request, completion.error)
+            elif segment.emits:
+                self._on_token(request, next(tokens), next(logprobs, None))
+            else:
+                self._on_chunk(request)
+
+    def _on_failed_segment(self, request: Request, error: str) -> None:
+        if request.is_finished:
+            self._release_if_landed(request)
+        else:
+            self._end(request, FinishReason.ERROR, error=error)
+
+    def _on_chunk(self, request: Request) -> None:
+        """The result of a part of a prompt: confirmed KV, but no token."""
+        if request.place is Place.CHUNKED and not request.in_flight:
+            assert request.lease is not None
+            self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
+        self._release_if_landed(request)
+
+    def _on_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
+        """The result of a last chunk or of a decode: one token, unless the request ended in the meantime."""
+        if request.is_finished:
+            self._release_if_landed(request)
+            return
+        if request.place is Place.DISPATCHED:
+            assert request.lease is not None
+            self.memory.publish(request.lease, request.ids, counts=True)
+            request.place = Place.RUNNING
+            self.books.running[request.rid] = request
+        request.ids.append(token)
+        self.counters.generated_tokens += 1
+        reason = self._why_finished(request, token)
+        if reason is not None:
+            self._end(request, reason, token=token, logprob=logprob)
+            return
+        self._replies.append(self._output(request, token=token, logprob=logprob))
+        self._release_if_landed(request)
+
+    def _why_finished(self, request: Request, token: int) -> FinishReason | None:
+        if token in request.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(request.ids) >= request.limit_tokens else None
+
+    def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
+        """Nothing in flight will come back: every request ends with an error that names the dead process."""
+        self.failure = self.failure or failed
+        landed = [request for launched in self.books.in_flight for request in launched.requests]
+        self.books.in_flight.clear()
+        for request in landed:
+            request.in_flight = 0
+        for request in list(self.books.releasing):
+            self._release_if_landed(request)
+        for request in list(self.books.requests.values()):
+            self._end(request, FinishReason.ERROR, error=f"the {failed.process} process died: {failed.cause}")
+
+    # -- requests --
+
+    def _on_generate(self, message: Generate) -> None:
+        refusal = self.refusal_of(message)
+        if refusal is not None:
+            self.counters.requests_refused += 1
+            self._replies.append(refusal)
+            return
+        self.counters.requests_started += 1
+        self.counters.prompt_tokens += len(message.prompt_ids)
+        sampling = message.sampling
+        prompt_tokens = len(message.prompt_ids)
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= frozenset(self.limits.eos_token_ids)
+        request = Request(
+            message,
+            arrival=self.counters.requests_started,
+            limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self.limits.context_length),
+            spec=self._spec(message, stop_ids),
+            stop_ids=stop_ids,
+        )
+        self.books.enqueue(request)
+
+    def _spec(self, message: Generate, stop_ids: frozenset[int]) -> SamplingSpec:
+        sampling, prompt_tokens = message.sampling, len(message.prompt_ids)
+        unseeded = (self.limits.seed + self.counters.requests_started * _SEED_MULTIPLIER) & _SEED_MASK
+        return SamplingSpec(
+            seed=unseeded if sampling.seed is None else sampling.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            suppressed_ids=tuple(sorted(stop_ids)) if sampling.min_new_tokens else (),
+            suppressed_until=prompt_tokens + sampling.min_new_tokens,
+            return_logprob=message.return_logprob,
+            top_logprobs_num=message.top_logprobs_num,
+        )
+
+    def _on_abort(self, abort: Abort) -> None:
+        request = self.books.requests.get(abort.rid)
+        if request is not None:
+            self._end(request, abort.finish_reason)
+        if abort.call_id is not None:
+            state = "aborted" if request is not None else "not alive, nothing to abort"
+            self._answer(abort.call_id, ok=True, message=f"{abort.rid}: {state}")
+
+    def _on_abort_all(self, abort: AbortAll) -> None:
+        live = list(self.books.requests.values())
+        for request in live:
+            self._end(request, FinishReason.ABORT)
+        if abort.call_id is not None:
+            self._answer(abort.call_id, ok=True, message=f"aborted {len(live)} requests")
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        token: int | None = None,
+        logprob: TokenLogprob | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The one way a request ends: out of its place and the registry, one terminal reply, memory freed once."""
+        assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
+        request.finish_reason, request.error = reason, error
+        self.books.take_out(request)
+        del self.books.requests[request.rid]
+        self._replies.append(self._output(request, token=token, logprob=logprob))
+        self.counters.count_end(reason)
+        if request.lease is None:
+            request.place = Place.GONE
+        elif request.in_flight:
+            # The pages stay until the last microbatch with them is back; its result is dropped.
+            request.place = Place.RELEASING
+            self.books.releasing.append(request)
+        else:
+            if token is not None:
+                # All but the newest token have confirmed KV. What an abort or an error leaves is not published.
+                self.memory.publish(request.lease, request.ids[:-1], counts=True)
+            self._free(request)
+
+    def _release_if_landed(self, request: Request) -> None:
+        """Finish what had to wait for a request's last microbatch in flight: its release, or its way back to the queue."""
+        if request.in_flight:
+            return
+        if request.place is Place.RELEASING:
+            self.books.take_out(request)
+            self._free(request)
+        elif request.place is Place.RETRACTING:
+            self.planner.retract(request)
+
+    def _free(self, request: Request) -> None:
+        assert request.lease is not None, f"{request} is freed, but owns no memory"
+        self.memory.release(request.lease)
+        request.lease = None
+        request.place = Place.GONE
+
+    def _output(self, request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
+        return TokenOutput(
+            rid=request.rid,
+            token_ids=() if token is None else (token,),
+            logprobs=() if logprob is None else (logprob,),
+            finish_reason=request.finish_reason,
+            stop_token_id=token if request.finish_reason is FinishReason.STOP else None,
+            error=request.error,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=min(request.cached_tokens, request.prompt_tokens),
+            completion_tokens=len(request.ids) - request.prompt_tokens,
+        )
+
+    # -- flush, pause, continue --
+
+    def _on_flush(self, flush: FlushCache) -> None:
+        if self.is_quiescent:
+            self._flush(flush)
+        elif flush.timeout_s is None:
+            self._answer(flush.call_id, ok=False, message=f"flush refused, the engine is busy: {self.books.what_is_busy()}")
+        elif self._deferred_flush is not None:
+            self._answer(flush.call_id, ok=False, message="flush refused: another flush waits for the engine to be idle")
+        else:
+            self._deferred_flush = flush
+            self._flush_deadline = self.now + flush.timeout_s
+
+    def _try_deferred_flush(self) -> None:
+        flush, deadline = self._deferred_flush, self._flush_deadline
+        assert flush is not None
+        assert deadline is not None
+        if not self.is_quiescent and self.now < deadline:
+            return
+        self._deferred_flush = self._flush_deadline = None
+        if self.is_quiescent:
+            self._flush(flush)
+        else:
+            busy = self.books.what_is_busy()
+            self._answer(flush.call_id, ok=False, message=f"flush refused, still busy after {flush.timeout_s} s: {busy}")
+
+    def _flush(self, flush: FlushCache) -> None:
+        pages = self.memory.pages.cached
+        self.memory.reset()
+        self._answer(flush.call_id, ok=True, message=f"flushed {pages} cached pages")
+
+    def _on_pause(self, pause: PauseGeneration) -> None:
+        self.books.paused = pause.mode
+        if pause.mode is PauseMode.ABORT:
+            self._on_abort_all(AbortAll())
+        elif pause.mode is PauseMode.RETRACT:
+            self._retract_all()
+        self._answer(pause.call_id, ok=True, message=f"paused ({pause.mode}): {self.books.what_is_busy()}")
+
+    def _retract_all(self) -> None:
+        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
+        for request in list(self.books.requests.values()):
+            if request.lease is None or request.place is Place.RETRACTING:
+                continue
+            if not request.in_flight:
+                self.planner.retract(request)
+                continue
+            self.books.take_out(request)
+            request.place = Place.RETRACTING
+            self.books.retracting.append(request)
+
+    def _on_continue(self, message: ContinueGeneration) -> None:
+        self.books.paused = None
+        self._answer(message.call_id, ok=True, message="continued")
+
+    def _on_get_stats(self, message: GetStats) -> None:
+        self._replies.append(StatsAnswer(call_id=message.call_id, stats=self.stats()))
+
+    def _answer(self, call_id: str, *, ok: bool, message: str) -> None:
+        self._replies.append(CallAnswer(call_id=call_id, ok=ok, message=message))
+
+    # -- launching --
+
+    def _launch(self) -> Microbatch | None:
+        if self.failure is not None:
+            return None
+        plan = self.planner.plan()
+        if plan is None:
+            return None
+        mode, segments, requests = plan
+        microbatch = Microbatch(self.counters.forward_ct, mode, tuple(segments))
+        self.counters.forward_ct += 1
+        self._check_budget(microbatch)
+        self.books.in_flight.append(Launched(microbatch, tuple(requests), self.step_number))
+        self.last_microbatch = microbatch
+        return microbatch
+
+    def _check_budget(self, microbatch: Microbatch) -> None:
+        most = max(self.limits.prefill_budget_tokens, self.limits.rows)
+        assert microbatch.tokens <= most, f"microbatch {microbatch.id} has {microbatch.tokens} tokens, the budget is {most}"
+
+    def _sizes(self) -> tuple[int, ...]:
+        books, memory = self.books, self.memory
+        return (
+            len(books.waiting),
+            len(books.running),
+            len(books.in_flight),
+            memory.pages.free,
+            memory.pages.cached,
+            memory.rows.free,
+        )
