@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineError, StepFailedError
@@ -26,6 +27,9 @@ from engine.model.weights import WeightFiles
 from engine.plan import Segment
 
 __all__ = ["StageModel", "stage_layers"]
+
+# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+_Transformer = Any
 
 _PROBE_TOKENS = 3
 
@@ -54,7 +58,7 @@ class StageModel:
         self.layers = stage_layers(model_config.num_hidden_layers, limits.pp_size, stage)
         kv_heads, head_dim = heads_of(model_config, self.folder)
         self._model = _build(model_config, self.dtype, self.folder)
-        self._decoder: PreTrainedModel = self._model.base_model
+        self._decoder = self._model.base_model
         self._load()
         self._refuse_work_between_layers()
         self.pool = KVPool(
@@ -165,12 +169,12 @@ class StageModel:
             raise CheckpointError(f"{type(self._model).__name__} cannot run through paged attention: {exc}") from exc
 
 
-def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> PreTrainedModel:
+def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> _Transformer:
     """The whole model without memory: every tensor on the meta device."""
     attention.register()
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model: _Transformer = AutoModelForCausalLM.from_config(
                 model_config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
             )
     except (ValueError, TypeError, AttributeError) as exc:
@@ -184,7 +188,7 @@ def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> 
     return model
 
 
-def _rebuild_buffers(model: PreTrainedModel, device: torch.device) -> None:
+def _rebuild_buffers(model: _Transformer, device: torch.device) -> None:
     """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser."""
     for module in model.modules():
         own = dict(module.named_buffers(recurse=False))

@@ -55,7 +55,7 @@ def run_stage(
     *,
     transport: TransportKind = TransportKind.ZMQ,
 ) -> None:
-    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler is gone.
+    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler's end.
 
     With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the

@@ -1,0 +1,73 @@
+"""All stages of an engine in one process, and plans written by hand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.config import EngineConfig
+from engine.limits import Limits, ModelFacts
+from engine.messages import Completion
+from engine.model.runner import StageRunner
+from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+
+
+def limits_for(config: EngineConfig, *, vocab_size: int = 199, num_layers: int = 5) -> Limits:
+    facts = ModelFacts(
+        name=config.model, vocab_size=vocab_size, context_length=256, num_layers=num_layers, kv_bytes_per_token=1
+    )
+    return Limits.of(config, facts, 4096)
+
+
+class ChainedStages:
+    """Hands hidden states from runner to runner; knows each row's progress, so that a plan is one line."""
+
+    def __init__(self, config: EngineConfig, limits: Limits) -> None:
+        self.limits = limits
+        self.runners = [StageRunner(config, limits, stage) for stage in range(limits.pp_size)]
+        self.done: dict[int, int] = {}
+        self.launched = 0
+
+    def segment(
+        self, row: int, ids: Sequence[int], *, emits: bool = True, spec: SamplingSpec | None = None
+    ) -> Segment:
+        """The next tokens of a row. Its pages are given once, in an order that is nowhere contiguous."""
+        start = self.done.get(row, 0)
+        count = self.limits.pages_for(self.limits.context_length)
+        pages = tuple(range(row + (count - 1) * 8, -1, -8))[:count] if start == 0 else ()
+        self.done[row] = start + len(ids)
+        sampling = (spec or SamplingSpec(seed=row)) if start == 0 else None
+        return Segment(f"r{row}", row, start, tuple(ids), 0, pages, emits, sampling)
+
+    def plan(self, *segments: Segment) -> Microbatch:
+        self.launched += 1
+        return Microbatch(self.launched, ForwardMode.MIXED, segments)
+
+    def logits(self, *segments: Segment) -> torch.Tensor:
+        microbatch, hidden = self.plan(*segments), None
+        for runner in self.runners[:-1]:
+            hidden = runner.forward(microbatch, hidden)
+            assert isinstance(hidden, torch.Tensor), hidden
+        return self.runners[-1].logits(microbatch, hidden)
+
+    def forward(self, *segments: Segment) -> Completion:
+        microbatch, output = self.plan(*segments), None
+        for runner in self.runners:
+            if isinstance(output, Completion):
+                runner.skip(microbatch)
+            else:
+                output = runner.forward(microbatch, output)
+        assert isinstance(output, Completion)
+        return output
+
+    def generate(self, row: int, prompt: Sequence[int], count: int, *, chunk: int, spec: SamplingSpec) -> list[int]:
+        """Prefill in chunks, then decode one by one."""
+        for first in range(0, len(prompt), chunk):
+            last = first + chunk >= len(prompt)
+            completion = self.forward(self.segment(row, prompt[first : first + chunk], emits=last, spec=spec))
+            assert completion.error is None, completion.error
+        output = list(completion.token_ids)
+        while len(output) < count:
+            output += self.forward(self.segment(row, output[-1:])).token_ids
+        return output
