@@ -1,0 +1,57 @@
+"""From a checked body to a request: tokenizes the prompt and refuses what the model can never serve.
+
+Asks the same rule as the scheduler for what never fits, so that both refuse alike and nothing is queued in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.frontend.problems import ApiError
+from engine.frontend.protocol import GenerateBody
+from engine.limits import Limits
+from engine.messages import Generate
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["admit"]
+
+# A text of this many characters takes about 10 ms to tokenize: longer ones go to a thread, so that streams do not stutter.
+LONG_TEXT_CHARS = 16_384
+
+
+async def admit(body: GenerateBody, tokenizer: Tokenizer, limits: Limits) -> Generate:
+    """The request that a body stands for. Raises ApiError (400) with the numbers when it can never run here."""
+    prompt_ids = await _tokenize(tokenizer, body.text) if body.text is not None else tuple(body.input_ids or ())
+    _check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
+    _check_vocabulary(body.sampling_params.stop_token_ids, limits.vocab_size, "sampling_params.stop_token_ids")
+    reason = limits.why_never_fits(len(prompt_ids), body.sampling_params.max_new_tokens)
+    if reason is not None:
+        raise ApiError.invalid(reason, param="text" if body.text is not None else "input_ids")
+    return Generate(
+        rid=body.rid or uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        sampling=body.sampling_params.params(),
+        priority=body.priority,
+        return_logprob=body.return_logprob,
+        top_logprobs_num=body.top_logprobs_num,
+    )
+
+
+async def _tokenize(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    if len(text) <= LONG_TEXT_CHARS:
+        return tuple(tokenizer.encode(text).ids)
+    encoding = await asyncio.to_thread(tokenizer.encode, text)
+    return tuple(encoding.ids)
+
+
+def _check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    outside = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    if outside is not None:
+        raise ApiError.invalid(
+            f"{param} must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer", param=param
+        )

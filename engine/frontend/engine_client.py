@@ -1,0 +1,200 @@
+"""The front end's side of the scheduler: sends client messages, hands each reply to whoever waits for it.
+
+Owns the registry of open requests: a rid enters when its request is sent and leaves exactly when its terminal reply is
+processed, whether or not its client is still there. Never tokenizes and never speaks HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.frontend.problems import ApiError, ProblemType
+from engine.launch.inbox import UNBOUNDED
+from engine.launch.private_dir import replies_address, requests_address
+from engine.messages import (
+    Abort,
+    CallAnswer,
+    ClientMessage,
+    EngineStats,
+    Generate,
+    GetStats,
+    Refusal,
+    Reply,
+    StatsAnswer,
+    TokenOutput,
+    decode_reply,
+    encode,
+)
+
+__all__ = ["EngineClient", "OpenRequest"]
+
+MAX_OPEN_CALLS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+class OpenRequest:
+    """One request that was sent and whose terminal reply is still to come."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.done = False
+        self._outputs: asyncio.Queue[TokenOutput | ApiError] = asyncio.Queue()
+
+    async def next_output(self) -> TokenOutput:
+        """The next output. Raises ApiError when the request was refused or the engine is gone."""
+        output = await self._outputs.get()
+        if isinstance(output, ApiError):
+            raise output
+        return output
+
+    def put(self, output: TokenOutput | ApiError, *, last: bool) -> None:
+        """Hand over an output or a failure; ``last`` says that nothing follows."""
+        self.done = last
+        self._outputs.put_nowait(output)
+
+
+class EngineClient:
+    """Requests and calls in flight between this process and the scheduler."""
+
+    def __init__(self, private_dir: Path) -> None:
+        self._context = zmq.asyncio.Context()
+        self._replies = self._context.socket(zmq.PULL)
+        self._replies.setsockopt(zmq.RCVHWM, UNBOUNDED)
+        self._replies.bind(replies_address(private_dir))
+        # A plain socket: sending into an unbounded queue never waits, so an abort needs no coroutine to be sent.
+        self._requests = zmq.Socket(self._context, zmq.PUSH)
+        self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
+        self._requests.connect(requests_address(private_dir))
+        self._open: dict[str, OpenRequest] = {}
+        self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
+        self._call_numbers = itertools.count()
+        self._broken: ApiError | None = None
+
+    @property
+    def broken(self) -> ApiError | None:
+        """Why nothing works any more, if so."""
+        return self._broken
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without a terminal reply."""
+        return len(self._open)
+
+    def start(self, message: Generate) -> OpenRequest:
+        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when the engine is gone."""
+        self._require_working()
+        if message.rid in self._open:
+            raise ApiError(
+                409,
+                ProblemType.DUPLICATE,
+                f"rid must be unique among live requests, got {message.rid!r}, which is live; wait for its end or leave rid out",
+                param="rid",
+            )
+        request = OpenRequest(message.rid)
+        self._open[message.rid] = request
+        self._send(message)
+        return request
+
+    def abort(self, request: OpenRequest, message: Abort) -> None:
+        """Ask for the end of a request; it stays registered until the scheduler's terminal reply."""
+        if not request.done and self._broken is None:
+            self._send(message)
+
+    async def call(self, make: Callable[[str], ClientMessage]) -> CallAnswer:
+        """Send an administrative message, made from the call id it is given, and wait for its answer.
+
+        Waits as long as the engine lives: a frozen scheduler answers when it goes on. Raises ApiError when it is gone.
+        """
+        answer = await self._ask(make)
+        assert isinstance(answer, CallAnswer), f"expected a CallAnswer, got {answer}"
+        return answer
+
+    async def stats(self, timeout_s: float) -> EngineStats | None:
+        """The scheduler's counters; None when it did not answer in time or is gone."""
+        try:
+            answer = await asyncio.wait_for(self._ask(lambda call_id: GetStats(call_id=call_id)), timeout_s)
+        except (TimeoutError, ApiError):
+            return None
+        assert isinstance(answer, StatsAnswer), f"expected a StatsAnswer, got {answer}"
+        return answer.stats
+
+    def break_off(self, reason: ApiError) -> None:
+        """End every open request and call with an error, and refuse all further ones. The first reason stays."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        for request in self._open.values():
+            request.put(reason, last=True)
+        self._open.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(reason)
+        self._calls.clear()
+
+    async def deliver_replies(self) -> None:
+        """Hand out replies as they come, until cancelled."""
+        while True:
+            frame = await self._replies.recv()
+            try:
+                replies = decode_reply(frame)
+            except msgspec.DecodeError as exc:
+                logger.error("a frame of %d bytes from the scheduler is no tuple of replies: %s", len(frame), exc)  # noqa: TRY400
+                continue
+            for reply in replies:
+                self._deliver(reply)
+
+    def close(self) -> None:
+        """Close the sockets; what is not sent by then is lost."""
+        self._replies.close(linger=0)
+        self._requests.close(linger=0)
+        self._context.term()
+
+    async def _ask(self, make: Callable[[str], ClientMessage]) -> CallAnswer | StatsAnswer:
+        self._require_working()
+        if len(self._calls) >= MAX_OPEN_CALLS:
+            raise ApiError(
+                429, ProblemType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
+            )
+        call_id = f"call-{next(self._call_numbers)}"
+        future: asyncio.Future[CallAnswer | StatsAnswer] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send(make(call_id))
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _require_working(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _send(self, message: ClientMessage) -> None:
+        self._requests.send(encode(message), zmq.NOBLOCK)
+
+    def _deliver(self, reply: Reply) -> None:
+        match reply:
+            case TokenOutput():
+                self._to_request(reply.rid, reply, last=reply.finish_reason is not None)
+            case Refusal():
+                self._to_request(reply.rid, ApiError.of_refusal(reply), last=True)
+            case CallAnswer() | StatsAnswer():
+                future = self._calls.get(reply.call_id)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+
+    def _to_request(self, rid: str, output: TokenOutput | ApiError, *, last: bool) -> None:
+        request = self._open.get(rid)
+        if request is None:
+            return
+        if last:
+            del self._open[rid]
+        request.put(output, last=last)

@@ -1,0 +1,72 @@
+"""What a client is told when something is wrong: one body shape and one exception for every route.
+
+Owns the mapping from kinds of trouble to HTTP statuses. Never holds a traceback of the front end itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.messages import Refusal, RefusalKind
+
+__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType"]
+
+
+class ProblemType:
+    """The values of ``type`` in an error body."""
+
+    INVALID = "invalid_request_error"
+    TOO_LARGE = "request_too_large"
+    NOT_FOUND = "not_found"
+    DUPLICATE = "duplicate_request"
+    BUSY = "server_busy"
+    UNAVAILABLE = "server_unavailable"
+    ENGINE = "engine_error"
+
+
+_OF_REFUSAL = {
+    RefusalKind.INVALID: (400, ProblemType.INVALID),
+    RefusalKind.DUPLICATE: (409, ProblemType.DUPLICATE),
+    RefusalKind.BUSY: (429, ProblemType.BUSY),
+    RefusalKind.UNAVAILABLE: (503, ProblemType.UNAVAILABLE),
+}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ProblemBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is not a success, and the last event of a stream that broke."""
+
+    error: Problem
+
+
+class ApiError(Exception):
+    """Ends the handling of a request with an error body."""
+
+    def __init__(self, status: int, kind: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ProblemBody(Problem(message=message, type=kind, param=param, code=status))
+
+    @classmethod
+    def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
+        """A request that breaks a rule: 400."""
+        return cls(400, ProblemType.INVALID, message, param=param)
+
+    @classmethod
+    def unavailable(cls, message: str) -> ApiError:
+        """A server that is not up yet, going down, or broken: 503."""
+        return cls(503, ProblemType.UNAVAILABLE, message)
+
+    @classmethod
+    def of_refusal(cls, refusal: Refusal) -> ApiError:
+        """The scheduler's refusal, with the status of its kind."""
+        status, kind = _OF_REFUSAL[refusal.kind]
+        return cls(status, kind, refusal.message, param="rid" if refusal.kind is RefusalKind.DUPLICATE else None)

@@ -1,0 +1,146 @@
+"""The front end process: runs the routes on the socket that it is given, and listens to the supervisor.
+
+Owns the process's order of life: ready when it listens, broken off when another process died, gone when its clients have
+been told. It goes on answering until then, even with the scheduler dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from tokenizers import Tokenizer
+
+from engine.errors import ProcessDiedError
+from engine.frontend.app import FrontEnd, build_app
+from engine.frontend.engine_client import EngineClient
+from engine.frontend.problems import ApiError
+from engine.frontend.tokenizer import load_tokenizer
+from engine.launch.control import Control, ProcessDied, Ready, Serving, Shutdown
+from engine.launch.private_dir import PrivateDir
+from engine.launch.settings import ServerSettings
+from engine.limits import Limits
+
+__all__ = ["run_frontend"]
+
+# After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the supervisor's
+# own grace.
+LAST_WORDS_S = 0.25
+# A connection that does not take its last bytes by then is cut.
+DRAIN_TIMEOUT_S = 1
+
+
+def run_frontend(
+    control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
+) -> None:
+    """Serve until the supervisor says otherwise or is gone. Raises ProcessDiedError when another process died."""
+    logging.basicConfig(level=settings.log_level.upper())
+    tokenizer = load_tokenizer(settings)
+    try:
+        asyncio.run(_serve(control, settings, limits, tokenizer, listener, folder))
+    except ProcessDiedError as exc:
+        if exc.process == "supervisor":
+            folder.remove()  # Nobody else is left to do it.
+        raise
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, waiting for an event where it would wake ten times a second, and leaving signals to the supervisor."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+        self._stop = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """Touch no signal handler."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Called by uvicorn once it listens; returns when the server is to stop."""
+        self._on_listening()
+        await self._stop.wait()
+
+    def stop(self) -> None:
+        """Take no more connections, finish what is being sent, end."""
+        self._stop.set()
+
+
+class _Life:
+    """What the supervisor says, applied to the front end."""
+
+    def __init__(self, control: Control, front: FrontEnd) -> None:
+        self._control = control
+        self._front = front
+        self.over = asyncio.Event()
+        self.death: ProcessDiedError | None = None
+
+    def listen(self) -> None:
+        """Take one message of the supervisor; called when its pipe is readable."""
+        try:
+            message = self._control.receive()
+        except ProcessDiedError as exc:
+            self._die(exc)
+            return
+        match message:
+            case Serving():
+                self._front.pids = message.pids
+                self._front.serving = True
+            case ProcessDied():
+                self._die(ProcessDiedError(message.process, message.cause))
+            case Shutdown() | None:
+                self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
+
+    def _die(self, death: ProcessDiedError) -> None:
+        self.death = self.death or death
+        self._end(ApiError.unavailable(f"the server is going down because {death}"))
+
+    def _end(self, reason: ApiError) -> None:
+        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._front.client.break_off(reason)
+        self.over.set()
+
+
+async def _serve(
+    control: Control,
+    settings: ServerSettings,
+    limits: Limits,
+    tokenizer: Tokenizer,
+    listener: socket.socket,
+    folder: PrivateDir,
+) -> None:
+    client = EngineClient(folder.path)
+    front = FrontEnd(settings=settings, limits=limits, tokenizer=tokenizer, client=client)
+    life = _Life(control, front)
+    asyncio.get_running_loop().add_reader(control.fileno(), life.listen)
+    server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(sockets=[listener]))
+        delivering = tasks.create_task(client.deliver_replies())
+        await life.over.wait()
+        if life.death is not None:
+            await asyncio.sleep(LAST_WORDS_S)
+        server.stop()
+        await serving
+        delivering.cancel()
+    client.close()
+    if life.death is not None:
+        raise life.death
+
+
+def _uvicorn_config(front: FrontEnd) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(front),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        # Set once a second by the loop that this server does without.
+        date_header=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+    )

@@ -1,0 +1,194 @@
+"""The native protocol: what a client may send to each route and what it gets back, typed and checked.
+
+Owns shapes and the rules of single fields; what depends on the model is checked at admission. Unknown fields are refused:
+a parameter is honoured or answered with 400, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from engine.frontend.problems import ApiError
+from engine.messages import FinishReason, PauseMode, SamplingParams
+
+__all__ = [
+    "AbortBody",
+    "GenerateAnswer",
+    "GenerateBody",
+    "MetaInfo",
+    "OutputLogprob",
+    "PauseBody",
+    "SamplingBody",
+    "parse_body",
+]
+
+MAX_RID_CHARS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_SHOWN_VALUE_CHARS = 80
+MAX_INT32 = 2**31 - 1
+
+_DEFAULTS = SamplingParams()
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class SamplingBody(_Strict):
+    """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
+
+    max_new_tokens: int = Field(_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
+    min_new_tokens: int = Field(_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
+    temperature: float = Field(_DEFAULTS.temperature, ge=0)
+    top_p: float = Field(_DEFAULTS.top_p, gt=0, le=1)
+    top_k: int = Field(_DEFAULTS.top_k, ge=-1, le=MAX_INT32)
+    min_p: float = Field(_DEFAULTS.min_p, ge=0, le=1)
+    frequency_penalty: float = Field(_DEFAULTS.frequency_penalty, ge=-2, le=2)
+    presence_penalty: float = Field(_DEFAULTS.presence_penalty, ge=-2, le=2)
+    repetition_penalty: float = Field(_DEFAULTS.repetition_penalty, gt=0, le=2)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stop: StopString | list[StopString] = Field(default=[], max_length=MAX_STOP_CHARS)
+    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> SamplingBody:
+        if self.top_k == 0:
+            raise ValueError("top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens must be <= max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}; "
+                "lower it or raise max_new_tokens"
+            )
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {len(self.stop_strings)}; send fewer")
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, however it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def params(self) -> SamplingParams:
+        """The same as the scheduler takes it."""
+        values = self.model_dump(exclude={"stop", "stop_token_ids"})
+        return SamplingParams(**values, stop=self.stop_strings, stop_token_ids=tuple(self.stop_token_ids))
+
+
+class GenerateBody(_Strict):
+    """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SamplingBody = SamplingBody()
+    stream: bool = False
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS)
+    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
+    return_logprob: bool = False
+    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> GenerateBody:
+        if (self.text is None) == (self.input_ids is None):
+            given = "neither" if self.text is None else "both"
+            raise ValueError(f"exactly one of text and input_ids must be given, got {given}; send one of them")
+        if self.top_logprobs_num and not self.return_logprob:
+            raise ValueError(
+                f"top_logprobs_num needs return_logprob=true, got top_logprobs_num={self.top_logprobs_num} without it; "
+                "set return_logprob"
+            )
+        return self
+
+
+class AbortBody(_Strict):
+    """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
+
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS)
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> AbortBody:
+        if (self.rid is None) != self.abort_all:
+            given = "neither" if self.rid is None else "both"
+            raise ValueError(f"exactly one of rid and abort_all=true must be given, got {given}; send one of them")
+        return self
+
+
+class PauseBody(_Strict):
+    """The body of ``POST /pause_generation``."""
+
+    # JSON has no enums, so a plain string is one here.
+    mode: PauseMode = Field(PauseMode.RETRACT, strict=False)
+
+
+class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The natural-log probability of one output token, and the most likely ones as (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes with the text. Token counts are totals so far; ``output_logprobs`` is there only if asked for."""
+
+    id: str
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_stop: str | int | msgspec.UnsetType = msgspec.UNSET
+    output_logprobs: tuple[OutputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/generate``; in a stream, one event of it with what is new since the last event."""
+
+    text: str
+    output_ids: tuple[int, ...]
+    meta_info: MetaInfo
+
+
+def parse_body(model: type[Body], data: bytes) -> Body:
+    """A request's body as its type. Raises ApiError (400), which names field, rule and value."""
+    try:
+        return model.model_validate_json(data or b"{}")
+    except ValidationError as exc:
+        errors = exc.errors(include_url=False)
+        param = _path(errors[0]["loc"]) or None
+        raise ApiError.invalid("; ".join(_explain(error, model) for error in errors), param=param) from exc
+
+
+def _explain(error: Any, model: type[BaseModel]) -> str:
+    path = _path(error["loc"])
+    shown = repr(error["input"])
+    shown = shown if len(shown) <= MAX_SHOWN_VALUE_CHARS else f"{shown[:MAX_SHOWN_VALUE_CHARS]}..."
+    if error["type"] == "json_invalid":
+        return f"the body must be JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"{path} is not a field here, got {shown}; {_remedy(error['loc'], model)}"
+    rule = error["msg"].replace("Input should be", "must be")
+    return f"{path or 'the body'} {rule}, got {shown}"
+
+
+def _remedy(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    names = list((SamplingBody if "sampling_params" in loc[:-1] else model).model_fields)
+    near = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(names)}"
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """A field's path; the names that a validator gives to the branches of a union are no part of it."""
+    return ".".join(str(part) for part in loc if isinstance(part, int) or part.isidentifier())

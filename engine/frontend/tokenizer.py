@@ -1,0 +1,35 @@
+"""The checkpoint's tokenizer: text to token ids and back.
+
+Owns loading it. Stateless for requests; a stream's state is its detokenizer's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["load_tokenizer"]
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The fast tokenizer of the configured model. Raises CheckpointError when the folder has none that works."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds of import; the supervisor did it before the fork
+
+    from engine.model.checkpoint import resolve_folder  # noqa: PLC0415 - the same
+
+    folder = resolve_folder(config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (ValueError, OSError, KeyError) as exc:
+        raise CheckpointError(f"{folder} must hold a tokenizer that transformers can load, but: {exc}") from exc
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise CheckpointError(
+            f"{folder} must hold a fast tokenizer, got a {type(tokenizer).__name__}; convert it to tokenizer.json"
+        )
+    return backend

@@ -1,0 +1,150 @@
+"""One process of the engine: forked here, watched through its control pipe, reaped here.
+
+Owns what every process does first (keep only its own files, ignore the terminal's Ctrl-C, die with the supervisor) and
+last (say what it died of). Knows nothing of what the processes do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from engine.launch.control import ChildMessage, Control, Dying, Ready, SupervisorMessage, decode_child_message
+
+__all__ = ["Child", "ChildMain", "close_inherited_files", "die_with_parent", "fork_child"]
+
+ChildMain = Callable[[Control], None]
+
+EXIT_FAILED = 1
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+STANDARD_FILES = (0, 1, 2)
+
+
+class Child:
+    """The supervisor's view of one process. ``fileno()`` is readable when it spoke or ended."""
+
+    def __init__(self, name: str, pid: int, connection: Connection) -> None:
+        self.name = name
+        self.pid = pid
+        self.ready = False
+        self.dying: Dying | None = None
+        self.status: int | None = None
+        self._connection = connection
+
+    def fileno(self) -> int:
+        """The file descriptor of the control pipe."""
+        return self._connection.fileno()
+
+    @property
+    def alive(self) -> bool:
+        """True until it was reaped."""
+        return self.status is None
+
+    def send(self, message: SupervisorMessage) -> None:
+        """Tell it something; a process that is already gone is noticed by its pipe, not here."""
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
+        except OSError:
+            return
+
+    def listen(self) -> None:
+        """Take in what it said; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
+        try:
+            self._take(decode_child_message(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            # Only the process itself holds the other end, so the end of file is its end, a moment before it can be reaped.
+            self._reap()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; harmless once it was reaped."""
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the supervisor's end of the pipe."""
+        self._connection.close()
+
+    def _take(self, message: ChildMessage) -> None:
+        if isinstance(message, Ready):
+            self.ready = True
+        else:
+            self.dying = message
+
+    def _reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.status = os.waitstatus_to_exitcode(status)
+
+
+def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives_supervisor: bool = False) -> Child:
+    """Fork a process that runs ``main`` and ends. ``keep`` are the file descriptors that it needs beyond its pipe.
+
+    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a last word to say to clients and
+    learns of that death by its pipe.
+    """
+    ours, theirs = Pipe(duplex=True)
+    supervisor_pid = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        close_inherited_files([theirs.fileno(), *keep])
+        _prepare(name, supervisor_pid, outlives_supervisor)
+        _run(main, Control(theirs))
+    theirs.close()
+    return Child(name, pid, ours)
+
+
+def close_inherited_files(keep: Sequence[int]) -> None:
+    """Close every file descriptor above the standard ones except those to keep.
+
+    An end of another process's pipe that stayed open here would hide that process's death.
+    """
+    kept = sorted({*STANDARD_FILES, *keep})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies, even by kill -9. Linux only, else a no-op."""
+    if sys.platform != "linux":
+        return
+    _prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent_pid:  # The parent died between the fork and the line above, so no signal will come.
+        os.kill(os.getpid(), number)
+
+
+def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
+    signal.set_wakeup_fd(-1)
+    # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not outlives_supervisor:
+        die_with_parent(supervisor_pid, signal.SIGKILL)
+    if sys.platform == "linux":
+        _prctl(PR_SET_NAME, f"engine-{name}".encode()[:15])
+
+
+def _run(main: ChildMain, control: Control) -> None:
+    """Run a process to its end; never returns, so that nothing of the supervisor's stack runs twice."""
+    status = 0
+    try:
+        main(control)
+    except BaseException as exc:  # noqa: BLE001 - whatever ends this process is reported as its cause
+        control.send(Dying.of(exc))
+        status = EXIT_FAILED
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

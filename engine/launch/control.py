@@ -1,0 +1,135 @@
+"""The control pipe between the supervisor and each of its processes: what is said on it and the child's end of it.
+
+Typed msgpack messages, never pickle. The pipe closing is a message too: it means that the process at the other end is
+gone. Carries no request of any client.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from engine.errors import EngineError, ProcessDiedError
+
+__all__ = [
+    "ChildMessage",
+    "Control",
+    "Dying",
+    "ProcessDied",
+    "Ready",
+    "Serving",
+    "Shutdown",
+    "SupervisorMessage",
+    "decode_child_message",
+]
+
+MAX_TRACEBACK_CHARS = 32_768
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A process has loaded everything that it needs and can work. Never sent by one that failed."""
+
+
+class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A process is about to end because of an exception.
+
+    ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text is
+    enough for a user; ``victim_of`` names the process whose death caused it, if one did.
+    """
+
+    error: str
+    traceback: str
+    expected: bool = False
+    victim_of: str | None = None
+
+    @classmethod
+    def of(cls, exc: BaseException) -> Dying:
+        """Describe an exception. The end of a long traceback is kept, because the error stands there."""
+        text = "".join(traceback.format_exception(exc))
+        return cls(
+            error="".join(traceback.format_exception_only(exc)).strip(),
+            traceback=text[-MAX_TRACEBACK_CHARS:],
+            expected=isinstance(exc, EngineError),
+            victim_of=exc.process if isinstance(exc, ProcessDiedError) else None,
+        )
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Every process is ready: the server is open at ``base_url``. ``pids`` are the engine's processes by name."""
+
+    base_url: str
+    pids: dict[str, int]
+
+
+class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A process of the engine died; everything is about to end. ``cause`` is its traceback, signal or status."""
+
+    process: str
+    cause: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End now, in order; nobody is to blame."""
+
+
+ChildMessage = Ready | Dying
+SupervisorMessage = Serving | ProcessDied | Shutdown
+
+_child_message_decoder = msgspec.msgpack.Decoder(ChildMessage)
+_supervisor_message_decoder = msgspec.msgpack.Decoder(SupervisorMessage)
+
+
+def decode_child_message(data: bytes) -> ChildMessage:
+    """Decode what a process says to the supervisor. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _child_message_decoder.decode(data)
+
+
+class Control:
+    """A process's end of its control pipe. ``fileno()`` is readable when the supervisor spoke or is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on."""
+        return self._connection.fileno()
+
+    def send(self, message: ChildMessage) -> None:
+        """Tell the supervisor something. Says nothing when it is gone: the next receive() tells."""
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
+        except OSError:
+            return
+
+    def receive(self, timeout_s: float | None = None) -> SupervisorMessage | None:
+        """The next message; None when ``timeout_s`` seconds (None: no limit) passed without one.
+
+        Raises ProcessDiedError when the supervisor is gone.
+        """
+        try:
+            if timeout_s is not None and not self._connection.poll(timeout_s):
+                return None
+            return _supervisor_message_decoder.decode(self._connection.recv_bytes())
+        except (EOFError, OSError) as exc:
+            raise ProcessDiedError("supervisor", "its control pipe closed without a shutdown message") from exc
+
+    def wait_until_serving(self, timeout_s: float) -> Serving:
+        """Wait for the supervisor's word that every process is ready.
+
+        Raises ProcessDiedError when one died first, TimeoutError when ``timeout_s`` seconds passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (message := self.receive(max(0.0, deadline - time.monotonic()))) is not None:
+            if isinstance(message, Serving):
+                return message
+            if isinstance(message, ProcessDied):
+                raise ProcessDiedError(message.process, message.cause)
+            raise ProcessDiedError("supervisor", "it was told to shut down before every process was ready")
+        raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
+
+    def close(self) -> None:
+        """Close this end; the supervisor takes that for the end of this process."""
+        self._connection.close()

@@ -1,0 +1,56 @@
+"""How a server's end by accident is written down: which process was the first to die, of what, and when.
+
+Owns the report's shape and its file; decides nothing. The last thing that a broken server leaves behind.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["DEATH_FILE", "DeathReport", "describe_status", "read_death_report"]
+
+DEATH_FILE = "death.json"
+
+
+class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The first death of a server.
+
+    ``cause`` is a traceback, or a sentence about a signal or a status. Exactly one of ``exit_code`` and ``signal`` (its
+    number) is set once the process has ended. ``when`` is in seconds since the epoch.
+    """
+
+    process: str
+    pid: int
+    cause: str
+    when: float
+    exit_code: int | None = None
+    signal: int | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""
+        unfinished = folder / f"{DEATH_FILE}.new"
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+        unfinished.replace(folder / DEATH_FILE)
+
+
+def read_death_report(folder: Path) -> DeathReport | None:
+    """The report in a server's folder, or None when it left none."""
+    try:
+        data = (folder / DEATH_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=DeathReport)
+
+
+def describe_status(status: int) -> str:
+    """A sentence for an exit status as subprocess counts it: negative is a signal, zero or more an exit code."""
+    if status >= 0:
+        return f"it exited with status {status} although nobody asked it to"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown signal"
+    return f"it was killed by signal {-status} ({name})"

@@ -1,0 +1,40 @@
+"""The costly imports, done once in a process that then forks: seconds before the fork, nothing after it.
+
+The only place of this layer that loads torch, and it does so for the stages to come. Starts no thread: a fork takes only
+the calling thread along, so a lock that another one holds would stay locked for ever.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+
+__all__ = ["import_engine"]
+
+# The libraries' numeric thread pools start at import, unless told not to.
+THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+FRONTEND_MODULES = ("engine.frontend.process",)
+SCHEDULER_MODULES = ("engine.launch.scheduler_process", "engine.pipeline.staged")
+MODEL_MODULES = (
+    "engine.model.checkpoint",
+    "engine.model.runner",
+    "engine.pipeline.local",
+    "engine.pipeline.stage",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+
+
+def import_engine() -> None:
+    """Import everything that any process of the engine needs, and take it out of the garbage collector's sight.
+
+    What is frozen is not touched by collections in the children, so its memory stays shared with them.
+    """
+    for variable in THREAD_POOL_VARIABLES:
+        os.environ.setdefault(variable, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for module in (*FRONTEND_MODULES, *SCHEDULER_MODULES, *MODEL_MODULES):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()

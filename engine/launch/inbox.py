@@ -1,0 +1,54 @@
+"""Where client messages wait until a gate takes them into a step.
+
+Owns the socket and the bound on what one step takes; decides nothing about any message. A frame that is no message is
+logged and dropped: it must never take the loop down.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import zmq
+
+from engine.messages import ClientMessage, decode_client_message
+
+__all__ = ["MAX_MESSAGES_A_STEP", "Inbox"]
+
+MAX_MESSAGES_A_STEP = 1024
+MAX_LOGGED_BYTES = 80
+UNBOUNDED = 0
+
+logger = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Client messages in arrival order. ``socket`` is what to wait on."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.socket = context.socket(zmq.PULL)
+        # The front end bounds what it accepts; a message that it sent must not be lost or block it here.
+        self.socket.setsockopt(zmq.RCVHWM, UNBOUNDED)
+        self.socket.bind(address)
+
+    def drain(self, limit: int = MAX_MESSAGES_A_STEP) -> list[ClientMessage]:
+        """All messages that have arrived, up to ``limit`` frames, without waiting."""
+        messages: list[ClientMessage] = []
+        for _ in range(limit):
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                messages.append(decode_client_message(frame))
+            except msgspec.DecodeError as exc:
+                logger.error("a frame of %d bytes is no client message (%s): %r", len(frame), exc, frame[:MAX_LOGGED_BYTES])
+        return messages
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until a message is there; False when ``timeout_s`` seconds (None: no limit) passed without one."""
+        return bool(self.socket.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def close(self) -> None:
+        """Close the socket; what was not drained is lost."""
+        self.socket.close(linger=0)

@@ -1,0 +1,152 @@
+"""The preloaded parent itself: ``python -m engine.launch.parent_process FD``, started by PreloadedParent.
+
+Imports the engine, then forks a supervisor for each order that comes on its socket, and reaps it. Stays single-threaded,
+computes nothing, and ends when its client is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from engine.launch.child import close_inherited_files, die_with_parent
+from engine.launch.control import Serving
+from engine.launch.imports import import_engine
+from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest
+from engine.launch.settings import ServerSettings
+from engine.launch.supervisor import EXIT_FAILED, supervise
+
+__all__ = ["main"]
+
+# What a supervisor needs to take its own processes down.
+SERVERS_GRACE_S = 3.0
+REAP_INTERVAL_S = 0.01
+
+
+def main(orders_fd: int) -> None:
+    """Serve orders until the client is gone, then end the servers that are left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_engine()
+    with socket.socket(fileno=orders_fd) as orders:
+        parent = _Parent(orders)
+        parent.run()
+        parent.end_servers()
+
+
+class _Parent:
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        self._servers: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._over = False
+
+    def run(self) -> None:
+        """Wait for orders and for deaths of servers, at once."""
+        child_died, wakeup = socket.socketpair()
+        for end in (child_died, wakeup):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, _note)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._orders, selectors.EVENT_READ, self._take_order)
+        self._selector.register(child_died, selectors.EVENT_READ, functools.partial(self._reap, child_died))
+        while not self._over:
+            for key, _ in self._selector.select():
+                key.data()
+        signal.set_wakeup_fd(-1)
+
+    def end_servers(self) -> None:
+        """Tell the supervisors to stop, wait with a bound, then kill."""
+        for pid in self._servers:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + SERVERS_GRACE_S
+        while self._servers and time.monotonic() < deadline:
+            self._reap_ended()
+            time.sleep(REAP_INTERVAL_S)
+        for pid in self._servers:
+            os.kill(pid, signal.SIGKILL)
+
+    def _take_order(self) -> None:
+        frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, 2)
+        if not frame:
+            self._over = True
+            return
+        lifeline_fd, news_fd = fds
+        news = socket.socket(fileno=news_fd)
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_server(msgspec.msgpack.decode(frame, type=ServeRequest), lifeline_fd, news, parent_pid)
+        os.close(lifeline_fd)
+        self._servers[pid] = news
+        _tell(news, Forked(pid=pid))
+
+    def _reap(self, child_died: socket.socket) -> None:
+        child_died.recv(FRAME_BYTES)
+        self._reap_ended()
+
+    def _reap_ended(self) -> None:
+        for pid in list(self._servers):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                news = self._servers.pop(pid)
+                _tell(news, Exited(status=os.waitstatus_to_exitcode(status)))
+                news.close()
+
+
+def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket, parent_pid: int) -> None:
+    """Turn the forked child into the supervisor of one server; never returns."""
+    status = EXIT_FAILED
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The lifeline is held by nothing but this process: its end is this process's end. The engine's processes close it.
+        close_inherited_files([lifeline_fd, news.fileno()])
+        die_with_parent(parent_pid, signal.SIGTERM)
+        os.setsid()
+        _redirect_output(Path(request.log_path))
+        os.chdir(request.working_dir)
+        sys.path[:] = request.import_path
+        settings = ServerSettings.model_validate_json(request.settings)
+        status = supervise(settings, Path(request.private_dir), announce=functools.partial(_announce, news))
+    except BaseException as exc:  # noqa: BLE001 - the log is the only place where this can be seen
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _redirect_output(log_path: Path) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.close(log)
+
+
+def _announce(news: socket.socket, serving: Serving) -> None:
+    _tell(news, Open(base_url=serving.base_url, pids=serving.pids))
+
+
+def _tell(news: socket.socket, message: News) -> None:
+    """Say something to the client; one that closed its handle does not want to know."""
+    try:
+        news.send(msgspec.msgpack.encode(message))
+    except OSError:
+        return
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Python writes the wake-up byte only for signals that have a handler."""
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,214 @@
+"""The preloaded parent: a process that has done the costly imports once and forks a server whenever it is asked.
+
+This is the client's side, for harnesses and tools; importing it costs nothing. The parent dies with its client, and its
+servers with it. Never runs the client's main module again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from engine.errors import StartupError
+from engine.launch.control import Serving
+from engine.launch.death import read_death_report
+from engine.launch.settings import ServerSettings
+
+__all__ = ["PreloadedParent", "ServerProcess"]
+
+PARENT_MODULE = "engine.launch.parent_process"
+CLOSE_TIMEOUT_S = 5.0
+FRAME_BYTES = 65_536
+
+
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for a server. ``settings`` is JSON of ServerSettings. Two sockets come with it: lifeline and news."""
+
+    settings: str
+    private_dir: str
+    log_path: str
+    working_dir: str
+    import_path: tuple[str, ...]
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The supervisor's pid: the first thing that comes on a server's news socket."""
+
+    pid: int
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The server is ready."""
+
+    base_url: str
+    pids: dict[str, int]
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The supervisor ended; negative is a signal, as subprocess counts it. The last thing on the news socket."""
+
+    status: int
+
+
+News = Forked | Open | Exited
+
+_news_decoder = msgspec.msgpack.Decoder(News)
+
+
+class ServerProcess:
+    """One server forked by the parent. ``fileno()`` is readable from the moment when its supervisor is gone."""
+
+    def __init__(self, lifeline: socket.socket, news: socket.socket, private_dir: Path) -> None:
+        self._lifeline = lifeline
+        self._news = news
+        self._private_dir = private_dir
+        self._open: Open | None = None
+        self._status: int | None = None
+        forked = self._next_news(None)
+        if not isinstance(forked, Forked):
+            raise StartupError(f"the preloaded parent must say which process it forked, got {forked}; see its log")
+        self.pid = forked.pid
+
+    def fileno(self) -> int:
+        """The lifeline: end of file when the supervisor is gone, and nothing before."""
+        return self._lifeline.fileno()
+
+    def wait_ready(self, timeout_s: float) -> Serving:
+        """Wait until the server is ready: its URL and its processes' pids by name.
+
+        Raises StartupError, which carries the cause, when it ended first, TimeoutError when the time is up.
+        """
+        while self._open is None and self._status is None:
+            self._take(self._next_news(timeout_s))
+        if self._open is None:
+            report = read_death_report(self._private_dir)
+            cause = report.cause if report is not None else "it left no report; see its log"
+            who = report.process if report is not None else "server"
+            raise StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
+        return Serving(base_url=self._open.base_url, pids=self._open.pids)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the end: the exit status. Raises TimeoutError when it lives on for ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self._status is None:
+            self._take(self._next_news(max(0.0, deadline - time.monotonic())))
+        return self._status
+
+    def terminate(self) -> None:
+        """Ask it to stop in order. Harmless when it is gone."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the supervisor; its processes follow it. Harmless when it is gone."""
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the sockets of this handle; does not end the server."""
+        self._lifeline.close()
+        self._news.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The parent reaps the server only after it sent the status, so an unread status is what makes the pid safe enough:
+        # it can be reused only after it was reaped.
+        if self._status is None and self._alive():
+            os.kill(self.pid, number)
+
+    def _alive(self) -> bool:
+        """False when the lifeline is at its end: the supervisor is gone."""
+        self._lifeline.setblocking(False)
+        try:
+            return bool(self._lifeline.recv(1))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _take(self, news: News) -> None:
+        if isinstance(news, Open):
+            self._open = news
+        elif isinstance(news, Exited):
+            self._status = news.status
+
+    def _next_news(self, timeout_s: float | None) -> News:
+        self._news.settimeout(timeout_s or (None if timeout_s is None else 0.001))
+        frame = self._news.recv(FRAME_BYTES)
+        if not frame:
+            # The parent is gone, and its servers with it.
+            return Exited(status=-signal.SIGKILL)
+        return _news_decoder.decode(frame)
+
+
+class PreloadedParent:
+    """The client's handle. A context manager; ``close()`` ends the parent and every server of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
+        self._process = process
+        self._orders = orders
+
+    @classmethod
+    def start(cls) -> Self:
+        """Start the parent. Returns at once: the imports go on while the caller does other things."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-m", PARENT_MODULE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # Of its own session: a terminal's Ctrl-C is for the client, which closes the parent in order.
+                start_new_session=True,
+            )
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        """The parent's pid."""
+        return self._process.pid
+
+    def serve(self, settings: ServerSettings, private_dir: Path, log_path: Path) -> ServerProcess:
+        """Fork a server. Returns when it is forked, not when it is ready.
+
+        ``private_dir`` stays the caller's; stdout and stderr of the server are appended to ``log_path``. The server
+        imports from the caller's ``sys.path``. Raises StartupError when the parent is gone.
+        """
+        request = ServeRequest(
+            settings=settings.model_dump_json(),
+            private_dir=str(private_dir.absolute()),
+            log_path=str(log_path.absolute()),
+            working_dir=str(Path.cwd()),
+            import_path=tuple(sys.path),
+        )
+        lifeline, their_lifeline = socket.socketpair()
+        news, their_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with their_lifeline, their_news:
+            sent = [their_lifeline.fileno(), their_news.fileno()]
+            try:
+                socket.send_fds(self._orders, [msgspec.msgpack.encode(request)], sent)
+            except OSError as exc:
+                raise StartupError(f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}") from exc
+        return ServerProcess(lifeline, news, private_dir)
+
+    def close(self) -> None:
+        """End the parent and its servers, with a bound. Idempotent."""
+        self._orders.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

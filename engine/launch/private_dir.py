@@ -1,0 +1,53 @@
+"""The server's private folder: the one place where the sockets between its processes live.
+
+Owns the folder's permissions, the names of the front end's sockets in it, and what is left of it at the end. Everything
+else that needs an address in it appends a short name of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from engine.errors import StartupError
+
+__all__ = ["PrivateDir", "replies_address", "requests_address"]
+
+# A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
+MAX_PATH_BYTES = 85
+
+
+def requests_address(private_dir: Path) -> str:
+    """Where the scheduler listens for client messages."""
+    return f"ipc://{private_dir}/requests"
+
+
+def replies_address(private_dir: Path) -> str:
+    """Where the front end listens for replies."""
+    return f"ipc://{private_dir}/replies"
+
+
+class PrivateDir:
+    """A folder that only this user may enter: made here and removed at the end, or lent by the caller and left."""
+
+    def __init__(self, lent: Path | None = None) -> None:
+        self.lent = lent is not None
+        self.path = lent.absolute() if lent is not None else Path(tempfile.mkdtemp(prefix="engine-"))
+        if len(bytes(self.path)) > MAX_PATH_BYTES:
+            self.remove()
+            raise StartupError(
+                f"the server's private folder must have a path of at most {MAX_PATH_BYTES} bytes, because it holds Unix "
+                f"sockets, got {len(bytes(self.path))} ({self.path}); set TMPDIR to a shorter one"
+            )
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def remove(self) -> None:
+        """Remove the folder, or from a lent one only the sockets: killed processes leave those behind."""
+        if not self.lent:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.is_socket():
+                path.unlink(missing_ok=True)

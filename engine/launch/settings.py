@@ -1,0 +1,72 @@
+"""What a server needs beyond the engine's configuration: where it listens, which gate it runs, how long it waits.
+
+One definition of every field, read by ``engine serve`` from flags, then from the environment (``ENGINE_<FIELD>``), then
+from the defaults. Changes nothing that the engine computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+__all__ = ["ENVIRONMENT_PREFIX", "LIVE_GATE", "ServerSettings", "read_settings"]
+
+ENVIRONMENT_PREFIX = "ENGINE_"
+LIVE_GATE = "engine.launch.live_gate:LiveGate"
+DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class ServerSettings(EngineConfig):
+    """An engine's configuration and its server's. Raises ConfigError for a bad value, as EngineConfig does."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
+    gate: str = Field(
+        LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
+    )
+    gate_options: str = Field("", description="text that is handed to the gate as it is")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="least severe log line shown")
+    max_body_bytes: int = Field(
+        DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
+    )
+    start_timeout_s: float = Field(
+        600.0, gt=0, le=86_400, description="longest wait, in seconds, for all processes to be ready"
+    )
+    shutdown_grace_s: float = Field(
+        1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
+    )
+
+
+def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
+    """Settings from flags (None: not given) over environment variables over defaults.
+
+    Raises ConfigError; a value that came from the environment is named by its variable.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    inherited = {name: text for name, text in _from_environment(environment).items() if name not in given}
+    try:
+        return ServerSettings(**inherited, **given)
+    except ConfigError as exc:
+        lines = [_with_origin(line, inherited) for line in str(exc).splitlines()]
+        raise ConfigError("\n".join(lines)) from exc
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The fields that the environment sets, stripped; an empty variable counts as unset."""
+    found = {name: environment.get(_variable(name), "").strip() for name in ServerSettings.model_fields}
+    return {name: text for name, text in found.items() if text}
+
+
+def _with_origin(line: str, inherited: Mapping[str, str]) -> str:
+    """An error line that starts with a field, starting with the variable that set the field."""
+    name = line.partition(" ")[0]
+    return f"{_variable(name)}{line.removeprefix(name)}" if name in inherited else line
+
+
+def _variable(name: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{name.upper()}"

@@ -1,0 +1,52 @@
+"""Signals as something to wait on: a file descriptor that is readable when the user asked the server to stop.
+
+Owns the supervisor's handlers while it runs and puts the former ones back.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType, TracebackType
+from typing import Self
+
+__all__ = ["STOP_SIGNALS", "SignalWatch"]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_PENDING_SIGNALS = 64
+
+
+class SignalWatch:
+    """Turns stop signals into bytes on a socket; a handler itself does nothing, so no code is interrupted."""
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._former = {number: signal.signal(number, _note) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on."""
+        return self._reader.fileno()
+
+    def take(self) -> list[int]:
+        """The numbers of the signals that came since the last look."""
+        try:
+            return list(self._reader.recv(MAX_PENDING_SIGNALS))
+        except BlockingIOError:
+            return []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Python writes the wake-up byte only for signals that have a handler."""

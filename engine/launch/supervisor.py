@@ -1,0 +1,276 @@
+"""The supervisor: starts the engine's processes, waits on all of them at once, and ends them together.
+
+Event-driven: control pipes and signals, never a poll. The first death wins and is the one that everybody is told; its
+victims are not blamed. Forks before any thread or device context exists and computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import EngineError, StartupError
+from engine.launch.child import Child, fork_child
+from engine.launch.control import Control, ProcessDied, Serving, Shutdown, SupervisorMessage
+from engine.launch.death import DeathReport, describe_status
+from engine.launch.gate_context import load_attribute
+from engine.launch.imports import import_engine
+from engine.launch.listener import base_url, bind_listener
+from engine.launch.live_gate import STAGE_PREFIX
+from engine.launch.private_dir import PrivateDir
+from engine.launch.scheduler_process import SchedulerPlace, run_scheduler
+from engine.launch.settings import ServerSettings
+from engine.launch.signals import SignalWatch
+from engine.launch.stage_process import run_stage_process
+from engine.limits import Limits, ModelFacts
+
+__all__ = ["EXIT_FAILED", "FRONTEND", "SCHEDULER", "SUPERVISOR", "supervise"]
+
+SCHEDULER = "scheduler"
+FRONTEND = "frontend"
+SUPERVISOR = "supervisor"
+
+# Named, not imported: the front end is a layer above this one.
+FRONTEND_MAIN = "engine.frontend.process:run_frontend"
+
+EXIT_FAILED = 1
+
+# A death is told, written down and over within 2 s: these three together, and the time it takes to notice.
+DEATH_GRACE_S = 0.8
+TERMINATE_GRACE_S = 0.3
+KILL_WAIT_S = 0.5
+
+Announce = Callable[[Serving], None]
+
+
+def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
+    """Run a server until it is told to stop (exit status 0) or cannot go on (1, the reason on stderr).
+
+    A ``private_dir`` of the caller's is left behind, with ``death.json`` in it when the server died. ``announce`` is
+    called once, when the server is ready; without it a line with the URL goes to stdout.
+    """
+    started = time.monotonic()
+    try:
+        listener = bind_listener(settings.host, settings.port)
+        import_engine()
+        facts, limits = _resolve(settings)
+        folder = PrivateDir(private_dir)
+    except EngineError as exc:
+        _report(DeathReport(process=SUPERVISOR, pid=0, cause=str(exc), when=time.time(), exit_code=EXIT_FAILED), private_dir)
+        return EXIT_FAILED
+    try:
+        return _Supervisor(settings, limits, listener, folder, announce or _announcer(facts, limits, started)).run()
+    finally:
+        folder.remove()
+
+
+def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
+    from engine.model.checkpoint import read_facts
+
+    facts = read_facts(settings)
+    return facts, Limits.of(settings, facts)
+
+
+def _announcer(facts: ModelFacts, limits: Limits, started: float) -> Announce:
+    def announce(serving: Serving) -> None:
+        stages = "1 stage" if limits.pp_size == 1 else f"{limits.pp_size} stages"
+        ready_s = time.monotonic() - started
+        sys.stdout.write(f"Serving {facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)\n")
+        sys.stdout.flush()
+
+    return announce
+
+
+def _report(report: DeathReport, private_dir: Path | None) -> None:
+    """Leave the report on stderr, and in the folder that the caller lent."""
+    sys.stderr.write(f"error: {report.cause}\n" if report.process == SUPERVISOR else _obituary(report))
+    sys.stderr.flush()
+    if private_dir is not None and private_dir.is_dir():
+        report.write(private_dir)
+
+
+def _obituary(report: DeathReport) -> str:
+    return f"error: the {report.process} process (pid {report.pid}) died and the server with it: {report.cause}\n"
+
+
+class _Supervisor:
+    """The processes of one server, from the first fork to the last reaping."""
+
+    def __init__(
+        self, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir, announce: Announce
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._listener = listener
+        self._folder = folder
+        self._announce = announce
+        self._base_url = base_url(listener)
+        self._selector = selectors.DefaultSelector()
+        self._children: list[Child] = []
+        self._ended: list[Child] = []
+        self._stop_asked = False
+
+    def run(self) -> int:
+        """Start everything, wait for the end, end everything."""
+        with SignalWatch() as signals:
+            self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
+            try:
+                self._start()
+                return self._watch()
+            finally:
+                self._take_down(Shutdown(), grace_s=0.0)
+                self._selector.close()
+
+    # ---- start ----
+
+    def _start(self) -> None:
+        """Fork the stages, then the scheduler, which knows their pids, then the front end, which gets the listener."""
+        path = self._folder.path
+        stages = range(self._limits.pp_size) if self._limits.pp_size > 1 else range(0)
+        for stage in stages:
+            self._fork(f"{STAGE_PREFIX}{stage}", functools.partial(self._run_stage, stage))
+        place = SchedulerPlace(
+            settings=self._settings,
+            limits=self._limits,
+            private_dir=path,
+            base_url=self._base_url,
+            stage_pids=tuple(child.pid for child in self._children),
+        )
+        self._fork(SCHEDULER, lambda control: run_scheduler(control, place))
+        self._adopt(
+            fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True)
+        )
+        # Held open here, the socket would take connections that nobody accepts after the front end's death.
+        self._listener.close()
+
+    def _run_stage(self, stage: int, control: Control) -> None:
+        run_stage_process(control, self._settings, self._limits, stage, self._folder.path)
+
+    def _run_frontend(self, control: Control) -> None:
+        run_frontend = load_attribute(FRONTEND_MAIN)
+        run_frontend(control, self._settings, self._limits, self._listener, self._folder)
+
+    def _fork(self, name: str, main: Callable[[Control], None]) -> None:
+        self._adopt(fork_child(name, main))
+
+    def _adopt(self, child: Child) -> None:
+        self._children.append(child)
+        self._selector.register(child, selectors.EVENT_READ, functools.partial(self._on_child, child))
+
+    # ---- events ----
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Handle events until a condition holds; False when ``timeout_s`` seconds passed without it."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            for key, _ in self._selector.select(left_s):
+                key.data()
+        return True
+
+    def _on_signal(self, signals: SignalWatch) -> None:
+        self._stop_asked = bool(signals.take()) or self._stop_asked
+
+    def _on_child(self, child: Child) -> None:
+        child.listen()
+        if not child.alive:
+            self._selector.unregister(child)
+            child.close()
+            self._ended.append(child)
+
+    # ---- life and death ----
+
+    def _watch(self) -> int:
+        """Wait until all are ready, announce it, wait for the end. Returns the server's exit status."""
+        in_time = self._wait_for(lambda: self._over or all(c.ready for c in self._children), self._settings.start_timeout_s)
+        if not in_time:
+            return self._fail_late_start()
+        if not self._over:
+            serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
+            self._tell(serving)
+            self._announce(serving)
+            self._wait_for(lambda: self._over, None)
+        if not self._ended:
+            self._take_down(Shutdown(), self._settings.shutdown_grace_s)
+            return 0
+        return self._fail_by_death()
+
+    @property
+    def _over(self) -> bool:
+        return self._stop_asked or bool(self._ended)
+
+    def _fail_late_start(self) -> int:
+        late = ", ".join(child.name for child in self._children if not child.ready)
+        exc = StartupError(
+            f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were not: {late}; "
+            "raise --start-timeout-s, or look above for what they wait for"
+        )
+        self._take_down(Shutdown(), grace_s=0.0)
+        self._leave(DeathReport(process=SUPERVISOR, pid=0, cause=str(exc), when=time.time(), exit_code=EXIT_FAILED))
+        return EXIT_FAILED
+
+    def _fail_by_death(self) -> int:
+        report = self._first_death()
+        self._leave(report)
+        self._take_down(ProcessDied(process=report.process, cause=report.cause), DEATH_GRACE_S)
+        return EXIT_FAILED
+
+    def _first_death(self) -> DeathReport:
+        """The death that caused the others: the first that is not itself the consequence of another one."""
+        own = [child for child in self._ended if child.dying is None or child.dying.victim_of is None]
+        child = (own or self._ended)[0]
+        status = child.status if child.status is not None else EXIT_FAILED
+        return DeathReport(
+            process=child.name,
+            pid=child.pid,
+            cause=_cause_of(child, status),
+            when=time.time(),
+            exit_code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+        )
+
+    def _leave(self, report: DeathReport) -> None:
+        _report(report, self._folder.path if self._folder.lent else None)
+
+    # ---- the end ----
+
+    def _tell(self, message: SupervisorMessage) -> None:
+        """Tell everybody, the front end first: it has clients that wait for the news."""
+        for child in reversed(self._alive()):
+            child.send(message)
+
+    def _take_down(self, message: SupervisorMessage, grace_s: float) -> None:
+        """End every process: told first and all at once, then waited for with a bound, then made to."""
+        self._tell(message)
+        # A stage has nothing to say to anybody.
+        self._signal([child for child in self._alive() if child.name.startswith(STAGE_PREFIX)], signal.SIGTERM)
+        if not self._wait_for(self._all_ended, grace_s):
+            self._signal(self._alive(), signal.SIGTERM)
+            if not self._wait_for(self._all_ended, TERMINATE_GRACE_S):
+                self._signal(self._alive(), signal.SIGKILL)
+                self._wait_for(self._all_ended, KILL_WAIT_S)
+
+    def _signal(self, children: list[Child], number: signal.Signals) -> None:
+        for child in children:
+            child.signal(number)
+            child.signal(signal.SIGCONT)  # A stopped process takes no other signal than SIGKILL.
+
+    def _alive(self) -> list[Child]:
+        return [child for child in self._children if child.alive]
+
+    def _all_ended(self) -> bool:
+        return not self._alive()
+
+
+def _cause_of(child: Child, status: int) -> str:
+    if child.dying is None:
+        return describe_status(status)
+    return child.dying.error if child.dying.expected else child.dying.traceback
