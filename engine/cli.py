@@ -50,7 +50,7 @@ def _serve(**flags: Any) -> None:
     except ConfigError as exc:
         sys.stderr.write("".join(f"error: {line}\n" for line in str(exc).splitlines()))
         raise typer.Exit(EXIT_USAGE) from exc
-    from engine.launch.supervisor import supervise  # noqa: PLC0415 - --help and bad flags need none of it
+    from engine.launch.supervisor import supervise  # --help and bad flags need none of it
 
     try:
         status = supervise(settings)
@@ -83,6 +83,6 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-app.command("serve", epilog=f"Every flag can be set by the environment too: {ENVIRONMENT_PREFIX}PP_SIZE=4 is --pp-size 4.")(
+app.command("serve", epilog=f"Every flag has an environment variable: {ENVIRONMENT_PREFIX}PP_SIZE=4 is --pp-size 4.")(
     _with_flags(_serve)
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["admit"]
 
-# A text of this many characters takes about 10 ms to tokenize: longer ones go to a thread, so that streams do not stutter.
+# A longer text takes tens of milliseconds to tokenize and goes to a thread, so that streams do not stutter.
 LONG_TEXT_CHARS = 16_384
 
 
@@ -53,5 +53,6 @@ def _check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
     outside = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
     if outside is not None:
         raise ApiError.invalid(
-            f"{param} must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer", param=param
+            f"{param} must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer",
+            param=param,
         )

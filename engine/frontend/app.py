@@ -84,7 +84,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events; a client that is gone takes none, and that is no error."""
         await self.stream_response(send)
 
@@ -184,7 +184,7 @@ def _add_information(app: FastAPI, front: FrontEnd) -> None:
 
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def answer_api_error(request: Request, exc: ApiError) -> Response:
+    async def answer_api_error(_: Request, exc: ApiError) -> Response:
         return _json(exc.body, status=exc.status)
 
     @app.exception_handler(HTTPException)
@@ -194,7 +194,7 @@ def _add_error_answers(app: FastAPI) -> None:
         return _json(problem.body, status=exc.status_code, headers=exc.headers)
 
     @app.exception_handler(Exception)
-    async def answer_bug(request: Request, exc: Exception) -> Response:
+    async def answer_bug(_: Request, exc: Exception) -> Response:
         problem = ApiError(500, ProblemType.ENGINE, f"the front end failed: {type(exc).__name__}: {exc}")
         return _json(problem.body, status=500)
 
@@ -215,7 +215,7 @@ async def _events(
 
 
 async def _abort_on_disconnect(request: Request, generation: Generation) -> None:
-    """Abort the request as soon as its client goes away; its body was read, so nothing else can come from the client."""
+    """Abort the request as soon as its client goes away. Its body was read, so nothing else can come."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
     generation.abort()
@@ -246,7 +246,8 @@ def _read_timeout(request: Request) -> float | None:
     """The ``timeout`` of a deferred flush in seconds. Raises ApiError (400)."""
     unknown = set(request.query_params) - {"timeout"}
     if unknown:
-        raise ApiError.invalid(f"the only parameter here is timeout, got {sorted(unknown)}; remove it", param=min(unknown))
+        message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
+        raise ApiError.invalid(message, param=min(unknown))
     text = request.query_params.get("timeout")
     if text is None:
         return None

@@ -96,7 +96,7 @@ class EngineClient:
             raise ApiError(
                 409,
                 ProblemType.DUPLICATE,
-                f"rid must be unique among live requests, got {message.rid!r}, which is live; wait for its end or leave rid out",
+                f"rid must be unique among live requests, got {message.rid!r}, which is; wait for its end or omit it",
                 param="rid",
             )
         request = OpenRequest(message.rid)
@@ -147,7 +147,7 @@ class EngineClient:
             try:
                 replies = decode_reply(frame)
             except msgspec.DecodeError as exc:
-                logger.error("a frame of %d bytes from the scheduler is no tuple of replies: %s", len(frame), exc)  # noqa: TRY400
+                logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
                 continue
             for reply in replies:
                 self._deliver(reply)

@@ -78,7 +78,7 @@ class Generation:
         return GenerateAnswer(text=text, output_ids=ids, meta_info=meta)
 
     def _show(self, output: TokenOutput) -> tuple[tuple[int, ...], str]:
-        """The ids and the text of an output that the client may see: nothing after a stop string, no stop token's text."""
+        """What the client may see of an output: nothing after a stop string, no text of a stop token."""
         texts: list[str] = []
         taken = 0
         for token_id in output.token_ids:
@@ -108,8 +108,9 @@ class Generation:
 
 
 def _logprobs(ids: tuple[int, ...], logprobs: tuple[TokenLogprob | None, ...]) -> tuple[OutputLogprob, ...]:
-    pairs = zip(ids, logprobs, strict=False)
-    return tuple(OutputLogprob(token_id=i, logprob=entry.logprob, top=entry.top) for i, entry in pairs if entry is not None)
+    # Not strict: after a stop string fewer ids are shown than were computed.
+    entries = [(token_id, entry) for token_id, entry in zip(ids, logprobs, strict=False) if entry is not None]
+    return tuple(OutputLogprob(token_id=token_id, logprob=entry.logprob, top=entry.top) for token_id, entry in entries)
 
 
 def _joined_logprobs(pieces: list[GenerateAnswer]) -> list[OutputLogprob]:

@@ -1,7 +1,7 @@
 """The front end process: runs the routes on the socket that it is given, and listens to the supervisor.
 
-Owns the process's order of life: ready when it listens, broken off when another process died, gone when its clients have
-been told. It goes on answering until then, even with the scheduler dead.
+Owns the process's order of life: ready when it listens, broken off when another process died, gone when its clients
+have been told. It goes on answering until then, even with the scheduler dead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from engine.limits import Limits
 
 __all__ = ["run_frontend"]
 
-# After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the supervisor's
-# own grace.
+# After a death: long enough for the errors to reach the clients and for a probe to see 503, well within the
+# supervisor's own grace.
 LAST_WORDS_S = 0.25
 # A connection that does not take its last bytes by then is cut.
 DRAIN_TIMEOUT_S = 1
@@ -57,7 +57,7 @@ class _Server(uvicorn.Server):
         self._stop = asyncio.Event()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Touch no signal handler."""
         yield
 

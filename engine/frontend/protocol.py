@@ -1,7 +1,7 @@
 """The native protocol: what a client may send to each route and what it gets back, typed and checked.
 
-Owns shapes and the rules of single fields; what depends on the model is checked at admission. Unknown fields are refused:
-a parameter is honoured or answered with 400, never ignored.
+Owns shapes and the rules of single fields; what depends on the model is checked at admission. Unknown fields
+are refused: a parameter is honoured or answered with 400, never ignored.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class _Strict(BaseModel):
 class SamplingBody(_Strict):
     """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
 
-    max_new_tokens: int = Field(_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
-    min_new_tokens: int = Field(_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
-    temperature: float = Field(_DEFAULTS.temperature, ge=0)
-    top_p: float = Field(_DEFAULTS.top_p, gt=0, le=1)
-    top_k: int = Field(_DEFAULTS.top_k, ge=-1, le=MAX_INT32)
-    min_p: float = Field(_DEFAULTS.min_p, ge=0, le=1)
-    frequency_penalty: float = Field(_DEFAULTS.frequency_penalty, ge=-2, le=2)
-    presence_penalty: float = Field(_DEFAULTS.presence_penalty, ge=-2, le=2)
-    repetition_penalty: float = Field(_DEFAULTS.repetition_penalty, gt=0, le=2)
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    max_new_tokens: int = Field(default=_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
+    min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
+    temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
+    top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
+    top_k: int = Field(default=_DEFAULTS.top_k, ge=-1, le=MAX_INT32)
+    min_p: float = Field(default=_DEFAULTS.min_p, ge=0, le=1)
+    frequency_penalty: float = Field(default=_DEFAULTS.frequency_penalty, ge=-2, le=2)
+    presence_penalty: float = Field(default=_DEFAULTS.presence_penalty, ge=-2, le=2)
+    repetition_penalty: float = Field(default=_DEFAULTS.repetition_penalty, gt=0, le=2)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
     stop: StopString | list[StopString] = Field(default=[], max_length=MAX_STOP_CHARS)
     stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
@@ -71,7 +71,8 @@ class SamplingBody(_Strict):
                 "lower it or raise max_new_tokens"
             )
         if len(self.stop_strings) > MAX_STOP_STRINGS:
-            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {len(self.stop_strings)}; send fewer")
+            count = len(self.stop_strings)
+            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         return self
 
     @property
@@ -92,10 +93,10 @@ class GenerateBody(_Strict):
     input_ids: list[int] | None = None
     sampling_params: SamplingBody = SamplingBody()
     stream: bool = False
-    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS)
-    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
+    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
+    priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
-    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:
@@ -113,7 +114,7 @@ class GenerateBody(_Strict):
 class AbortBody(_Strict):
     """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
 
-    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS)
+    rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
     abort_all: bool = False
 
     @model_validator(mode="after")
@@ -128,7 +129,7 @@ class PauseBody(_Strict):
     """The body of ``POST /pause_generation``."""
 
     # JSON has no enums, so a plain string is one here.
-    mode: PauseMode = Field(PauseMode.RETRACT, strict=False)
+    mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
 
 
 class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ __all__ = ["StopScanner"]
 
 
 class StopScanner:
-    """Passes text through until one of the stop strings ends in it. What comes out does not depend on how text is cut."""
+    """Passes text through until a stop string ends in it. What comes out does not depend on how the text is cut."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)

@@ -18,9 +18,10 @@ __all__ = ["load_tokenizer"]
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     """The fast tokenizer of the configured model. Raises CheckpointError when the folder has none that works."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds of import; the supervisor did it before the fork
+    # Seconds of import, which the supervisor did before the fork.
+    from transformers import AutoTokenizer
 
-    from engine.model.checkpoint import resolve_folder  # noqa: PLC0415 - the same
+    from engine.model.checkpoint import resolve_folder
 
     folder = resolve_folder(config)
     try:

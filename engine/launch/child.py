@@ -60,7 +60,7 @@ class Child:
         try:
             self._take(decode_child_message(self._connection.recv_bytes()))
         except (EOFError, OSError):
-            # Only the process itself holds the other end, so the end of file is its end, a moment before it can be reaped.
+            # Only the process itself holds the other end, so this is its end, a moment before it can be reaped.
             self._reap()
 
     def signal(self, number: signal.Signals) -> None:
@@ -86,8 +86,8 @@ class Child:
 def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives_supervisor: bool = False) -> Child:
     """Fork a process that runs ``main`` and ends. ``keep`` are the file descriptors that it needs beyond its pipe.
 
-    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a last word to say to clients and
-    learns of that death by its pipe.
+    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a last word to say to clients
+    and learns of that death by its pipe.
     """
     ours, theirs = Pipe(duplex=True)
     supervisor_pid = os.getpid()

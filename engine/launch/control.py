@@ -84,7 +84,8 @@ _supervisor_message_decoder = msgspec.msgpack.Decoder(SupervisorMessage)
 
 def decode_child_message(data: bytes) -> ChildMessage:
     """Decode what a process says to the supervisor. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _child_message_decoder.decode(data)
+    message: ChildMessage = _child_message_decoder.decode(data)
+    return message
 
 
 class Control:
@@ -112,9 +113,10 @@ class Control:
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
                 return None
-            return _supervisor_message_decoder.decode(self._connection.recv_bytes())
+            message: SupervisorMessage = _supervisor_message_decoder.decode(self._connection.recv_bytes())
         except (EOFError, OSError) as exc:
             raise ProcessDiedError("supervisor", "its control pipe closed without a shutdown message") from exc
+        return message
 
     def wait_until_serving(self, timeout_s: float) -> Serving:
         """Wait for the supervisor's word that every process is ready.

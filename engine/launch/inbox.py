@@ -7,6 +7,7 @@ logged and dropped: it must never take the loop down.
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 import zmq
@@ -42,12 +43,13 @@ class Inbox:
             try:
                 messages.append(decode_client_message(frame))
             except msgspec.DecodeError as exc:
-                logger.error("a frame of %d bytes is no client message (%s): %r", len(frame), exc, frame[:MAX_LOGGED_BYTES])
+                shown = frame[:MAX_LOGGED_BYTES]
+                logger.warning("dropped a frame of %d bytes that is no client message (%s): %r", len(frame), exc, shown)
         return messages
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until a message is there; False when ``timeout_s`` seconds (None: no limit) passed without one."""
-        return bool(self.socket.poll(None if timeout_s is None else timeout_s * 1000))
+        return bool(self.socket.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
         """Close the socket; what was not drained is lost."""

@@ -106,7 +106,8 @@ class LiveGate:
             if completion is None:
                 break
             events.append(completion)
-            if self._pipeline.ready:  # The next one is computed in this process: messages must not wait for all of them.
+            # The next one is computed in this process: messages must not wait for all of them.
+            if self._pipeline.ready:
                 break
         events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
         return events

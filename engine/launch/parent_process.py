@@ -1,7 +1,7 @@
 """The preloaded parent itself: ``python -m engine.launch.parent_process FD``, started by PreloadedParent.
 
-Imports the engine, then forks a supervisor for each order that comes on its socket, and reaps it. Stays single-threaded,
-computes nothing, and ends when its client is gone.
+Imports the engine, then forks a supervisor for each order that comes on its socket, and reaps it. Stays
+single-threaded, computes nothing, and ends when its client is gone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket,
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The lifeline is held by nothing but this process: its end is this process's end. The engine's processes close it.
+        # The lifeline is held by this process alone, so its end is this process's end. The engine's processes close it.
         close_inherited_files([lifeline_fd, news.fileno()])
         die_with_parent(parent_pid, signal.SIGTERM)
         os.setsid()

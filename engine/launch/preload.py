@@ -117,8 +117,7 @@ class ServerProcess:
         self._news.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The parent reaps the server only after it sent the status, so an unread status is what makes the pid safe enough:
-        # it can be reused only after it was reaped.
+        # A pid may stand for somebody else once its process is gone.
         if self._status is None and self._alive():
             os.kill(self.pid, number)
 
@@ -144,7 +143,8 @@ class ServerProcess:
         if not frame:
             # The parent is gone, and its servers with it.
             return Exited(status=-signal.SIGKILL)
-        return _news_decoder.decode(frame)
+        news: News = _news_decoder.decode(frame)
+        return news
 
 
 class PreloadedParent:
@@ -193,7 +193,9 @@ class PreloadedParent:
             try:
                 socket.send_fds(self._orders, [msgspec.msgpack.encode(request)], sent)
             except OSError as exc:
-                raise StartupError(f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}") from exc
+                raise StartupError(
+                    f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}; start another one"
+                ) from exc
         return ServerProcess(lifeline, news, private_dir)
 
     def close(self) -> None:

@@ -37,8 +37,8 @@ class PrivateDir:
         if len(bytes(self.path)) > MAX_PATH_BYTES:
             self.remove()
             raise StartupError(
-                f"the server's private folder must have a path of at most {MAX_PATH_BYTES} bytes, because it holds Unix "
-                f"sockets, got {len(bytes(self.path))} ({self.path}); set TMPDIR to a shorter one"
+                f"the server's private folder must have a path of at most {MAX_PATH_BYTES} bytes, because it holds "
+                f"Unix sockets, got {len(bytes(self.path))} ({self.path}); set TMPDIR to a shorter one"
             )
         self.path.mkdir(mode=0o700, exist_ok=True)
         self.path.chmod(0o700)

@@ -30,7 +30,9 @@ class ServerSettings(EngineConfig):
         LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
     )
     gate_options: str = Field("", description="text that is handed to the gate as it is")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="least severe log line shown")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least severe log line shown"
+    )
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
@@ -48,7 +50,9 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
     Raises ConfigError; a value that came from the environment is named by its variable.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    inherited = {name: text for name, text in _from_environment(environment).items() if name not in given}
+    inherited: dict[str, Any] = {
+        name: text for name, text in _from_environment(environment).items() if name not in given
+    }
     try:
         return ServerSettings(**inherited, **given)
     except ConfigError as exc:

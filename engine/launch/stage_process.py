@@ -17,7 +17,9 @@ from engine.limits import Limits
 __all__ = ["run_stage_process"]
 
 
-def run_stage_process(control: Control, settings: ServerSettings, limits: Limits, stage: int, private_dir: Path) -> None:
+def run_stage_process(
+    control: Control, settings: ServerSettings, limits: Limits, stage: int, private_dir: Path
+) -> None:
     """Load one stage's weights and compute until the supervisor says otherwise or is gone."""
     from engine.pipeline.stage import run_stage
 

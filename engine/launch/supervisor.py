@@ -7,6 +7,7 @@ victims are not blamed. Forks before any thread or device context exists and com
 from __future__ import annotations
 
 import functools
+import os
 import selectors
 import signal
 import socket
@@ -45,6 +46,7 @@ EXIT_FAILED = 1
 DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
+CULPRIT_WAIT_S = 0.1
 
 Announce = Callable[[Serving], None]
 
@@ -62,7 +64,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
     except EngineError as exc:
-        _report(DeathReport(process=SUPERVISOR, pid=0, cause=str(exc), when=time.time(), exit_code=EXIT_FAILED), private_dir)
+        _report(_failed_start(exc), private_dir)
         return EXIT_FAILED
     try:
         return _Supervisor(settings, limits, listener, folder, announce or _announcer(facts, limits, started)).run()
@@ -75,6 +77,10 @@ def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
 
     facts = read_facts(settings)
     return facts, Limits.of(settings, facts)
+
+
+def _failed_start(exc: EngineError) -> DeathReport:
+    return DeathReport(process=SUPERVISOR, pid=os.getpid(), cause=str(exc), when=time.time(), exit_code=EXIT_FAILED)
 
 
 def _announcer(facts: ModelFacts, limits: Limits, started: float) -> Announce:
@@ -143,9 +149,7 @@ class _Supervisor:
             stage_pids=tuple(child.pid for child in self._children),
         )
         self._fork(SCHEDULER, lambda control: run_scheduler(control, place))
-        self._adopt(
-            fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True)
-        )
+        self._adopt(fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True))
         # Held open here, the socket would take connections that nobody accepts after the front end's death.
         self._listener.close()
 
@@ -190,8 +194,7 @@ class _Supervisor:
 
     def _watch(self) -> int:
         """Wait until all are ready, announce it, wait for the end. Returns the server's exit status."""
-        in_time = self._wait_for(lambda: self._over or all(c.ready for c in self._children), self._settings.start_timeout_s)
-        if not in_time:
+        if not self._wait_for(lambda: self._over or self._all_ready(), self._settings.start_timeout_s):
             return self._fail_late_start()
         if not self._over:
             serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
@@ -210,11 +213,11 @@ class _Supervisor:
     def _fail_late_start(self) -> int:
         late = ", ".join(child.name for child in self._children if not child.ready)
         exc = StartupError(
-            f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were not: {late}; "
-            "raise --start-timeout-s, or look above for what they wait for"
+            f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were not: "
+            f"{late}; raise --start-timeout-s, or look above for what they wait for"
         )
         self._take_down(Shutdown(), grace_s=0.0)
-        self._leave(DeathReport(process=SUPERVISOR, pid=0, cause=str(exc), when=time.time(), exit_code=EXIT_FAILED))
+        self._leave(_failed_start(exc))
         return EXIT_FAILED
 
     def _fail_by_death(self) -> int:
@@ -224,9 +227,12 @@ class _Supervisor:
         return EXIT_FAILED
 
     def _first_death(self) -> DeathReport:
-        """The death that caused the others: the first that is not itself the consequence of another one."""
-        own = [child for child in self._ended if child.dying is None or child.dying.victim_of is None]
-        child = (own or self._ended)[0]
+        """The death that caused the others: the first that is not itself the consequence of another one.
+
+        A process that only ended because another was gone may be seen first, so the culprit is waited for a moment.
+        """
+        self._wait_for(lambda: any(map(_is_culprit, self._ended)), CULPRIT_WAIT_S)
+        child = next(filter(_is_culprit, self._ended), self._ended[0])
         status = child.status if child.status is not None else EXIT_FAILED
         return DeathReport(
             process=child.name,
@@ -266,8 +272,16 @@ class _Supervisor:
     def _alive(self) -> list[Child]:
         return [child for child in self._children if child.alive]
 
+    def _all_ready(self) -> bool:
+        return all(child.ready for child in self._children)
+
     def _all_ended(self) -> bool:
         return not self._alive()
+
+
+def _is_culprit(child: Child) -> bool:
+    """A process that ended in order, or names another one as its reason, is a victim."""
+    return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
 
 
 def _cause_of(child: Child, status: int) -> str:
