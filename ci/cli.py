@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ci.bot import answer_result, handle_comment
 from ci.errors import CiError
 from ci.registry import Registry, read_registry
-from ci.request import RerunRequest, Tier
+from ci.request import REPEAT_MAX, RerunRequest, Tier
 from ci.results import FileStatus, RunResult, write_json, write_junit
 from ci.run import Sharing, run_files
 from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, part_of, select
@@ -28,7 +29,6 @@ __all__ = ["app", "main"]
 
 JSON_PATH = Path("out/ci/results.json")
 JUNIT_PATH = Path("out/ci/junit.xml")
-REPEAT_MAX = 1000
 PLAIN_WIDTH = 160  # Where there is no terminal to ask: a log of a runner, a pipe.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -83,10 +83,12 @@ def check(root: Root = HERE) -> None:
 
 @app.command()
 def suite(
-    hw: Annotated[Hardware, typer.Option(help="what to run on")] = Hardware.CPU,
-    suite: Annotated[str | None, typer.Option(help="a CPU suite; default: all")] = None,
-    stage: Annotated[str | None, typer.Option(help="a CUDA stage; default: all")] = None,
-    runner_config: Annotated[str | None, typer.Option(help="a runner of the stage; default: all")] = None,
+    hw: Annotated[Hardware, typer.Option(help="what to run on", envvar="CI_HW")] = Hardware.CPU,
+    suite: Annotated[str | None, typer.Option(help="a CPU suite; default: all", envvar="CI_SUITE")] = None,
+    stage: Annotated[str | None, typer.Option(help="a CUDA stage; default: all", envvar="CI_STAGE")] = None,
+    runner_config: Annotated[
+        str | None, typer.Option(help="a runner of the stage; default: all", envvar="CI_RUNNER_CONFIG")
+    ] = None,
     part: Annotated[str, typer.Option(help="which part of how many, such as 2/4")] = "1/1",
     nightly: Annotated[bool, typer.Option("--nightly", help="also the files of the nightly run")] = False,
     timeout_per_file: Timeout = None,
@@ -126,7 +128,9 @@ def rerun_test(
     specs: Annotated[list[str] | None, typer.Argument(help="files, folders, bare file names or node ids")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=REPEAT_MAX, help="rounds, to hunt a flake")] = 1,
     tier: Annotated[Tier | None, typer.Option(help="only this tier of the scripts")] = None,
-    request: Annotated[str | None, typer.Option(help="the request of a dispatched workflow, instead of specs")] = None,
+    request: Annotated[
+        str | None, typer.Option(help="the request of a dispatched workflow, instead of specs", envvar="CI_REQUEST")
+    ] = None,
     timeout_per_file: Timeout = None,
     json: JsonPath = JSON_PATH,
     junit: JunitPath = JUNIT_PATH,
@@ -145,6 +149,23 @@ def rerun_test(
         pytest_args=("--tier", asked.tier.value) if asked.tier else (),
     )
     _conclude(repository.root, run_files(files, options, repository.catalogue), files, json, junit)
+
+
+@app.command()
+def comment(
+    tree: Annotated[Path, typer.Option(help="a checkout of the pull request's head; it is read, never run")],
+    root: Root = HERE,
+) -> None:
+    """Answer the comment of GITHUB_EVENT_PATH: react, carry the command out, or refuse it in words."""
+    console.print(Text(handle_comment(root.resolve(), tree.resolve())), soft_wrap=True)
+
+
+@app.command()
+def answer(
+    results: Annotated[Path, typer.Option(help="results.json of the run, if it came that far")] = JSON_PATH,
+) -> None:
+    """Tell the pull request how a dispatched run ended (RUN_RESULT, TICKET, PULL_REQUEST of the environment)."""
+    console.print(Text(answer_result(results)), soft_wrap=True)
 
 
 def _selector(

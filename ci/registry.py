@@ -19,6 +19,7 @@ __all__ = ["Finding", "RegisteredFile", "Registry", "read_registry"]
 
 SOURCE_SIZE_MAX_BYTES = 512 * 1024
 SOURCE_FILES_MAX = 5_000
+PATH_MAX_CHARS = 200
 TEST_FILE_NAME = re.compile(r"test_\w+\.py")
 REGISTER_REMEDY = "add register_cpu_ci(est_time=..., suite=...) from ci.register at the top"
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
@@ -80,7 +81,9 @@ def read_registry(root: Path, catalogue: Catalogue) -> Registry:
 
 def _source_files(root: Path, catalogue: Catalogue) -> Iterator[str]:
     for folder in catalogue.registered_roots:
-        for parent, folders, names in os.walk(root / folder):  # os.walk does not follow linked folders
+        if (root / folder).resolve() != root.resolve() / folder:
+            continue  # A link in a pull request could lead the walk out of the repository.
+        for parent, folders, names in os.walk(root / folder):  # It does not follow links below.
             folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
             for name in sorted(names):
                 if name.endswith(".py") and name not in ("__init__.py", "conftest.py"):
@@ -125,8 +128,8 @@ def _parse(root: Path, path: str, findings: list[Finding]) -> ast.Module | None:
     try:
         if file.is_symlink() or not file.is_file():
             problem = "is a link or no plain file"
-        elif not PLAIN_PATH.fullmatch(path):
-            problem = "has characters other than A-Z a-z 0-9 _ . / - in its path"
+        elif not PLAIN_PATH.fullmatch(path) or len(path) > PATH_MAX_CHARS:
+            problem = f"has a path with characters other than A-Z a-z 0-9 _ . / - or longer than {PATH_MAX_CHARS}"
         elif file.stat().st_size > SOURCE_SIZE_MAX_BYTES:
             problem = f"is larger than {SOURCE_SIZE_MAX_BYTES} bytes"
         else:

@@ -1,13 +1,15 @@
 """What a dispatched run is asked to do, as it travels through a workflow's input: JSON, strictly read on both ends."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from ci.errors import CiError
 
-__all__ = ["RerunRequest", "Tier"]
+__all__ = ["REPEAT_MAX", "RerunRequest", "Tier"]
 
+REPEAT_MAX = 1000
 REQUEST_SIZE_MAX_BYTES = 60_000  # GitHub refuses a dispatch whose inputs are larger than 65,535 characters.
 
 
@@ -23,7 +25,7 @@ class RerunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which tests to run, how often, in which tier."""
 
     specs: tuple[str, ...]
-    repeat: int = 1
+    repeat: Annotated[int, msgspec.Meta(ge=1, le=REPEAT_MAX)] = 1
     tier: Tier | None = None
 
     @classmethod

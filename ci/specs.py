@@ -12,11 +12,12 @@ from ci.errors import SpecError
 from ci.quoting import quoted
 from ci.registry import RegisteredFile, Registry
 
-__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "Target", "resolve_specs"]
+__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "Target", "check_spelling", "resolve_specs"]
 
 SPECS_MAX = 50
 SPEC_MAX_CHARS = 300
 NEAR_MATCHES_MAX = 3
+NEAR_ENOUGH = 0.7
 TARGETS_MAX = 500
 SPEC = re.compile(r"[A-Za-z0-9_./-]+(::[A-Za-z_]\w*){0,2}(\[[A-Za-z0-9_.,=+-]+\])?", re.ASCII)
 
@@ -88,14 +89,17 @@ def _files(path: str, registry: Registry) -> list[RegisteredFile]:
 def _near(path: str, registry: Registry) -> str:
     names = {PurePosixPath(file.path).name: file.path for file in registry.files}
     paths = [file.path for file in registry.files]
-    close = difflib.get_close_matches(path, paths, NEAR_MATCHES_MAX, 0.6)
-    close += [names[name] for name in difflib.get_close_matches(PurePosixPath(path).name, names, NEAR_MATCHES_MAX, 0.6)]
+    close = difflib.get_close_matches(path, paths, NEAR_MATCHES_MAX, NEAR_ENOUGH)
+    close += [
+        names[name]
+        for name in difflib.get_close_matches(PurePosixPath(path).name, names, NEAR_MATCHES_MAX, NEAR_ENOUGH)
+    ]
     return _did_you_mean(close)
 
 
 def _near_nodes(node: str, file: RegisteredFile) -> str:
     names = [*file.tests.top_level, *file.tests.methods, *file.tests.classes]
-    return _did_you_mean(difflib.get_close_matches(node.partition("[")[0], names, NEAR_MATCHES_MAX, 0.5))
+    return _did_you_mean(difflib.get_close_matches(node.partition("[")[0], names, NEAR_MATCHES_MAX, NEAR_ENOUGH))
 
 
 def _did_you_mean(names: list[str]) -> str:
