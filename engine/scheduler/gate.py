@@ -44,6 +44,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One step written down: what went in, what came out, and the sizes of everything afterwards.
 
     ``in_flight`` holds microbatch ids in launch order; pages are counts; ``digest`` is the digest chain after the step.
+    ``waiting_rids`` and ``running_rids`` name the requests behind the counts where the recorder keeps names. ``error``
+    is the exception, as ``Type: text``, of the step that the scheduler died in.
     """
 
     step: int
@@ -59,6 +61,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     pages_cached: int
     pages_held: int
     digest: str
+    waiting_rids: tuple[str, ...] = ()
+    running_rids: tuple[str, ...] = ()
+    error: str | None = None
 
 
 class Gate(Protocol):
