@@ -34,6 +34,7 @@ class Detokenizer:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._settled: list[int] = []
+        self._context = ""
         self._open: list[int] = []
         self._shown = 0
 
@@ -41,6 +42,8 @@ class Detokenizer:
         """Take one token in, give the text that became final out; it may be empty."""
         self._open.append(token_id)
         text = self._window_text()
+        if text is None:
+            return ""
         final = len(text) - _unfinished(text)
         delta = text[self._shown : final]
         self._shown = max(self._shown, final)
@@ -50,20 +53,35 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text that was not final, once it is known that no more tokens come: replacements for cut characters."""
-        text = self._window_text()
+        text = self._decode([*self._settled, *self._open])
         delta = text[self._shown :]
         self._settle()
         return delta
 
-    def _window_text(self) -> str:
-        return self._decoder.decode([*self._settled, *self._open], skip_special_tokens=True)
+    def _window_text(self) -> str | None:
+        """The text of both segments; None while the open one must not be read yet.
+
+        Tokenizers that fall back to bytes read neighbouring byte tokens as one: an unfinished character then spoils the
+        finished one before it, until it is whole itself. One that never gets whole is read without its context.
+        """
+        text = self._decode([*self._settled, *self._open])
+        if text.startswith(self._context):
+            return text
+        if len(self._open) <= MAX_UNFINISHED:
+            return None
+        self._shown -= len(self._context)
+        self._settled, self._context = [], ""
+        return self._decode(self._open)
 
     def _settle(self) -> None:
         """Close the open segment. One without text (special tokens) gives no context, so the older one is kept too."""
-        text = self._decoder.decode(self._open, skip_special_tokens=True)
-        self._settled = self._open if text else [*self._settled, *self._open]
+        self._settled = self._open if self._decode(self._open) else [*self._settled, *self._open]
         self._open = []
-        self._shown = len(self._window_text())
+        self._context = self._decode(self._settled)
+        self._shown = len(self._context)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._decoder.decode(ids, skip_special_tokens=True)
 
 
 def _unfinished(text: str) -> int:

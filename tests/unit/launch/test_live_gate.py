@@ -146,11 +146,13 @@ def _waiting_step(world: World, previous: StepResult | None = NOTHING) -> tuple[
 def test_every_source_wakes_a_waiting_gate(world: World, source: str) -> None:
     """A03"""
     thread, steps = _waiting_step(world)
-    {
-        "message": lambda: world.send("a"),
-        "completion": lambda: world.complete(7),
-        "shutdown": lambda: world.say(Shutdown()),
-    }[source]()
+    match source:
+        case "message":
+            world.send("a")
+        case "completion":
+            world.complete(7)
+        case "shutdown":
+            world.say(Shutdown())
     thread.join(5)
     assert not thread.is_alive()
     expected = {"message": (Abort(rid="a"),), "completion": (Completion(microbatch_id=7),), "shutdown": None}[source]

@@ -1,0 +1,113 @@
+"""A front end with a fake scheduler behind real sockets, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import zmq
+import zmq.asyncio
+
+from engine.frontend.app import FrontEnd, build_app
+from engine.frontend.engine_client import EngineClient
+from engine.launch.private_dir import replies_address, requests_address
+from engine.launch.settings import ServerSettings
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import ClientMessage, Reply, decode_client_message, encode
+
+PATIENCE_S = 5.0
+
+
+class ByteTokenizer:
+    """One token a byte, as the embedded model's; decodes as tokenizers do, with replacements."""
+
+    class Encoding:
+        def __init__(self, ids: list[int]) -> None:
+            self.ids = ids
+
+    def encode(self, text: str) -> Encoding:
+        return self.Encoding(list(text.encode()))
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return bytes(token_id for token_id in ids if token_id < 256).decode(errors="replace")
+
+
+class FakeScheduler:
+    """The other end of the sockets: what the front end sent, and a way to answer."""
+
+    def __init__(self, private_dir: Path) -> None:
+        self._context = zmq.asyncio.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.bind(requests_address(private_dir))
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.connect(replies_address(private_dir))
+
+    async def receive(self) -> ClientMessage:
+        return decode_client_message(await asyncio.wait_for(self._inbox.recv(), PATIENCE_S))
+
+    async def reply(self, *replies: Reply) -> None:
+        await self._outbox.send(encode(replies))
+
+    async def send_garbage(self, frame: bytes) -> None:
+        await self._outbox.send(frame)
+
+    def close(self) -> None:
+        self._inbox.close(linger=0)
+        self._outbox.close(linger=0)
+        self._context.term()
+
+
+class Stage:
+    """Everything that a test of the front end needs."""
+
+    def __init__(self, private_dir: Path, **settings: object) -> None:
+        self.scheduler = FakeScheduler(private_dir)
+        self.settings = ServerSettings(**settings)
+        self.limits = Limits.of(self.settings, EMBEDDED_FACTS)
+        self.client = EngineClient(private_dir)
+        self.tokenizer = ByteTokenizer()
+        self.front = FrontEnd(
+            settings=self.settings, limits=self.limits, tokenizer=self.tokenizer, client=self.client, serving=True
+        )
+        self.app = build_app(self.front)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://engine")
+
+
+Scene = Callable[[Stage], Awaitable[None]]
+
+
+@asynccontextmanager
+async def _staged(private_dir: Path, **settings: object) -> AsyncIterator[Stage]:
+    stage = Stage(private_dir, **settings)
+    delivering = asyncio.create_task(stage.client.deliver_replies())
+    try:
+        yield stage
+    finally:
+        delivering.cancel()
+        await asyncio.gather(delivering, return_exceptions=True)
+        await stage.http.aclose()
+        stage.client.close()
+        stage.scheduler.close()
+
+
+@pytest.fixture
+def play(tmp_path: Path):
+    """Run an async scene against a front end; it must end in time."""
+
+    def run(scene: Scene, **settings: object) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(PATIENCE_S), _staged(tmp_path, **settings) as stage:
+                await scene(stage)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+@pytest.fixture
+def byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()

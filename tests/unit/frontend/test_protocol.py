@@ -1,0 +1,104 @@
+"""Bodies: what is accepted, and one clear sentence for each thing that is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.frontend.problems import ApiError
+from engine.frontend.protocol import AbortBody, GenerateBody, PauseBody, SamplingBody, parse_body
+from engine.messages import PauseMode, SamplingParams
+
+
+def test_defaults_are_those_of_the_engine() -> None:
+    assert parse_body(GenerateBody, b'{"text": "x"}').sampling_params.params() == SamplingParams()
+
+
+def test_every_sampling_parameter_reaches_the_engine() -> None:
+    """C02: a parameter that the engine knows and the body does not would be unusable, one the other way round ignored."""
+    assert set(SamplingBody.model_fields) == set(SamplingParams.__struct_fields__)
+    body = b"""{"text": "x", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 1, "temperature": 0,
+        "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1,
+        "repetition_penalty": 1.5, "seed": 7, "stop": "END", "stop_token_ids": [1], "ignore_eos": true}}"""
+    assert parse_body(GenerateBody, body).sampling_params.params() == SamplingParams(
+        max_new_tokens=5,
+        min_new_tokens=1,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        frequency_penalty=1.0,
+        presence_penalty=-1.0,
+        repetition_penalty=1.5,
+        seed=7,
+        stop=("END",),
+        stop_token_ids=(1,),
+        ignore_eos=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "parts"),
+    [
+        ("", None, ["exactly one of text and input_ids", "neither"]),
+        ("{", None, ["the body must be JSON"]),
+        ("[]", None, ["the body"]),
+        ('{"text": "x", "input_ids": [1]}', None, ["exactly one", "both"]),
+        ('{"text": 5}', "text", ["text must be a valid string", "5"]),
+        ('{"input_ids": ["1"]}', "input_ids.0", ["input_ids.0 must be a valid integer", "'1'"]),
+        ('{"text": "x", "strem": true}', "strem", ["strem is not a field", "did you mean 'stream'"]),
+        ('{"text": "x", "rid": ""}', "rid", ["rid"]),
+        ('{"text": "x", "top_logprobs_num": 3}', None, ["top_logprobs_num needs return_logprob"]),
+        ('{"text": "x", "top_logprobs_num": 99, "return_logprob": true}', "top_logprobs_num", ["20", "99"]),
+    ],
+)
+def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: list[str]) -> None:
+    """C01"""
+    with pytest.raises(ApiError) as caught:
+        parse_body(GenerateBody, body.encode())
+    assert caught.value.status == 400
+    assert caught.value.body.error.param == param
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("temperature", "-0.1", "greater than or equal to 0, got -0.1"),
+        ("temperature", "NaN", "must be a finite number, got nan"),
+        ("temperature", '"hot"', "valid number, got 'hot'"),
+        ("top_p", "0", "greater than 0, got 0"),
+        ("top_p", "1.1", "less than or equal to 1, got 1.1"),
+        ("top_k", "0", "top_k must be >= 1, or -1"),
+        ("top_k", "1.5", "valid integer"),
+        ("min_p", "2", "less than or equal to 1"),
+        ("max_new_tokens", "0", "greater than or equal to 1, got 0"),
+        ("max_new_tokens", "true", "valid integer, got True"),
+        ("min_new_tokens", "999", "min_new_tokens must be <= max_new_tokens=128, got 999"),
+        ("repetition_penalty", "0", "greater than 0"),
+        ("seed", "-1", "greater than or equal to 0"),
+        ("stop", '""', "at least 1"),
+        ("stop", '["a", ""]', "at least 1"),
+        ("stop", str(["x"] * 17).replace("'", '"'), "at most 16 strings, got 17"),
+        ("stop_token_ids", '["a"]', "valid integer"),
+        ("ignore_eos", "1", "valid boolean"),
+        ("temprature", "1", "did you mean 'temperature'"),
+    ],
+)
+def test_bad_sampling_parameter_names_rule_and_value(field: str, value: str, rule: str) -> None:
+    """C02"""
+    with pytest.raises(ApiError) as caught:
+        parse_body(GenerateBody, f'{{"text": "x", "sampling_params": {{"{field}": {value}}}}}'.encode())
+    assert rule in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"rid": "a", "abort_all": true}', b'{"rid": 5}'])
+def test_abort_takes_exactly_one_target(body: bytes) -> None:
+    with pytest.raises(ApiError):
+        parse_body(AbortBody, body)
+
+
+def test_pause_mode_is_a_word() -> None:
+    assert parse_body(PauseBody, b"").mode is PauseMode.RETRACT
+    assert parse_body(PauseBody, b'{"mode": "in_place"}').mode is PauseMode.IN_PLACE
+    with pytest.raises(ApiError, match="'retract', 'in_place' or 'abort'"):
+        parse_body(PauseBody, b'{"mode": "sideways"}')

@@ -1,0 +1,362 @@
+"""The routes against a fake scheduler behind real sockets: statuses, bodies, streams, and what the scheduler is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.frontend.problems import ApiError
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    ContinueGeneration,
+    EngineStats,
+    FinishReason,
+    FlushCache,
+    Generate,
+    GetStats,
+    PauseGeneration,
+    PauseMode,
+    Refusal,
+    RefusalKind,
+    SamplingParams,
+    StatsAnswer,
+    TokenLogprob,
+    TokenOutput,
+)
+
+
+def _events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def _output(rid: str, text: bytes, *, done: int, reason: FinishReason | None = None, **more: Any) -> TokenOutput:
+    ids = tuple(text)
+    return TokenOutput(rid=rid, token_ids=ids, finish_reason=reason, prompt_tokens=2, completion_tokens=done, **more)
+
+
+def test_answer_in_one(play) -> None:
+    async def scene(stage) -> None:
+        request = {"text": "hi", "rid": "r", "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "priority": 4}
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        assert await stage.scheduler.receive() == Generate(
+            rid="r", prompt_ids=(104, 105), sampling=SamplingParams(max_new_tokens=3, temperature=0.0), priority=4
+        )
+        await stage.scheduler.reply(_output("r", b"\xe2\x82", done=2))
+        await stage.scheduler.reply(_output("r", b"\xac", done=3, reason=FinishReason.LENGTH, cached_tokens=1))
+        response = await answer
+        assert response.status_code == 200
+        assert response.json() == {
+            "text": "\u20ac",
+            "output_ids": [0xE2, 0x82, 0xAC],
+            "meta_info": {
+                "id": "r",
+                "finish_reason": "length",
+                "prompt_tokens": 2,
+                "completion_tokens": 3,
+                "cached_tokens": 1,
+            },
+        }
+        assert stage.client.open_requests == 0
+
+    play(scene)
+
+
+def test_stream_of_deltas(play) -> None:
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post("/generate", json={"input_ids": [1], "rid": "r", "stream": True}))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(_output("r", b"ab", done=2))
+        await stage.scheduler.reply(_output("r", b"\xe2\x82", done=4, reason=FinishReason.LENGTH))
+        response = await answer
+        assert response.headers["content-type"].startswith("text/event-stream")
+        first, last, end = _events(response.text)
+        assert (first["text"], first["output_ids"], first["meta_info"]["finish_reason"]) == ("ab", [97, 98], None)
+        assert (last["text"], last["output_ids"], last["meta_info"]["finish_reason"]) == (
+            "\ufffd",
+            [0xE2, 0x82],
+            "length",
+        )
+        assert end == "[DONE]"
+
+    play(scene)
+
+
+def test_logprobs_go_with_their_tokens(play) -> None:
+    async def scene(stage) -> None:
+        request = {"input_ids": [1], "rid": "r", "return_logprob": True, "top_logprobs_num": 1}
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        message = await stage.scheduler.receive()
+        assert (message.return_logprob, message.top_logprobs_num) == (True, 1)
+        for number, reason in ((1, None), (2, FinishReason.LENGTH)):
+            logprobs = (TokenLogprob(-0.5 * number, ((7, -0.25),)),)
+            await stage.scheduler.reply(_output("r", b"a", done=number, reason=reason, logprobs=logprobs))
+        assert (await answer).json()["meta_info"]["output_logprobs"] == [
+            {"token_id": 97, "logprob": -0.5, "top": [[7, -0.25]]},
+            {"token_id": 97, "logprob": -1.0, "top": [[7, -0.25]]},
+        ]
+
+    play(scene)
+
+
+def test_stop_string_ends_the_request_by_a_message_and_never_leaks(play) -> None:
+    """C03"""
+
+    async def scene(stage) -> None:
+        request = {"input_ids": [1], "rid": "r", "sampling_params": {"stop": ["END"]}}
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(_output("r", b"oneE", done=4))
+        await stage.scheduler.reply(_output("r", b"ND.", done=7))
+        assert await stage.scheduler.receive() == Abort(rid="r", finish_reason=FinishReason.STOP)
+        await stage.scheduler.reply(_output("r", b"late", done=11))
+        await stage.scheduler.reply(_output("r", b"", done=11, reason=FinishReason.STOP))
+        body = (await answer).json()
+        assert (body["text"], bytes(body["output_ids"])) == ("one", b"oneEND")
+        meta = body["meta_info"]
+        assert (meta["finish_reason"], meta["matched_stop"], meta["completion_tokens"]) == ("stop", "END", 6)
+
+    play(scene)
+
+
+def test_stop_string_in_the_last_output_counts_as_a_stop(play) -> None:
+    async def scene(stage) -> None:
+        request = {"input_ids": [1], "rid": "r", "sampling_params": {"stop": "b", "min_new_tokens": 1}}
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(_output("r", b"ab", done=2, reason=FinishReason.LENGTH))
+        body = (await answer).json()
+        assert (body["text"], body["meta_info"]["finish_reason"]) == ("a", "stop")
+
+    play(scene)
+
+
+def test_stop_token_has_an_id_but_no_text_and_held_text_is_given_out(play) -> None:
+    async def scene(stage) -> None:
+        request = {"input_ids": [1], "rid": "r", "sampling_params": {"stop": ["xyz"], "stop_token_ids": [33]}}
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(_output("r", b"ax!", done=3, reason=FinishReason.STOP, stop_token_id=33))
+        body = (await answer).json()
+        assert (body["text"], bytes(body["output_ids"])) == ("ax", b"ax!")
+        assert body["meta_info"]["matched_stop"] == 33
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (RefusalKind.INVALID, 400),
+        (RefusalKind.DUPLICATE, 409),
+        (RefusalKind.BUSY, 429),
+        (RefusalKind.UNAVAILABLE, 503),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, status: int, stream: bool) -> None:
+    """C07"""
+
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post("/generate", json={"text": "x", "rid": "r", "stream": stream}))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(Refusal(rid="r", kind=kind, message="because 5 > 4"))
+        response = await answer
+        assert response.status_code == status
+        assert response.json()["error"]["message"] == "because 5 > 4"
+        assert stage.client.open_requests == 0
+
+    play(scene)
+
+
+def test_live_rid_is_refused_at_once_and_free_again_after_its_end(play) -> None:
+    """C05"""
+
+    async def scene(stage) -> None:
+        body = {"text": "x", "rid": "r"}
+        first = asyncio.create_task(stage.http.post("/generate", json=body))
+        await stage.scheduler.receive()
+        second = await stage.http.post("/generate", json=body)
+        assert second.status_code == 409
+        assert second.json()["error"]["param"] == "rid"
+        await stage.scheduler.reply(_output("r", b"a", done=1, reason=FinishReason.LENGTH))
+        assert (await first).status_code == 200
+        third = asyncio.create_task(stage.http.post("/generate", json=body))
+        assert (await stage.scheduler.receive()).rid == "r"
+        await stage.scheduler.reply(_output("r", b"", done=0, reason=FinishReason.ABORT))
+        assert (await third).json()["meta_info"]["finish_reason"] == "abort"
+
+    play(scene)
+
+
+def test_engine_error_is_500_and_an_event_without_done(play) -> None:
+    async def scene(stage) -> None:
+        for stream in (False, True):
+            body = {"text": "x", "rid": "r", "stream": stream}
+            answer = asyncio.create_task(stage.http.post("/generate", json=body))
+            await stage.scheduler.receive()
+            await stage.scheduler.reply(_output("r", b"a", done=1))
+            failed = TokenOutput(rid="r", finish_reason=FinishReason.ERROR, error="stage 1: division by zero")
+            await stage.scheduler.reply(failed)
+            response = await answer
+            error = (_events(response.text)[-1] if stream else response.json())["error"]
+            assert response.status_code == (200 if stream else 500)
+            assert (error["message"], error["type"]) == ("stage 1: division by zero", "engine_error")
+
+    play(scene)
+
+
+def test_death_ends_streams_and_calls_with_an_error_and_turns_health(play) -> None:
+    """A06, C06, G28: after a death nothing ends normally and nothing is silent."""
+
+    async def scene(stage) -> None:
+        assert (await stage.http.get("/health")).status_code == 200
+        stream = asyncio.create_task(stage.http.post("/generate", json={"text": "x", "rid": "r", "stream": True}))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(_output("r", b"a", done=1))
+        call = asyncio.create_task(stage.http.post("/flush_cache"))
+        await stage.scheduler.receive()
+        stage.client.break_off(ApiError.unavailable("the stage-2 process died: killed"))
+        events = _events((await stream).text)
+        assert "stage-2 process died: killed" in events[-1]["error"]["message"]
+        assert (await call).status_code == 503
+        for response in (await stage.http.get("/health"), await stage.http.post("/generate", json={"text": "x"})):
+            assert response.status_code == 503
+            assert "stage-2" in response.text
+        assert (await stage.http.get("/model_info")).status_code == 200
+
+    play(scene)
+
+
+def test_health_waits_for_all_processes(play) -> None:
+    """C06"""
+
+    async def scene(stage) -> None:
+        stage.front.serving = False
+        assert (await stage.http.get("/health")).status_code == 503
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "parts"),
+    [
+        ({"text": ""}, "text", ["the prompt is empty"]),
+        ({"input_ids": []}, "input_ids", ["the prompt is empty"]),
+        ({"input_ids": [264]}, "input_ids", ["from 0 to 263", "264"]),
+        ({"input_ids": [-1]}, "input_ids", ["-1"]),
+        ({"text": "x", "sampling_params": {"stop_token_ids": [999]}}, "sampling_params.stop_token_ids", ["999"]),
+        ({"text": "x" * 64}, "text", ["64 tokens", "context_length is 64"]),
+        ({"text": "x" * 40, "sampling_params": {"max_new_tokens": 20}}, "text", ["4 pages of 16", "has 2"]),
+    ],
+)
+def test_what_never_fits_is_refused_before_the_scheduler_hears_of_it(
+    play, body: Any, param: str, parts: list[str]
+) -> None:
+    """B09"""
+
+    async def scene(stage) -> None:
+        response = await stage.http.post("/generate", json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, param, 400)
+        assert all(part in error["message"] for part in parts), error["message"]
+        assert stage.client.open_requests == 0
+
+    play(scene, context_length=64, max_total_tokens=32)
+
+
+def test_body_over_the_limit_is_413_declared_or_not(play) -> None:
+    """C07"""
+
+    async def chunks():
+        for _ in range(3):
+            yield b"x" * 50
+
+    async def scene(stage) -> None:
+        for content in (b"x" * 101, chunks()):
+            response = await stage.http.post("/generate", content=content)
+            assert response.status_code == 413
+            assert "at most 100 bytes" in response.json()["error"]["message"]
+
+    play(scene, max_body_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/flush_cache", None, FlushCache(call_id="call-0")),
+        ("/flush_cache?timeout=2.5", None, FlushCache(call_id="call-0", timeout_s=2.5)),
+        ("/abort_request", {"rid": "a"}, Abort(rid="a", call_id="call-0")),
+        ("/abort_request", {"abort_all": True}, AbortAll(call_id="call-0")),
+        ("/pause_generation", {"mode": "in_place"}, PauseGeneration(call_id="call-0", mode=PauseMode.IN_PLACE)),
+        ("/continue_generation", None, ContinueGeneration(call_id="call-0")),
+    ],
+)
+@pytest.mark.parametrize("ok", [True, False])
+def test_administrative_call(play, path: str, body: Any, message: msgspec.Struct, ok: bool) -> None:
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post(path, json=body))
+        assert await stage.scheduler.receive() == message
+        await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=ok, message="in_flight=2"))
+        response = await answer
+        assert (response.status_code, response.text) == (200 if ok else 400, "in_flight=2")
+        assert response.headers["content-type"].startswith("text/plain")
+
+    play(scene)
+
+
+@pytest.mark.parametrize("query", ["timeout=soon", "timeout=-1", "timeout=inf", "timeout=nan", "timeot=1"])
+def test_flush_with_a_bad_timeout(play, query: str) -> None:
+    async def scene(stage) -> None:
+        response = await stage.http.get(f"/flush_cache?{query}")
+        assert response.status_code == 400
+        assert "timeout" in response.json()["error"]["message"]
+
+    play(scene)
+
+
+def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C06, C08"""
+    monkeypatch.setattr("engine.frontend.app.STATS_TIMEOUT_S", 0.01)
+
+    async def scene(stage) -> None:
+        frozen = (await stage.http.get("/server_info")).json()
+        assert frozen["stats"] is None
+        assert frozen["settings"]["pp_size"] == 1
+        assert "secret-option" not in str(frozen)
+        assert isinstance(await stage.scheduler.receive(), GetStats)
+        monkeypatch.setattr("engine.frontend.app.STATS_TIMEOUT_S", 5.0)
+        answer = asyncio.create_task(stage.http.get("/server_info"))
+        asked = await stage.scheduler.receive()
+        numbers = {name: 3 for name in EngineStats.__struct_fields__ if name != "paused"}
+        await stage.scheduler.reply(StatsAnswer(call_id=asked.call_id, stats=EngineStats(paused=None, **numbers)))
+        assert (await answer).json()["stats"]["waiting"] == 3
+
+    play(scene, gate_options="secret-option")
+
+
+def test_unknown_routes_and_methods_have_the_same_error_body(play) -> None:
+    async def scene(stage) -> None:
+        assert (await stage.http.get("/nowhere")).json()["error"]["code"] == 404
+        assert (await stage.http.get("/generate")).json()["error"]["code"] == 405
+
+    play(scene)
+
+
+def test_frame_that_is_no_reply_is_dropped(play) -> None:
+    """A05"""
+
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post("/flush_cache"))
+        await stage.scheduler.receive()
+        await stage.scheduler.send_garbage(b"\xc1")
+        await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=True, message="flushed"))
+        assert (await answer).text == "flushed"
+
+    play(scene)

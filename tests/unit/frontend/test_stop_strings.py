@@ -1,0 +1,55 @@
+"""Stop strings: never shown, found wherever the text is cut, earliest end first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.frontend.stop_strings import StopScanner
+
+texts = st.text(alphabet="abc", max_size=30)
+stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)
+
+
+def _scan(stops: list[str], parts: list[str]) -> tuple[str, str | None]:
+    scanner = StopScanner(stops)
+    shown = "".join(scanner.push(part) for part in parts)
+    return shown + ("" if scanner.matched else scanner.flush()), scanner.matched
+
+
+def _plain(stops: list[str], text: str) -> tuple[str, str | None]:
+    """The same, character by character: the first position where a stop string has just ended."""
+    for end in range(1, len(text) + 1):
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            stop = max(matches, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+@given(stop_lists, texts, st.lists(st.integers(0, 30), max_size=6))
+def test_result_does_not_depend_on_how_text_is_cut(stops: list[str], text: str, cuts: list[int]) -> None:
+    """C03"""
+    bounds = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    parts = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    assert _scan(stops, parts) == _plain(stops, text)
+
+
+def test_partial_match_is_held_back_and_given_out_when_it_fails() -> None:
+    """C03"""
+    scanner = StopScanner(["STOP"])
+    assert [scanner.push(part) for part in ("one ST", "O", "x ", "ST")] == ["one ", "", "STOx ", ""]
+    assert scanner.flush() == "ST"
+
+
+def test_nothing_comes_out_after_a_match() -> None:
+    scanner = StopScanner(["b"])
+    assert scanner.push("abc") == "a"
+    assert scanner.matched == "b"
+    assert scanner.push("more") == ""
+
+
+@pytest.mark.parametrize("stops", [[], ["x"]])
+def test_text_without_a_stop_passes_at_once(stops: list[str]) -> None:
+    assert StopScanner(stops).push("abc") == "abc"
