@@ -59,6 +59,15 @@ class KVMemory:
         """Pages that are free or could be, by evicting what nobody protects."""
         return self.pages.free + self.tree.evictable_pages
 
+    def available_pages_without(self, leases: Sequence[Lease]) -> int:
+        """Pages that would be available if these leases were released. A prefix that others protect as well stays."""
+        locks: dict[Node, int] = {}
+        for lease in leases:
+            for node in self.tree.path(lease.node):
+                locks[node] = locks.get(node, 0) + 1
+        unlocked = sum(len(node.pages) for node, count in locks.items() if node.lock_ref == count)
+        return self.available_pages + unlocked + sum(len(lease.pages) - lease.cached_pages for lease in leases)
+
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-tokens // self._page_size)

@@ -150,6 +150,13 @@ class RadixTree:
             yield node
             stack.extend(reversed(node.children.values()))
 
+    def path(self, node: Node) -> Iterator[Node]:
+        """A node and its ancestors, the root left out."""
+        step = node
+        while step.parent is not None:
+            yield step
+            step = step.parent
+
     def check_own(self, node: Node) -> None:
         """Raise IntegrityError unless the node belongs to the tree as it is now, and not to one before a reset."""
         if node.generation != self.generation:

@@ -29,14 +29,19 @@ _TOKENS: Final = 94
 
 
 class _Row:
-    """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked."""
+    """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked.
 
-    __slots__ = ("pages", "seen", "spec")
+    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched behind it for the same tenant, before anybody
+    could know, computes nothing; its result is dropped.
+    """
+
+    __slots__ = ("pages", "poisoned", "seen", "spec")
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
         self.pages: list[int] = []
         self.seen: list[int] = []
+        self.poisoned = False
 
 
 class SimulatedPipeline:
@@ -63,24 +68,7 @@ class SimulatedPipeline:
         self.last_microbatch = microbatch
         if self._dead is not None:
             return
-        if self._failing_stage is not None:
-            error = f"stage {self._failing_stage} failed microbatch {microbatch.id} as it was told to"
-            self._failing_stage = None
-            self._done.append(Completion(microbatch_id=microbatch.id, error=error))
-            return
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob | None] = []
-        for segment in microbatch.segments:
-            fingerprint, spec = self._forward(segment)
-            if segment.emits:
-                position = segment.start + len(segment.token_ids)
-                tokens.append(_choose(fingerprint, position, spec))
-                if spec.return_logprob:
-                    logprobs.append(_logprob(fingerprint, tokens[-1], spec))
-                elif logprobs or microbatch.mode != "decode":
-                    logprobs.append(None)
-        wanted = tuple(logprobs) if any(logprobs) else ()
-        self._done.append(Completion(microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=wanted))
+        self._done.append(self._compute(microbatch) if self._failing_stage is None else self._fail(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
         """The next completion, or None while a stage is stalled or nothing is in flight."""
@@ -91,7 +79,7 @@ class SimulatedPipeline:
     @property
     def ready(self) -> bool:
         """True when a completion can be taken."""
-        return bool(self._done) and not self._stalled
+        return bool(self._done) and (not self._stalled or self._dead is not None)
 
     def wake_sources(self) -> Sequence[Any]:
         """None: everything happens in the caller's thread."""
@@ -125,6 +113,32 @@ class SimulatedPipeline:
             raise ValueError(f"stage must be 0 to {self._stages - 1}, got {stage}")
         return stage
 
+    def _fail(self, microbatch: Microbatch) -> Completion:
+        """Take over what a microbatch brings of pages and specs, but compute nothing, as a stage does behind a failure."""
+        for segment in microbatch.segments:
+            self._take_over(segment).poisoned = True
+        stage, self._failing_stage = self._failing_stage, None
+        error = f"stage {stage} failed microbatch {microbatch.id} as it was told to"
+        return Completion(microbatch_id=microbatch.id, error=error)
+
+    # -- computing --
+
+    def _compute(self, microbatch: Microbatch) -> Completion:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        wanted = False
+        for segment in microbatch.segments:
+            fingerprint, spec = self._forward(segment)
+            if not segment.emits:
+                continue
+            token = _choose(fingerprint, segment.start + len(segment.token_ids), spec)
+            tokens.append(token)
+            logprobs.append(_logprob(fingerprint, token, spec) if spec.return_logprob else None)
+            wanted = wanted or spec.return_logprob
+        return Completion(
+            microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=tuple(logprobs) if wanted else ()
+        )
+
     # -- the KV cache --
 
     def kv_digest(self) -> int:
@@ -136,16 +150,23 @@ class SimulatedPipeline:
 
     def _forward(self, segment: Segment) -> tuple[int, SamplingSpec]:
         """Write one segment's KV; returns the fingerprint of its last token."""
+        row = self._take_over(segment)
+        if row.poisoned:
+            return _CORRUPTED, row.spec
+        fingerprint = self._read(segment, row)
+        chain = list(accumulate(segment.token_ids, _link, initial=fingerprint))
+        self._write(segment, row, chain)
+        return chain[-1], row.spec
+
+    def _take_over(self, segment: Segment) -> _Row:
+        """Bring a row's page table and tenant up to date."""
         if segment.sampling is not None:
             self._rows[segment.row] = _Row(segment.sampling)
         row = self._rows[segment.row]
         if segment.pages:
             row.pages[segment.page_start :] = segment.pages
             row.seen[segment.page_start :] = [self._writes[page] for page in segment.pages]
-        fingerprint = self._read(segment, row)
-        chain = list(accumulate(segment.token_ids, _link, initial=fingerprint))
-        self._write(segment, row, chain)
-        return chain[-1], row.spec
+        return row
 
     def _read(self, segment: Segment, row: _Row) -> int:
         """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
@@ -202,9 +223,10 @@ def _choose(fingerprint: int, position: int, spec: SamplingSpec) -> int:
     value = fingerprint if spec.temperature == 0 else fingerprint ^ ((spec.seed + position) * _CHAIN & _MASK)
     value = ((value ^ (value >> 30)) * _MIX) & _MASK
     token = _FIRST_TOKEN + (value >> 32) % _TOKENS
-    while position < spec.suppressed_until and token in spec.suppressed_ids:
-        token = _FIRST_TOKEN + (token + 1 - _FIRST_TOKEN) % _TOKENS
-    return token
+    if position >= spec.suppressed_until or token not in spec.suppressed_ids:
+        return token
+    others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % _TOKENS for step in range(1, _TOKENS))
+    return next((other for other in others if other not in spec.suppressed_ids), token)
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:

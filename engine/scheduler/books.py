@@ -82,7 +82,9 @@ class Books:
         """Remove a request from the place where it is, and from nothing else."""
         place = request.place
         if place is Place.WAITING:
-            self.waiting.remove(request)
+            index = bisect.bisect_left(self.waiting, request.arrival, key=_arrival)
+            assert self.waiting[index] is request, f"{request} is not where its arrival puts it in the queue"
+            del self.waiting[index]
         elif place is Place.CHUNKED:
             self.chunked = None
         elif place is Place.RUNNING:

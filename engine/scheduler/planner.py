@@ -17,10 +17,12 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
-__all__ = ["PASSED_OVER_LIMIT_REQUESTS", "Plan", "Planner"]
+__all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "PASSED_OVER_LIMIT_REQUESTS", "Plan", "Planner"]
 
 # So many requests may be admitted past one that does not fit before everybody waits for it.
 PASSED_OVER_LIMIT_REQUESTS: Final = 16
+# So many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
+ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
 Plan = tuple[ForwardMode, list[Segment], list[Request]]
 
@@ -90,6 +92,7 @@ class Planner:
         if not (self._memory.rows.free or self._limits.priority_preemption):
             return
         blocked: Request | None = None
+        misses = 0
         for request in tuple(self._order(self._books.waiting, self._memory)):
             if self._books.chunked is not None or not self._can_take_a_row(request):
                 return
@@ -97,7 +100,9 @@ class Planner:
                 return
             yield request
             if request.lease is None:
-                blocked = blocked or request
+                blocked, misses = blocked or request, misses + 1
+                if misses >= ADMISSION_TRIES_LIMIT_REQUESTS:
+                    return
             elif blocked is not None:
                 blocked.passed_over += 1
 
@@ -124,7 +129,8 @@ class Planner:
         request.lease = lease
         request.planned_tokens = request.cached_tokens = lease.cached_pages * self._limits.page_size
         request.prefill_tokens = len(request.ids)
-        self._counters.cached_tokens += request.cached_tokens
+        if not request.retractions:
+            self._counters.cached_tokens += request.cached_tokens  # A prompt is counted once, as its tokens are.
         request.place = Place.CHUNKED
         self._books.chunked = request
         return True
@@ -206,8 +212,7 @@ class Planner:
         """Retract requests of lower priority until this one fits, but only if retracting all of them would be enough."""
         memory, victims = self._memory, self._victims_of(request)
         need = memory.pages_for(len(request.ids)) + len(self._books.running)
-        most = memory.available_pages + sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
-        if not victims or need > most:
+        if not victims or need > memory.available_pages_without([v.lease for v in victims if v.lease is not None]):
             return
         while victims and (not memory.rows.free or need > memory.available_pages):
             victim = self._latest(victims)
@@ -230,7 +235,8 @@ class Planner:
             unsent,
             tuple(lease.pages[unsent:]),
             emits,
-            request.spec if unsent == 0 else None,
+            # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
+            request.spec if start == request.cached_tokens else None,
         )
 
 

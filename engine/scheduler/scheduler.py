@@ -34,7 +34,7 @@ from engine.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from engine.plan import Microbatch, SamplingSpec, Segment
+from engine.plan import ForwardMode, Microbatch, SamplingSpec
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
@@ -106,7 +106,7 @@ class Scheduler:
             self._try_deferred_flush()
         retractions = self.counters.retractions
         microbatch = self._launch()
-        self.digests.add((events, microbatch, tuple(replies), self._sizes()))
+        self.digests.add((tuple(events), microbatch, tuple(replies), self._sizes()))
         return StepResult(
             self.step_number,
             microbatch,
@@ -134,7 +134,8 @@ class Scheduler:
 
         ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids.
         """
-        kind, why = None, self.limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
+        # At least one token is always computed, whatever was asked for.
+        kind, why = None, self.limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
         if self.failure is not None:
             kind, why = RefusalKind.UNAVAILABLE, f"the {self.failure.process} process died: {self.failure.cause}"
         elif why is not None:
@@ -187,6 +188,7 @@ class Scheduler:
             raise IntegrityError(
                 f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, which was launched first"
             )
+        self._check_completion(completion, launched.microbatch)
         self.books.in_flight.popleft()
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
@@ -198,6 +200,14 @@ class Scheduler:
             else:
                 self._on_chunk(request)
 
+    def _check_completion(self, completion: Completion, microbatch: Microbatch) -> None:
+        expected = sum([segment.emits for segment in microbatch.segments])
+        if completion.error is None and len(completion.token_ids) != expected:
+            raise IntegrityError(
+                f"microbatch {microbatch.id} came back with {len(completion.token_ids)} tokens, but {expected} of its "
+                "segments emit one"
+            )
+
     def _on_failed_segment(self, request: Request, error: str) -> None:
         if request.is_finished:
             self._release_if_landed(request)
@@ -206,8 +216,9 @@ class Scheduler:
 
     def _on_chunk(self, request: Request) -> None:
         """The result of a part of a prompt: confirmed KV, but no token."""
+        assert request.lease is not None, f"{request} owned no memory while it was in flight"
+        self.memory.tree.check_own(request.lease.node)
         if request.place is Place.CHUNKED and not request.in_flight:
-            assert request.lease is not None
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
         self._release_if_landed(request)
 
@@ -287,6 +298,7 @@ class Scheduler:
             suppressed_until=prompt_tokens + sampling.min_new_tokens,
             return_logprob=message.return_logprob,
             top_logprobs_num=message.top_logprobs_num,
+            prompt_tokens=prompt_tokens,
         )
 
     def _on_abort(self, abort: Abort) -> None:
@@ -439,7 +451,8 @@ class Scheduler:
         return microbatch
 
     def _check_budget(self, microbatch: Microbatch) -> None:
-        most = max(self.limits.prefill_budget_tokens, self.limits.rows)
+        decode = microbatch.mode is ForwardMode.DECODE
+        most = self.limits.rows if decode else self.limits.prefill_budget_tokens
         assert microbatch.tokens <= most, f"microbatch {microbatch.id} has {microbatch.tokens} tokens, the budget is {most}"
 
     def _sizes(self) -> tuple[int, ...]:
