@@ -75,7 +75,7 @@ class ServerProcess:
         self._status: int | None = None
         forked = self._next_news(None)
         if not isinstance(forked, Forked):
-            raise StartupError(f"the preloaded parent must say which process it forked, got {forked}; see its log")
+            raise StartupError(f"it must say which process it forked, got {forked}")
         self.pid = forked.pid
 
     def fileno(self) -> int:
@@ -188,15 +188,17 @@ class PreloadedParent:
         )
         lifeline, their_lifeline = socket.socketpair()
         news, their_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with their_lifeline, their_news:
-            sent = [their_lifeline.fileno(), their_news.fileno()]
-            try:
+        try:
+            with their_lifeline, their_news:
+                sent = [their_lifeline.fileno(), their_news.fileno()]
                 socket.send_fds(self._orders, [msgspec.msgpack.encode(request)], sent)
-            except OSError as exc:
-                raise StartupError(
-                    f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}; start another one"
-                ) from exc
-        return ServerProcess(lifeline, news, private_dir)
+            return ServerProcess(lifeline, news, private_dir)
+        except (OSError, StartupError) as exc:
+            lifeline.close()
+            news.close()
+            raise StartupError(
+                f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}; start another one"
+            ) from exc
 
     def close(self) -> None:
         """End the parent and its servers, with a bound. Idempotent."""

@@ -1,4 +1,4 @@
-"""Incremental detokenization: the pieces joined are the text, for any cut of UTF-8 and for both families of decoders."""
+"""Incremental detokenization: the pieces joined are the text, for any cut of UTF-8 and both families of decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes against a fake scheduler behind real sockets: statuses, bodies, streams, and what the scheduler is told."""
+"""The routes against a fake scheduler behind real sockets: statuses, bodies, streams, what the scheduler is told."""
 
 from __future__ import annotations
 
@@ -256,9 +256,7 @@ def test_health_waits_for_all_processes(play) -> None:
         ({"text": "x" * 40, "sampling_params": {"max_new_tokens": 20}}, "text", ["4 pages of 16", "has 2"]),
     ],
 )
-def test_what_never_fits_is_refused_before_the_scheduler_hears_of_it(
-    play, body: Any, param: str, parts: list[str]
-) -> None:
+def test_what_never_fits_does_not_reach_the_scheduler(play, body: Any, param: str, parts: list[str]) -> None:
     """B09"""
 
     async def scene(stage) -> None:

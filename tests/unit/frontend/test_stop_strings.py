@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def _plain(stops: list[str], text: str) -> tuple[str, str | None]:
 def test_result_does_not_depend_on_how_text_is_cut(stops: list[str], text: str, cuts: list[int]) -> None:
     """C03"""
     bounds = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    parts = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [text[start:end] for start, end in pairwise(bounds)]
     assert _scan(stops, parts) == _plain(stops, text)
 
 
