@@ -3,6 +3,7 @@
 Decides nothing and prints nothing. With xdist the controller reports, and each worker dumps its own stacks.
 """
 
+import copy
 import faulthandler
 import os
 import signal
@@ -60,8 +61,8 @@ class Repeater:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Append the items again; pytest makes a fresh fixture request each time that it runs one."""
-        items[:] = items * self._rounds
+        """Append the items again for each further round."""
+        items += [_again(item) for _ in range(self._rounds - 1) for item in list(items)]
 
 
 class Reporter:
@@ -131,6 +132,14 @@ class Reporter:
         line = encode(event)
         while line:
             line = line[os.write(self._events_fd, line) :]
+
+
+def _again(item: pytest.Item) -> pytest.Item:
+    """Return another run of the item: pytest keeps a test set up when the next one is the same object."""
+    other = copy.copy(item)
+    if isinstance(other, pytest.Function):
+        other._initrequest()  # noqa: SLF001 (the copy would fill the fixtures of the original)
+    return other
 
 
 def _arm_stacks(config: pytest.Config, folder: Path) -> None:

@@ -46,11 +46,19 @@ class FakeGitHub:
     @property
     def changes(self) -> list[tuple[str, dict[str, object]]]:
         """Everything that was started or changed, apart from reactions and answers."""
-        return [*self.dispatches, *(("label", {"name": name}) for name in self.labels), *(("rerun", {}) for _ in self.rerun)]
+        return [
+            *self.dispatches,
+            *(("label", {"name": name}) for name in self.labels),
+            *(("rerun", {}) for _ in self.rerun),
+        ]
 
     def client(self) -> GitHub:
         return GitHub(
-            REPOSITORY, "token", transport=httpx.MockTransport(self._mock), sleep=self.slept.append, now=lambda: 1_000_000.0
+            REPOSITORY,
+            "token",
+            transport=httpx.MockTransport(self._mock),
+            sleep=self.slept.append,
+            now=lambda: 1_000_000.0,
         )
 
     def fail(self, path: str, reply: Reply | Exception, *, carried_out: bool = False) -> None:
@@ -143,7 +151,11 @@ class FakeGitHub:
 
     def _comment(self, match: re.Match[str], query: dict[str, str], body: dict[str, object]) -> Reply:
         assert len(str(body["body"])) <= 65_536
-        comment = {"id": 900 + len(self.comments), "body": body["body"], "html_url": "https://github.com/acme/engine/pull/5"}
+        comment = {
+            "id": 900 + len(self.comments),
+            "body": body["body"],
+            "html_url": "https://github.com/acme/engine/pull/5",
+        }
         self.comments.append(comment)
         return 201, comment, {}
 

@@ -10,7 +10,9 @@ from ci.errors import CatalogueError
 from ci.register import register_cpu_ci, register_cuda_ci
 from ci.suites import Catalogue, Hardware
 
-CUDA = 'from ci.register import register_cuda_ci\nregister_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")\n'
+CUDA = (
+    'from ci.register import register_cuda_ci\nregister_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")\n'
+)
 
 
 def test_registration_does_nothing_at_run_time() -> None:
@@ -30,13 +32,17 @@ def test_a_good_file_is_registered_with_all_that_it_says(tree: SampleTree) -> No
 
 
 def test_one_file_may_run_on_both_kinds_of_hardware(tree: SampleTree) -> None:
-    tree.write("test_both.py", CUDA + '''
+    tree.write(
+        "test_both.py",
+        CUDA
+        + """
 import ci.register as reg
 from ci import register
 reg.register_cpu_ci(est_time=1, suite="base-cpu", nightly=True, disabled="waits for a driver")
 register.register_cpu_ci(est_time=1, suite="extra-cpu")
 def test_x(): pass
-''')
+""",
+    )
     (file,) = tree.registry.files
     assert [entry.group for entry in file.registrations] == ["extra-b", "base-cpu", "extra-cpu"]
     assert file.registrations[0].runner == "4-gpu"
@@ -46,19 +52,23 @@ def test_x(): pass
 
 def test_a_file_is_never_imported_or_run(tree: SampleTree) -> None:
     """E01: a file under review is data."""
-    tree.write("test_evil.py", '''
+    tree.write(
+        "test_evil.py",
+        """
         from ci.register import register_cpu_ci
         open("/tmp/ci-was-run", "w")
         raise SystemExit("imported")
         register_cpu_ci(est_time=1, suite="base-cpu")
         def test_x(): pass
-    ''')
+    """,
+    )
     before = set(sys.modules)
     assert len(tree.registry.files) == 1
     assert "test_evil" not in set(sys.modules) - before
 
 
 IMPORT = "from ci.register import register_cpu_ci\n"
+CALL = IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu")'
 TEST = "\ndef test_x(): pass\n"
 
 
@@ -82,11 +92,11 @@ TEST = "\ndef test_x(): pass\n"
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpp")' + TEST, 2, "unknown suite 'base-cpp'"),
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu", color=1)' + TEST, 2, "no argument 'color'"),
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu", nightly=1)' + TEST, 2, "nightly must be"),
-        (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu", disabled=" ")' + TEST, 2, "disabled must be a reason"),
-        (IMPORT + 'if True:\n    register_cpu_ci(est_time=1, suite="base-cpu")' + TEST, 3, "not called at the top level"),
+        (CALL[:-1] + ', disabled=" ")' + TEST, 2, "disabled must be a reason"),
+        (CALL.replace("\nreg", "\nif True:\n    reg") + TEST, 3, "not called at the top level"),
         ('register_cpu_ci(est_time=1, suite="base-cpu")' + TEST, 1, "not imported from ci.register"),
-        (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu")\n' * 2 + TEST, 3, "repeats the registration of line 2"),
-        (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu")' + TEST * 2, 5, "defines test_x twice"),
+        (CALL + "\n" + CALL.replace(IMPORT, "") + TEST, 3, "repeats the registration of line 2"),
+        (CALL + TEST * 2, 5, "defines test_x twice"),
         (CUDA.replace("4-gpu", "5-gpu") + TEST, 2, "unknown runner_config '5-gpu'"),
         (CUDA.replace("4-gpu", "cpu") + TEST, 2, "unknown runner_config 'cpu'"),
         (CUDA.replace("extra-b", "extra-z") + TEST, 2, "unknown stage 'extra-z'"),

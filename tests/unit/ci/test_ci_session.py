@@ -1,0 +1,130 @@
+"""Real pytest processes over small files: deaths, hangs, rounds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from sample_tree import SampleTree
+
+from ci.results import FileResult, FileStatus, TestOutcome
+from ci.session import SessionOptions, run_session
+
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+@pytest.fixture(autouse=True)
+def _find_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def run(tree: SampleTree, *paths: str, timeout_s: float = 30, repeat: int = 1, args: tuple[str, ...] = (),
+        nodes: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, FileResult]:  # fmt: skip
+    options = SessionOptions(
+        tree.root, timeout_s, repeat=repeat, nodes=nodes or {}, pytest_args=("-q", "-p", "no:cacheprovider", *args)
+    )
+    return run_session(paths, options)
+
+
+def test_every_kind_of_end_in_one_process(tree: SampleTree) -> None:
+    good = tree.good("test_good.py")
+    broken = tree.write("test_broken.py", "import no_such_module\ndef test_x(): pass\n")
+    bad = tree.write(
+        "test_bad.py",
+        """
+        import pytest
+        @pytest.fixture
+        def torn():
+            yield
+            raise OSError("torn")
+        def test_assert(): assert [1] == [2]
+        def test_tear_down(torn): pass
+        @pytest.mark.skip
+        def test_skipped(): pass
+        @pytest.mark.xfail
+        def test_expected(): assert False
+        """,
+    )
+    results = run(tree, good, broken, bad)
+    assert [results[path].status.value for path in (good, broken, bad)] == ["passed", "failed", "failed"]
+    assert results[broken].tests[0].error == "ModuleNotFoundError"
+    assert [(test.name, test.outcome.value, test.error) for test in results[bad].tests] == [
+        ("test_assert", "failed", "AssertionError"),
+        ("test_tear_down", "failed", "OSError"),
+        ("test_skipped", "skipped", ""),
+        ("test_expected", "skipped", ""),
+    ]
+    assert "assert [1] == [2]" in results[bad].tests[0].text
+
+
+def test_a_hanging_file_is_stopped_with_stacks_and_takes_its_children_along(tree: SampleTree) -> None:
+    """E02"""
+    tree.good("test_good.py")
+    pids = tree.root / "pids"
+    hang = tree.write(
+        "test_hang.py",
+        f"""
+        import subprocess, sys, threading
+        def wait_for_a_reply():
+            threading.Event().wait()
+        def test_hang():
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+            open({str(pids)!r}, "w").write(str(child.pid))
+            wait_for_a_reply()
+        """,
+    )
+    later = tree.good("test_later.py")
+    results = run(tree, hang, later, timeout_s=1)
+    assert results[hang].status is FileStatus.TIMEOUT
+    assert "in wait_for_a_reply" in results[hang].note
+    assert [(test.name, test.error) for test in results[hang].tests] == [("test_hang", "timeout")]
+    assert results[later].status is FileStatus.NOT_RUN
+    pid = int(pids.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_dying_file_is_blamed_and_the_others_keep_their_results(tree: SampleTree) -> None:
+    good = tree.good("test_good.py")
+    dying = tree.write("test_dying.py", "import os\ndef test_first(): pass\ndef test_die(): os.kill(os.getpid(), 9)\n")
+    later = tree.good("test_later.py")
+    results = run(tree, good, dying, later)
+    assert [results[path].status.value for path in (good, dying, later)] == ["passed", "crashed", "not run"]
+    assert "signal 9" in results[dying].note
+    assert [test.outcome for test in results[dying].tests] == [TestOutcome.PASSED, TestOutcome.FAILED]
+
+
+def test_rounds_show_how_often_a_flake_fails(tree: SampleTree) -> None:
+    """E06"""
+    flaky = tree.write(
+        "test_flaky.py",
+        """
+        import pytest
+        runs = []
+        @pytest.fixture
+        def fresh(): return []
+        def test_flaky(fresh):
+            assert fresh == []
+            fresh.append(1)
+            runs.append(1)
+            assert len(runs) % 3
+        def test_other(): pass
+        """,
+    )
+    (result,) = run(tree, flaky, repeat=6, nodes={flaky: ("test_flaky",)}).values()
+    assert [test.outcome.value for test in result.tests] == ["passed", "passed", "failed"] * 2
+    assert result.failures == 2
+
+
+def test_with_xdist_results_and_errors_come_from_the_workers(tree: SampleTree) -> None:
+    good = tree.good("test_good.py")
+    bad = tree.write("test_bad.py", "def test_bad(): raise LookupError('x')\n")
+    results = run(tree, good, bad, args=("-p", "xdist", "-n", "1"))
+    assert [results[path].status.value for path in (good, bad)] == ["passed", "failed"]
+    assert results[bad].tests[0].error == "LookupError"
+
+
+def test_no_descriptor_is_left_open(tree: SampleTree) -> None:
+    before = len(list(DESCRIPTORS.iterdir()))
+    run(tree, tree.good("test_good.py"), args=("--no-such-option",))
+    assert len(list(DESCRIPTORS.iterdir())) <= before
