@@ -168,11 +168,10 @@ def test_administration_and_bad_input_on_a_live_server(launch) -> None:
     for body, status in (({"text": ""}, 400), ({"text": "x" * 9000}, 400), ({"txt": "x"}, 400), ({"text": 1}, 400)):
         response = server.http.post("/generate", json=body)
         assert (response.status_code, response.json()["error"]["code"]) == (status, status)
-    stopped = server.generate(
-        text="hello", sampling_params={"temperature": 0, "max_new_tokens": 200, "stop_token_ids": []}
-    )
+    greedy = {"temperature": 0, "max_new_tokens": 200}
+    stopped = server.generate(text="hello", sampling_params=greedy)
     stop = stopped["text"][5:8]
-    again = server.generate(text="hello", sampling_params={"temperature": 0, "max_new_tokens": 200, "stop": stop})
+    again = server.generate(text="hello", sampling_params=greedy | {"stop": stop})
     assert again["text"] == stopped["text"][: stopped["text"].index(stop)]
     assert again["meta_info"]["finish_reason"] == "stop"
 
