@@ -18,7 +18,7 @@ from engine.messages import Generate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["admit"]
+__all__ = ["admit", "request_of"]
 
 # A longer text takes tens of milliseconds to tokenize and goes to a thread, so that streams do not stutter.
 LONG_TEXT_CHARS = 16_384
@@ -27,6 +27,11 @@ LONG_TEXT_CHARS = 16_384
 async def admit(body: GenerateBody, tokenizer: Tokenizer, limits: Limits) -> Generate:
     """The request that a body stands for. Raises ApiError (400) with the numbers when it can never run here."""
     prompt_ids = await _tokenize(tokenizer, body.text) if body.text is not None else tuple(body.input_ids or ())
+    return request_of(body, prompt_ids, limits)
+
+
+def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) -> Generate:
+    """The request of a body whose prompt is tokenized. Raises ApiError (400) as ``admit`` does."""
     _check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
     _check_vocabulary(body.sampling_params.stop_token_ids, limits.vocab_size, "sampling_params.stop_token_ids")
     reason = limits.why_never_fits(len(prompt_ids), body.sampling_params.max_new_tokens)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from engine.limits import Limits
 from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
+from engine.pipeline.wire import StageView
 from engine.plan import Microbatch, SamplingSpec, Segment
 
 __all__ = ["SimulatedPipeline"]
@@ -50,16 +51,22 @@ class SimulatedPipeline:
     def __init__(self, limits: Limits) -> None:
         self._page_size = limits.page_size
         self._stages = limits.pp_size
+        self._total_pages = limits.total_pages
+        self.forget()
+
+    def forget(self) -> None:
+        """Become as good as new: empty KV, no faults, nothing in flight."""
         self._rows: dict[int, _Row] = {}
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
-        self._kv: list[list[int]] = [[] for _ in range(limits.total_pages)]
-        self._writes = [0] * limits.total_pages
+        self._kv: list[list[int]] = [[] for _ in range(self._total_pages)]
+        self._writes = [0] * self._total_pages
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
         self._stalled: set[int] = set()
         self._dead: PipelineFailed | None = None
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
+        self._microbatches = self._failed = self._tokens = self._describes = 0
 
     # -- the pipeline protocol --
 
@@ -68,6 +75,9 @@ class SimulatedPipeline:
         self.last_microbatch = microbatch
         if self._dead is not None:
             return
+        self._microbatches += 1
+        self._failed += self._failing_stage is not None
+        self._tokens += microbatch.tokens
         self._done.append(self._compute(microbatch) if self._failing_stage is None else self._fail(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - nothing to wait for
@@ -105,7 +115,7 @@ class SimulatedPipeline:
     def kill_stage(self, stage: int) -> None:
         """Lose everything in flight, for good."""
         self._done.clear()
-        self._dead = PipelineFailed(process=f"stage {self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
+        self._dead = PipelineFailed(process=f"stage-{self._checked(stage)}", cause="killed by signal 9 (SIGKILL)")
         self._done.append(self._dead)
 
     def _checked(self, stage: int) -> int:
@@ -140,6 +150,23 @@ class SimulatedPipeline:
         )
 
     # -- the KV cache --
+
+    def describe(self) -> tuple[StageView, ...]:
+        """Every stage's own view; they are all alike, because they have all done the same microbatches."""
+        self._describes += 1
+        return tuple(
+            StageView(
+                seq=self._describes,
+                stage=stage,
+                last_microbatch_id=-1 if self.last_microbatch is None else self.last_microbatch.id,
+                microbatches=self._microbatches,
+                failed=self._failed,
+                tokens=self._tokens,
+                slots_written=sum(max(0, len(page) - 1) for page in self._kv),
+                slots_digest=f"{self.kv_digest():016x}",
+            )
+            for stage in range(self._stages)
+        )
 
     def kv_digest(self) -> int:
         """A value that stands for the content of the whole KV cache."""

@@ -1,0 +1,67 @@
+"""The scripted harness: freeze the engine's scheduler, run step-level scripts in it, and assert what happens.
+
+``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scripted.decorator import scripted
+from scripted.errors import (
+    BadCall,
+    BudgetSpent,
+    RequestRefused,
+    ScriptDefinitionError,
+    ScriptError,
+    ScriptFailed,
+    ScriptTimeout,
+    ServerDied,
+    ServerDirty,
+)
+from scripted.wire import HookReady, RunScript, ScriptFailedReply, ScriptOptions, ScriptSucceeded, Shutdown
+
+if TYPE_CHECKING:
+    from scripted.context import ScriptContext
+    from scripted.handle import RequestHandle
+    from scripted.server import ScriptedServer
+    from scripted.sim import ScriptedSim
+
+__all__ = [
+    "BadCall",
+    "BudgetSpent",
+    "HookReady",
+    "RequestHandle",
+    "RequestRefused",
+    "RunScript",
+    "ScriptContext",
+    "ScriptDefinitionError",
+    "ScriptError",
+    "ScriptFailed",
+    "ScriptFailedReply",
+    "ScriptOptions",
+    "ScriptSucceeded",
+    "ScriptTimeout",
+    "ScriptedServer",
+    "ScriptedSim",
+    "ServerDied",
+    "ServerDirty",
+    "Shutdown",
+    "scripted",
+]
+
+# Loaded at first use: a test file that only decorates scripts should not pay for what runs them.
+_LAZY = {
+    "RequestHandle": "scripted.handle",
+    "ScriptContext": "scripted.context",
+    "ScriptedServer": "scripted.server",
+    "ScriptedSim": "scripted.sim",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'scripted' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,71 @@
+"""What goes wrong with a script: the errors that leave the harness, and those that a script itself can meet.
+
+The first kind carries a report and is what pytest shows; the second kind is raised at the script's own line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scripted.report import FailureReport
+
+__all__ = [
+    "BadCall",
+    "BudgetSpent",
+    "RequestRefused",
+    "ScriptDefinitionError",
+    "ScriptError",
+    "ScriptFailed",
+    "ScriptTimeout",
+    "ServerDied",
+    "ServerDirty",
+]
+
+
+class ScriptError(Exception):
+    """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
+
+    def __init__(self, report: FailureReport) -> None:
+        super().__init__(report.headline)
+        self.report = report
+
+    def __str__(self) -> str:
+        return self.report.render()
+
+
+class ScriptFailed(ScriptError):
+    """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
+
+
+class ScriptTimeout(ScriptError):
+    """The script did not end in time."""
+
+
+class ServerDied(ScriptError):
+    """The engine died under the script."""
+
+
+class ServerDirty(ScriptError):
+    """The engine could not be brought back to idle before the script; the report names what is still there."""
+
+
+class RequestRefused(Exception):  # noqa: N818 - it is an answer, named for what happened
+    """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the answer's text."""
+
+    def __init__(self, what: str, status: int, body: str) -> None:
+        super().__init__(f"{what} was refused with {status}: {body}")
+        self.status = status
+        self.body = body
+
+
+class BudgetSpent(AssertionError):  # noqa: N818 - it reads as what happened
+    """So many steps were run and what the script waited for did not happen."""
+
+
+class BadCall(ValueError):  # noqa: N818 - it reads as what happened
+    """A script called a verb in a way that it does not take."""
+
+
+class ScriptDefinitionError(Exception):
+    """A function cannot be a script; raised where it is decorated, so that pytest shows it at collection."""

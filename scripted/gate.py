@@ -1,0 +1,309 @@
+"""The scripted gate: the scheduler's loop stands still here between the steps of a script.
+
+A run is one generator: bring the engine to idle, run the script, drain, compare with the requests run alone. Each ``yield``
+of it lets one step run; in between the gate audits the engine and brings handles and clients up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from engine.clock import VirtualClock
+from engine.errors import IntegrityError
+from engine.messages import (
+    AbortAll,
+    ClientMessage,
+    Completion,
+    ContinueGeneration,
+    Event,
+    FlushCache,
+    Generate,
+    PipelineFailed,
+    Reply,
+)
+from engine.scheduler import Scheduler, Step, StepResult
+from scripted.context import ScriptContext
+from scripted.errors import BadCall, BudgetSpent
+from scripted.history import Handles, History
+from scripted.oracle import Oracle
+from scripted.results import Results
+from scripted.run import Run, RunSource
+from scripted.waits import Steps
+from scripted.world import World
+
+__all__ = ["RESET_BUDGET_STEPS", "NotIdle", "ScriptedGate"]
+
+# After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a margin.
+RESET_BUDGET_STEPS: Final = 256
+DRAIN_BUDGET_STEPS: Final = 20_000
+# "Fully idle for two pipeline rotations" after the warm-up: what might still come would have come by then.
+WARM_UP_ROTATIONS: Final = 2
+WARM_UP_PROMPT_TOKENS: Final = 8
+_HARNESS_CALL: Final = "harness"
+
+
+class NotIdle(Exception):  # noqa: N818 - it is what was found
+    """The engine could not be brought to idle; the text names what is still there."""
+
+
+class ScriptedGate:
+    """Feeds the loop from scripts. ``source`` says which script comes next and takes how it ended."""
+
+    def __init__(self, scheduler: Scheduler, world: World, source: RunSource) -> None:
+        self.scheduler = scheduler
+        self.world = world
+        self.clock = VirtualClock()
+        self.history = History()
+        self.handles = Handles()
+        self.results = Results(scheduler.limits.depth)
+        self._source = source
+        self._oracle = Oracle(self)
+        self._arrived: list[ClientMessage] = []
+        self._injected: list[Event] = []
+        self._failure: PipelineFailed | None = None
+        self.last_replies: tuple[Reply, ...] = ()
+        self._step: Step | None = None
+        self._run: Run | None = None
+        self._driver: Generator[None, None, None] | None = None
+
+    # -- the gate protocol --
+
+    def __enter__(self) -> Self:
+        self._source.open()
+        if self._source.warms_up:
+            self._driver = self._warm_up()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            self._source.crashed(self, self._run, exc)
+        self._source.close()
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Go on with the script until it lets a step run; with the next script when it has ended; None after the last."""
+        if previous is not None:
+            self._take_result(previous)
+        while True:
+            if self._driver is None:
+                self._run = self._source.next_run()
+                if self._run is None:
+                    return None
+                self._driver = self._drive(self._run)
+            try:
+                if previous is not None:
+                    self._audit()
+                next(self._driver)
+            except StopIteration:
+                self._driver = None
+                self._source.ended(self, self._run)
+            except Exception as exc:  # noqa: BLE001 - whatever a script raises is its result
+                self._source.failed(self, self._run, exc)
+                self._driver.close()
+                self._driver = None
+            else:
+                self._step = self._compose()
+                return self._step
+            previous = None
+
+    # -- for the verbs --
+
+    def await_arrival(
+        self,
+        what: str,
+        matches: Callable[[ClientMessage], bool],
+        *,
+        refused: Callable[[], bool] = lambda: False,
+    ) -> ClientMessage | None:
+        """Wait until the message of a verb is here; None when the server refused the call instead.
+
+        A request that the scheduler would refuse is refused at once: that changes nothing in it, whenever it is told.
+        """
+        while True:
+            for message in self.world.take_messages():
+                self._arrived.append(message)
+                if not matches(message):
+                    continue
+                if isinstance(message, Generate) and self._refuse(message):
+                    break
+                return message
+            if refused():
+                return None
+            self.world.wait()
+
+    def kill_stage(self, stage: int) -> None:
+        """Kill a stage; the next step sees the failure first."""
+        event = self.world.kill_stage(stage)
+        assert isinstance(event, PipelineFailed), f"killing stage {stage} brought {event}"
+        self._failure = event
+        self.results.lose()
+
+    def inject(self, *events: Event) -> None:
+        """Give events of the harness itself to the next step."""
+        self._injected += events
+
+    def flush(self) -> None:
+        """Flush the cache in the next step; the engine is idle."""
+        self.inject(FlushCache(call_id=_HARNESS_CALL))
+
+    def _refuse(self, message: Generate) -> bool:
+        ahead = [other for other in self._arrived if isinstance(other, Generate) and other is not message]
+        refusal = self.scheduler.refusal_of(
+            message, queued=len(ahead), taken=frozenset(other.rid for other in ahead)
+        )
+        if refusal is None:
+            return False
+        self._arrived.remove(message)
+        self.world.answer([refusal])
+        return True
+
+    # -- one run --
+
+    def _drive(self, run: Run) -> Steps:
+        yield from self._reset()
+        context = ScriptContext(self)
+        run.begin(context)
+        yield from self._script_steps(run)
+        context.check_waits()
+        run.end(self.scheduler)
+        yield from self._drain()
+        missed = [name for name in run.options.must_reach if not context.reached.get(name)]
+        if missed:
+            raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")
+        if run.options.oracle and self._failure is None:
+            run.compared = yield from self._oracle.compare(self.handles.all)
+
+    def _script_steps(self, run: Run) -> Steps:
+        """Pass on the script's yields, within its budget of steps."""
+        context, script = run.context, run.script
+        assert context is not None
+        assert script is not None
+        for steps in range(run.options.max_steps + 1):
+            try:
+                value = next(script)
+            except StopIteration:
+                return
+            if value is not None:
+                raise BadCall(f"a script yields nothing, got {value!r}; write 'yield from {value!r}'")
+            context.check_waits()
+            if steps == run.options.max_steps:
+                spent = BudgetSpent(f"the script ran its max_steps={steps} steps; {context.state}")
+                script.throw(spent)
+                raise spent
+            yield
+
+    def _reset(self) -> Steps:
+        """Bring the engine to the state of a new one. Raises NotIdle, naming what is left, if it does not get there."""
+        self.history.recording = False
+        self.results.release(None)
+        for stage in sorted(self.results.stalled):
+            self.world.resume_stage(stage)
+        self.results.stalled.clear()
+        self.world.clients.forget()
+        self._arrived = []
+        yield from self._quieten()
+        self.flush()
+        yield
+        if not self.scheduler.is_fully_idle or self.scheduler.memory.pages.cached:
+            raise NotIdle(f"the cache could not be flushed: {self.scheduler.books.what_is_busy()}")
+        self._start_over()
+
+    def _quieten(self) -> Steps:
+        """Abort everything and run until nothing is left."""
+        self.inject(AbortAll(), ContinueGeneration(call_id=_HARNESS_CALL))
+        yield
+        for _ in range(RESET_BUDGET_STEPS):
+            if self.scheduler.is_fully_idle:
+                return
+            yield
+        raise NotIdle(
+            f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "
+            f"{self.scheduler.books.what_is_busy()}"
+        )
+
+    def _start_over(self) -> None:
+        self.world.start_over()
+        self.world.take_messages()
+        self.scheduler.start_over()
+        self.clock.reset()
+        self.results.start_over()
+        self.history.start_over()
+        self.handles.start_over()
+        self.history.recording = True
+
+    def _drain(self) -> Steps:
+        """What a script leaves behind must end by itself or by an abort, and every client must have been told once."""
+        self.history.recording = False
+        if self._failure is not None:
+            return
+        self.results.release(None)
+        for stage in sorted(self.results.stalled):
+            self.world.resume_stage(stage)
+        self.results.stalled.clear()
+        yield from self._quieten()
+        self.scheduler.check_integrity()
+        self._check_clients()
+
+    def _check_clients(self) -> None:
+        for handle in self.handles.all:
+            if handle.client.terminal_answers != 1 and handle.client.status is not None and not handle.client.dropped:
+                raise AssertionError(
+                    f"the client of {handle.rid} got {handle.client.terminal_answers} terminal answers: {handle.client}"
+                )
+
+    def _warm_up(self) -> Steps:
+        """One real request, then quiet for two rotations of the pipeline."""
+        self.history.recording = False
+        context = ScriptContext(self, rid_prefix="warm-up")
+        r = context.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
+        yield from context.run_until_finished(r)
+        for _ in range(WARM_UP_ROTATIONS * self.scheduler.limits.depth):
+            if not self.scheduler.is_fully_idle:
+                raise NotIdle(f"the engine was not idle after its warm-up: {self.scheduler.books.what_is_busy()}")
+            yield
+
+    # -- one step --
+
+    def _compose(self) -> Step:
+        """The events of the next step: completions that are due, then messages in the order of their arrival."""
+        events: list[Event] = []
+        if self._failure is not None and self.scheduler.failure is None:
+            events.append(self._failure)
+        for microbatch_id in self.results.take_due(self.scheduler.step_number + 1):
+            event = self.world.take_completion(microbatch_id)
+            events.append(event)
+            if isinstance(event, PipelineFailed):
+                self._failure = event
+                self.results.lose()
+                break
+            assert isinstance(event, Completion)
+            assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
+        events += self._injected
+        events += self._arrived
+        self._injected, self._arrived = [], []
+        return Step(tuple(events), self.clock.now())
+
+    def _take_result(self, result: StepResult) -> None:
+        """Note what the last step did."""
+        assert self._step is not None
+        if result.microbatch is not None:
+            self.results.launched(result.microbatch.id, result.step)
+        self.last_replies = result.replies
+        self.history.add(self._step, result, self.scheduler)
+        views = self.handles.views()
+        self.handles.update(result.replies, self.scheduler)
+        if result.replies:
+            self.world.clients.settle(result.replies, views)
+        self._arrived += self.world.take_messages()
+
+    def _audit(self) -> None:
+        """Check the engine's books and its KV after a step."""
+        if self._run is not None and not self._run.options.check_every_step:
+            return
+        self.scheduler.check_integrity()
+        corruptions = self.world.corruptions()
+        if corruptions:
+            raise IntegrityError(f"a request read KV that is not its own: {corruptions[0]}")

@@ -1,0 +1,150 @@
+"""The report of a script that did not pass: everything that a person at a CI log needs, as data and as text.
+
+Made where the script ran (in the scheduler process or in this one), completed and shown where pytest runs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import types
+from collections.abc import Generator
+from enum import StrEnum
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import msgspec
+
+from engine.limits import Limits
+from engine.scheduler import StepRecord
+
+__all__ = ["FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of", "position_of"]
+
+# Steps shown in the table; the window of a race and what led to it fit in so many.
+SHOWN_STEPS = 16
+REPORT_WIDTH_COLUMNS = 118
+
+
+class FailureKind(StrEnum):
+    """How a script did not pass."""
+
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    DIED = "died"
+    DIRTY = "dirty"
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One line of a traceback: where, in which function, and the source line itself."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+
+
+class ProcessStack(msgspec.Struct, frozen=True):
+    """What a process of the engine was doing, or last said: its name and the text."""
+
+    process: str
+    text: str
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal."""
+
+    kind: FailureKind
+    error: str
+    frames: tuple[Frame, ...] = ()
+    script: str = ""
+    tier: str = ""
+    mutant: str | None = None
+    config: str = ""
+    state: str = ""
+    records: tuple[StepRecord, ...] = ()
+    limits: Limits | None = None
+    dead_process: str | None = None
+    cause: str | None = None
+    stacks: tuple[ProcessStack, ...] = ()
+    replay: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The failure in one line."""
+        first = self.error.splitlines()[0] if self.error else self.kind.value
+        died = f"the {self.dead_process} process died: " if self.dead_process else ""
+        return f"{died}{first}"
+
+    def render(self) -> str:
+        """The report as text, no wider than a CI log."""
+        parts = [self._where(), self._what(), self._steps(), self._facts()]
+        parts += [f"--- {stack.process} ---\n{stack.text.rstrip()}" for stack in self.stacks]
+        return "\n\n".join(part for part in parts if part)
+
+    def _where(self) -> str:
+        """The script's own lines, innermost last, each as pytest shows it."""
+        lines = []
+        for frame in self.frames:
+            lines += [f"{_short(frame.file)}:{frame.line}: in {frame.function}", f">       {frame.source}"]
+        lines += [f"E       {line}" for line in self.error.splitlines()]
+        return "\n".join(lines)
+
+    def _what(self) -> str:
+        if self.kind is FailureKind.DIED:
+            who = self.dead_process or "scheduler"
+            text = f"The engine died under this script. The {who} process was the first to die"
+            return f"{text}:\n{self.cause.rstrip()}" if self.cause else f"{text}."
+        if self.kind is FailureKind.TIMEOUT:
+            return "The script did not end in time; the stacks below show where each process was."
+        return ""
+
+    def _steps(self) -> str:
+        if not self.records or self.limits is None:
+            return ""
+        # The table needs rich, which the import of the harness should not pay for.
+        from scripted.table import render_text, step_table
+
+        table = step_table(self.records, self.limits, last=SHOWN_STEPS)
+        return f"The last steps before the end:\n{render_text(table, REPORT_WIDTH_COLUMNS).rstrip()}"
+
+    def _facts(self) -> str:
+        facts = {
+            "State": self.state,
+            "Engine": f"{self.tier} tier, {self.config}" if self.config else "",
+            "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
+            "Replay": self.replay,
+        }
+        return "\n".join(f"{name + ':':8} {fact}" for name, fact in facts.items() if fact)
+
+
+def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
+    """The frames of a traceback from the first line of the file ``inside`` on; empty when it never was in there."""
+    frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__)]
+    first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
+    return () if first is None else tuple(frames[first:])
+
+
+def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
+    """Where a suspended generator stands, outermost first: its own line, and those of what it delegates to."""
+    frames = []
+    step: Any = script
+    while isinstance(step, types.GeneratorType) and step.gi_frame is not None:
+        frames.append(_frame(step.gi_frame, step.gi_frame.f_lineno))
+        step = getattr(step, "gi_yieldfrom", None)
+        step = getattr(step, "generator", step)
+    return tuple(frames)
+
+
+def _frame(frame: types.FrameType, line: int) -> Frame:
+    file = frame.f_code.co_filename
+    return Frame(file, line, frame.f_code.co_name, linecache.getline(file, line).strip())
+
+
+def _same_file(left: str, right: str) -> bool:
+    return left == right or Path(left).resolve() == Path(right).resolve()
+
+
+def _short(file: str) -> str:
+    """A path relative to the working folder, if it is below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,65 @@
+"""Completions in the hands of a script: when the result of each microbatch in flight becomes visible to the scheduler.
+
+By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them, and a
+stalled stage holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+__all__ = ["Results"]
+
+
+class Results:
+    """The microbatches in flight with the step in which each is due, in launch order."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._in_flight: deque[tuple[int, int]] = deque()
+        self._held = False
+        self._released = 0
+        self.stalled: set[int] = set()
+
+    def launched(self, microbatch_id: int, step: int) -> None:
+        """Note a launch."""
+        self._in_flight.append((microbatch_id, step + self._depth))
+
+    def take_due(self, step: int) -> Iterator[int]:
+        """The ids of the microbatches whose completions this step gets, in launch order; they leave the flight."""
+        while self._in_flight and not self.stalled:
+            microbatch_id, due = self._in_flight[0]
+            if self._held and not self._released or due > step:
+                return
+            if self._held:
+                self._released -= 1
+            self._in_flight.popleft()
+            yield microbatch_id
+
+    def hold(self) -> None:
+        """Keep back every completion that is not yet taken."""
+        self._held = True
+        self._released = 0
+
+    def release(self, count: int | None) -> None:
+        """Let ``count`` more through, or stop holding."""
+        if count is None:
+            self._held = False
+            self._released = 0
+        else:
+            self._released += count
+
+    def due_steps(self) -> dict[int, int]:
+        """The step in which each microbatch in flight is due, by id."""
+        return dict(self._in_flight)
+
+    def lose(self) -> None:
+        """Nothing in flight will ever come back."""
+        self._in_flight.clear()
+
+    def start_over(self) -> None:
+        """As if nothing had ever been held, stalled or launched."""
+        self._in_flight.clear()
+        self.stalled.clear()
+        self.release(None)

@@ -1,0 +1,120 @@
+"""One run of a script: its function, its arguments, how far it got; and where runs come from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.errors import IntegrityError
+from engine.scheduler import Scheduler
+from scripted.report import FailureKind, FailureReport, frames_of, position_of
+from scripted.wire import ScriptOptions, ScriptSucceeded
+
+if TYPE_CHECKING:
+    from scripted.context import ScriptContext
+    from scripted.gate import ScriptedGate
+
+__all__ = ["Run", "RunSource", "ScriptFunction"]
+
+# The last steps that a report carries; more than it shows, for whoever reads the data.
+REPORTED_STEPS = 64
+
+ScriptFunction = Callable[..., Generator[Any, None, Any]]
+
+
+class Run:
+    """A script on its way through the gate."""
+
+    def __init__(
+        self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.context: ScriptContext | None = None
+        self.script: Generator[Any, None, Any] | None = None
+        self.compared = 0
+        self.started = time.perf_counter()
+        self._args = args
+        self._kwargs = kwargs
+        self._steps = 0
+        self._digest = ""
+        self._plan_digest = ""
+
+    def begin(self, context: ScriptContext) -> None:
+        """Make the generator; its body starts with the first step."""
+        self.context = context
+        self.script = self.function(context, *self._args, **self._kwargs)
+
+    def end(self, scheduler: Scheduler) -> None:
+        """Note how far the engine got, before the harness goes on with its own work."""
+        self._steps = scheduler.step_number
+        self._digest = scheduler.digests.digest
+        self._plan_digest = scheduler.digests.plan_digest
+
+    def succeeded(self) -> ScriptSucceeded:
+        """The reply of a run that passed."""
+        reached = {} if self.context is None else dict(self.context.reached)
+        return ScriptSucceeded(
+            steps=self._steps,
+            digest=self._digest,
+            plan_digest=self._plan_digest,
+            reached=reached,
+            compared=self.compared,
+        )
+
+    def report(self, gate: ScriptedGate, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
+        """The report of a run that raised ``exc``, in the script or under it."""
+        file = self.function.__code__.co_filename
+        frames = frames_of(exc, inside=file) or position_of(self.script)
+        state = "" if self.context is None else _state_text(self.context)
+        return FailureReport(
+            kind=kind,
+            error=f"{type(exc).__name__}: {exc}" if not isinstance(exc, AssertionError) or isinstance(exc, IntegrityError)
+            else str(exc) or "AssertionError",
+            frames=frames,
+            script=f"{file}::{self.function.__name__}",
+            tier=gate.world.tier,
+            mutant=mutant,
+            state=state,
+            records=tuple(gate.history.records[-REPORTED_STEPS:]),
+            limits=gate.scheduler.limits,
+            replay=self.options.replay,
+        )
+
+
+def _state_text(context: ScriptContext) -> str:
+    try:
+        return str(context.state)
+    except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
+        return f"not readable ({exc})"
+
+
+class RunSource(Protocol):
+    """Where a scripted gate gets its scripts and leaves their results."""
+
+    warms_up: bool
+
+    def open(self) -> None:
+        """The loop begins."""
+        ...
+
+    def next_run(self) -> Run | None:
+        """Wait for the next script; None when there will be none."""
+        ...
+
+    def ended(self, gate: ScriptedGate, run: Run | None) -> None:
+        """A run passed; None stands for the warm-up."""
+        ...
+
+    def failed(self, gate: ScriptedGate, run: Run | None, exc: Exception) -> None:
+        """A run raised; the engine lives."""
+        ...
+
+    def crashed(self, gate: ScriptedGate, run: Run | None, exc: BaseException) -> None:
+        """The loop died of an exception."""
+        ...
+
+    def close(self) -> None:
+        """The loop has ended."""
+        ...

@@ -1,0 +1,92 @@
+"""The scripted tests of one pytest process: where they run, with which mutant, on which servers.
+
+Set up by the plugin; servers are started at first use, shared by equal configuration, and all gone at the end.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scripted.decorator import ScriptedTest
+from scripted.errors import BadCall
+
+if TYPE_CHECKING:
+    from scripted.pool import ServerPool
+
+__all__ = ["ScriptedSession", "current_session", "set_session"]
+
+
+class ScriptedSession:
+    """Runs decorated tests. ``mutant`` is switched on for all of them; ``every_step`` audits the books after each step."""
+
+    def __init__(self, *, mutant: str | None = None, every_step: bool = True) -> None:
+        self.mutant = mutant
+        self.every_step = every_step
+        self.node_id = ""
+        self._pool: ServerPool | None = None
+
+    def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
+        """Run one test in one tier; raises its ScriptError if it does not pass."""
+        __tracebackhide__ = True
+        _check_plain(arguments)
+        options = msgspec.structs.replace(
+            test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
+        )
+        if tier == "sim":
+            from scripted.sim import ScriptedSim
+
+            with ScriptedSim.start(test.config, mutant=self.mutant) as sim:
+                sim.run(test.script, options=options, **arguments)
+        else:
+            self._servers().run(test, options, arguments)
+
+    def close(self) -> None:
+        """End every server."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _servers(self) -> ServerPool:
+        if self._pool is None:
+            from scripted.pool import ServerPool
+
+            self._pool = ServerPool(mutant=self.mutant)
+        return self._pool
+
+    def _replay_command(self, test: ScriptedTest, tier: str) -> str:
+        file = Path(test.file)
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
+        mutant = f" --mutant {shlex.quote(self.mutant)}" if self.mutant else ""
+        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}"
+
+
+def _check_plain(arguments: dict[str, Any]) -> None:
+    """Both tiers take the same arguments: those that can travel to the scheduler process."""
+    for name, value in arguments.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError) as exc:
+            raise BadCall(
+                f"{name} is a {type(value).__name__}, which cannot travel to the scheduler process; "
+                "pass numbers, strings, lists or dicts, and make objects of them in the script"
+            ) from exc
+
+
+_session = ScriptedSession()
+
+
+def current_session() -> ScriptedSession:
+    """The session of this process."""
+    return _session
+
+
+def set_session(session: ScriptedSession) -> None:
+    """Make this the session of this process; the one before is closed."""
+    global _session  # noqa: PLW0603 - one process has one session, as it has one pytest
+    _session.close()
+    _session = session

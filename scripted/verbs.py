@@ -1,0 +1,208 @@
+"""What a script can do to the engine: the verbs of ``t``.
+
+A verb goes the way a client goes, returns when its message has arrived at the gate, and becomes visible to the scheduler at
+the next step. Effects are checked, and a refused call raises with status and body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.messages import Abort, AbortAll, ContinueGeneration, FlushCache, Generate, PauseGeneration
+from scripted.client import Call
+from scripted.errors import BadCall, RequestRefused
+from scripted.handle import RequestHandle
+from scripted.waits import Wait
+
+if TYPE_CHECKING:
+    from scripted.context import ScriptContext
+
+__all__ = ["Verbs", "prompt_of"]
+
+PAUSE_MODES: Final = ("retract", "in_place", "abort")
+# Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
+_FIRST_PROMPT_ID: Final = 32
+_PROMPT_IDS: Final = 95
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+
+
+class Verbs:
+    """The verbs of ``t``."""
+
+    def start_req(
+        self: ScriptContext,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        text: str | None = None,
+        prompt_seed: int = 0,
+        max_new_tokens: int = 8,
+        rid: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        temperature: float = 0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = True,
+    ) -> RequestHandle:
+        """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
+
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused, with
+        status and body, for a request that the server does not admit.
+        """
+        prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
+        sampling: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "stop": stop if isinstance(stop, str) else list(stop),
+            "stop_token_ids": list(stop_token_ids),
+            "ignore_eos": ignore_eos,
+        }
+        if seed is not None:
+            sampling["seed"] = seed
+        body = prompt | {
+            "rid": rid if rid is not None else self._next_rid(),
+            "sampling_params": sampling,
+            "stream": stream,
+            "priority": priority,
+            "return_logprob": return_logprob,
+            "top_logprobs_num": top_logprobs_num,
+        }
+        return self._start(body)
+
+    def abort(self: ScriptContext, r: RequestHandle | str) -> Call:
+        """POST ``/abort_request`` for one request, by its exact rid."""
+        rid = r if isinstance(r, str) else r.rid
+        return self._call("/abort_request", Abort, {"rid": rid})
+
+    def abort_all(self: ScriptContext) -> Call:
+        """POST ``/abort_request`` for everything that is alive."""
+        return self._call("/abort_request", AbortAll, {"abort_all": True})
+
+    def disconnect(self: ScriptContext, r: RequestHandle) -> None:
+        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        if r.finished:
+            raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
+        self._gate.world.clients.disconnect(r.client)
+        self._gate.await_arrival(f"the abort of {r.rid} after its disconnect", lambda m: isinstance(m, Abort) and m.rid == r.rid)
+
+    def flush_cache(self: ScriptContext, timeout_s: float | None = None) -> Call:
+        """POST ``/flush_cache``; with ``timeout_s`` (virtual seconds) the flush waits that long for the engine to be idle."""
+        path = "/flush_cache" if timeout_s is None else f"/flush_cache?timeout={timeout_s}"
+        return self._call(path, FlushCache)
+
+    def pause_generation(self: ScriptContext, mode: str = "retract") -> Call:
+        """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
+        if mode not in PAUSE_MODES:
+            raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+        return self._call("/pause_generation", PauseGeneration, {"mode": mode})
+
+    def continue_generation(self: ScriptContext) -> Call:
+        """POST ``/continue_generation``."""
+        return self._call("/continue_generation", ContinueGeneration)
+
+    def warmup_radix(self: ScriptContext, prompt_ids: Sequence[int]) -> Wait:
+        """Put a prefix into the tree by a real request; use as ``yield from``."""
+        return self._wait("warmup_radix(...)", self._warmup_radix(prompt_ids))
+
+    # -- results and faults --
+
+    def hold_results(self: ScriptContext) -> None:
+        """Keep every completion back from the next step on, until it is released."""
+        self._gate.results.hold()
+
+    def release_results(self: ScriptContext, n: int | None = None) -> None:
+        """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
+        if n is not None and n < 1:
+            raise BadCall(f"release_results() takes n >= 1, or None for all, got {n}")
+        self._gate.results.release(n)
+
+    def kill_stage(self: ScriptContext, i: int) -> None:
+        """Kill a stage process: nothing that is in flight will come back. The server cannot be used after this script."""
+        self._check_stage(i)
+        self._gate.kill_stage(i)
+
+    def stall_stage(self: ScriptContext, i: int) -> None:
+        """Stop a stage; nothing completes until it is resumed."""
+        self._check_stage(i)
+        self._gate.world.stall_stage(i)
+        self._gate.results.stalled.add(i)
+
+    def resume_stage(self: ScriptContext, i: int) -> None:
+        """End a stall."""
+        self._check_stage(i)
+        self._gate.world.resume_stage(i)
+        self._gate.results.stalled.discard(i)
+
+    def fail_next_step(self: ScriptContext, i: int) -> None:
+        """Make the next microbatch that a stage computes fail; the engine goes on."""
+        self._check_stage(i)
+        self._gate.world.fail_next_step(i)
+
+    # -- inside --
+
+    def _start(self: ScriptContext, body: dict[str, Any]) -> RequestHandle:
+        rid = body["rid"]
+        view = self._gate.world.clients.generate(rid, body)
+        message = self._gate.await_arrival(
+            f"the request {rid}", lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
+        )
+        if message is None:
+            raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
+        assert isinstance(message, Generate)
+        handle = RequestHandle(message, view)
+        self._gate.handles.start(handle)
+        return handle
+
+    def _call(self: ScriptContext, path: str, kind: type, body: dict[str, Any] | None = None) -> Call:
+        call = self._gate.world.clients.call(path, body)
+        message = self._gate.await_arrival(f"POST {path}", lambda m: isinstance(m, kind), refused=lambda: call.done)
+        if message is None:
+            raise RequestRefused(f"POST {path}", call.status or 0, call.text)
+        call.arrived = True
+        return call
+
+    def _warmup_radix(self: ScriptContext, prompt_ids: Sequence[int]) -> Any:
+        r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)
+        yield from self.run_until_finished(r)
+        yield from self.run_until_idle()
+
+    def _check_stage(self: ScriptContext, i: int) -> None:
+        stages = self.scheduler.limits.pp_size
+        if not 0 <= i < stages:
+            raise BadCall(f"stage must be 0 to {stages - 1}, got {i}")
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """A prompt of ``length`` printable token ids that depend on seed and position; equal seeds give equal prefixes."""
+    value, ids = (seed + 1) * _MIX & _MASK, []
+    for _ in range(length):
+        value = (value * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) & _MASK
+        ids.append(_FIRST_PROMPT_ID + (value >> 33) % _PROMPT_IDS)
+    return ids
+
+
+def _one_prompt(
+    prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
+) -> dict[str, Any]:
+    given = [
+        name for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text)) if value is not None
+    ]
+    if len(given) != 1:
+        raise BadCall(f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}")
+    if prompt_len is not None:
+        if prompt_len < 1:
+            raise BadCall(f"start_req() takes prompt_len >= 1, got {prompt_len}")
+        return {"input_ids": prompt_of(prompt_len, prompt_seed)}
+    return {"input_ids": list(prompt_ids)} if prompt_ids is not None else {"text": text}
