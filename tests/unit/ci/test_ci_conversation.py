@@ -1,0 +1,455 @@
+"""Whole conversations: comment in; reactions, dispatches and answers out, on own pull requests and forks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from fake_github import SHA, FakeGitHub, run_payload
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_tree import REPOSITORY, SampleTree
+
+from ci.bot import Bot, CommentEvent, RunEnd
+from ci.commands import COMMANDS
+from ci.permissions import Permissions
+from ci.request import RerunRequest, Tier
+from ci.results import FileResult, FileStatus, RunResult, TestOutcome, TestResult, write_json
+from ci.times import MeasuredTimes
+
+COMMENT = 4242
+CUDA = """
+from ci.register import register_cuda_ci
+register_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")
+def test_wide(): pass
+"""
+ALL_COMMANDS = [
+    "/rerun-test test_flush.py",
+    "/rerun-group pipeline",
+    "/rerun-stage base-cpu",
+    "/rerun-failed-ci",
+    "/tag-run-ci-label",
+    "/tag-and-rerun-ci",
+    "/explore tests/registered/pipeline/test_flush.py::test_flush",
+]
+
+
+def event(body: str, login: str = "maintainer", **changes: object) -> dict[str, object]:
+    payload: dict[str, object] = {
+        "action": "created",
+        "issue": {
+            "number": 5,
+            "title": "A change",
+            "pull_request": {"url": "https://api.github.com/repos/acme/engine/pulls/5"},
+        },
+        "comment": {
+            "id": COMMENT,
+            "body": body,
+            "user": {"login": login, "id": 3, "type": "User"},
+            "author_association": "NONE",
+        },
+        "repository": {"id": 1, "full_name": "acme/engine", "default_branch": "main", "private": False},
+        "sender": {"login": login, "id": 3},
+    }
+    return payload | changes
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> SampleTree:
+    tree = SampleTree(tmp_path)
+    tree.good("pipeline/test_flush.py", est_time=6)
+    tree.good("pipeline/test_sweep.py", est_time=30)
+    tree.write("pipeline/test_wide.py", CUDA)
+    return tree
+
+
+def say(fake: FakeGitHub, tree: SampleTree, body: str, login: str = "maintainer", **changes: object) -> str:
+    bot = Bot(
+        github=fake.client(),
+        catalogue=tree.catalogue,
+        permissions=Permissions.load(tree.root),
+        times=MeasuredTimes({}),
+        registry=tree.registry,
+        sha=SHA,
+    )
+    return bot.handle(msgspec.convert(event(body, login, **changes), CommentEvent))
+
+
+def inputs_of(fake: FakeGitHub) -> dict[str, object]:
+    ((_, inputs),) = fake.dispatches
+    return inputs
+
+
+def test_rerun_test(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03, E06"""
+    fake.runs = [run_payload(1, "rerun-test", "rerun-test c4242-11", "completed", "success")]
+    say(fake, tree, "/rerun-test test_flush.py::test_flush --repeat 20 --tier sim\nIs this a flake?")
+    inputs = inputs_of(fake)
+    assert fake.dispatches[0][0] == "rerun-test.yml"
+    assert RerunRequest.from_json(str(inputs["request"])) == RerunRequest(
+        ("tests/registered/pipeline/test_flush.py::test_flush",), 20, Tier.SIM
+    )
+    assert (inputs["sha"], inputs["pull_request"], inputs["ticket"]) == (SHA, "5", "c4242-1")
+    assert json.loads(str(inputs["runner"])) == ["ubuntu-24.04"]
+    assert 15 < int(str(inputs["timeout_minutes"])) < 60
+    assert fake.reactions == ["eyes", "rocket"]
+    assert "https://github.com/acme/engine/actions/runs/7001" in fake.answer
+    assert "python -m ci rerun-test test_flush.py::test_flush --repeat 20 --tier sim" in fake.answer
+
+
+def test_rerun_group_is_grouped_by_runner(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    say(fake, tree, "/rerun-group pipeline")
+    assert [(json.loads(str(inputs["runner"])), inputs["ticket"]) for _, inputs in fake.dispatches] == [
+        (["self-hosted", "4-gpu"], "c4242-1"),
+        (["ubuntu-24.04"], "c4242-2"),
+    ]
+    assert fake.answer.count("actions/runs/") == 2
+    assert "python -m ci rerun-test tests/registered/pipeline" in fake.answer
+
+
+def test_rerun_stage(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    say(fake, tree, "/rerun-stage base-cpu")
+    assert fake.dispatches[0][0] == "rerun-stage.yml"
+    assert {name: inputs_of(fake)[name] for name in ("hw", "suite", "stage", "runner_config")} == {
+        "hw": "cpu",
+        "suite": "base-cpu",
+        "stage": "",
+        "runner_config": "",
+    }
+    assert "python -m ci suite --hw cpu --suite base-cpu" in fake.answer
+
+
+def test_rerun_stage_on_a_runner(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    say(fake, tree, "/rerun-stage extra-b 4-gpu")
+    inputs = inputs_of(fake)
+    assert (inputs["hw"], inputs["stage"], inputs["runner_config"]) == ("cuda", "extra-b", "4-gpu")
+    assert json.loads(str(inputs["runner"])) == ["self-hosted", "4-gpu"]
+
+
+def test_rerun_failed_ci(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    fake.runs = [
+        run_payload(1, "pull-request", "A change", "completed", "failure"),
+        run_payload(2, "pull-request", "A change", "completed", "success"),
+        run_payload(3, "nightly", "A change", "in_progress", None),
+    ]
+    say(fake, tree, "/rerun-failed-ci")
+    assert fake.rerun == [1]
+    assert "[`pull-request`](https://github.com/acme/engine/actions/runs/1)" in fake.answer
+
+
+def test_rerun_failed_ci_with_nothing_to_do_says_so(fake: FakeGitHub, tree: SampleTree) -> None:
+    say(fake, tree, "/rerun-failed-ci")
+    assert "Nothing to run again" in fake.answer
+
+
+def test_labels(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    say(fake, tree, "/tag-run-ci-label")
+    assert (fake.labels, fake.rerun) == (["run-ci"], [])
+
+
+def test_label_and_rerun(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E03"""
+    fake.runs = [run_payload(1, "pull-request", "A change", "completed", "failure")]
+    say(fake, tree, "/tag-and-rerun-ci")
+    assert (fake.labels, fake.rerun) == (["run-ci"], [1])
+    assert "label `run-ci`" in fake.answer
+
+
+def test_explore(fake: FakeGitHub, tree: SampleTree) -> None:
+    say(fake, tree, "/explore tests/registered/pipeline/test_flush.py::test_flush --minutes 30")
+    assert fake.dispatches[0][0] == "explore.yml"
+    assert (inputs_of(fake)["minutes"], inputs_of(fake)["timeout_minutes"]) == ("30", "45")
+    assert "scripted explore tests/registered/pipeline/test_flush.py::test_flush --minutes 30" in fake.answer
+
+
+@pytest.mark.parametrize("body", ALL_COMMANDS)
+@pytest.mark.parametrize("is_fork", [False, True])
+@pytest.mark.parametrize("login", ["maintainer", "writer", "author", "reader", "stranger"])
+def test_each_command_allowed_and_refused(
+    fake: FakeGitHub, tree: SampleTree, body: str, is_fork: bool, login: str
+) -> None:
+    """E03, E04: everybody, on own pull requests and forks, gets an answer; only some start anything."""
+    fake.runs = [run_payload(1, "pull-request", "A change", "completed", "failure")]
+    fake.head_repository = "author/engine" if is_fork else "acme/engine"
+    may = login in ("maintainer", "writer") or (login == "author" and not is_fork and not body.startswith("/tag"))
+    say(fake, tree, body, login)
+    assert bool(fake.changes) == may
+    assert fake.reactions == ["eyes", "rocket" if may else "-1"]
+    assert may or (fake.answer.startswith("Not done: ") and "write permission" in fake.answer)
+
+
+def test_a_deleted_fork_is_a_fork(fake: FakeGitHub, tree: SampleTree) -> None:
+    fake.head_repository = None
+    say(fake, tree, ALL_COMMANDS[0], "author")
+    assert "from a fork" in fake.answer
+    assert fake.changes == []
+
+
+def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) -> None:
+    fake.state = "closed"
+    say(fake, tree, ALL_COMMANDS[0])
+    assert "is closed; open it again" in fake.answer
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("/rerun-test test_flsh.py", "did you mean `tests/registered/pipeline/test_flush.py`"),
+        ("/rerun-test test_flush.py --hw cuda", "is not registered for cuda; it is for cpu"),
+        ("/rerun-group memory", "there are tests/registered/pipeline"),
+        ("/rerun-group ../..", "without .."),
+        ("/rerun-stage base-cpp", "suites: base-cpu, extra-cpu, nightly-cpu; stages: base-a, extra-b"),
+        ("/rerun-stage extra-b", "no stage with a runner"),
+        ("/explore test_flush", "is no scenario"),
+        ("/explore --x=y a.py::b", "has no option"),
+        ("/explore ../../a.py::b", "without .."),
+        ("/rerun-tests x", "did you mean `/rerun-test`"),
+    ],
+)
+def test_wrong_commands_are_answered(fake: FakeGitHub, tree: SampleTree, body: str, text: str) -> None:
+    """E04"""
+    say(fake, tree, body)
+    assert text in fake.answer
+    assert fake.changes == []
+    assert fake.reactions[-1] == "-1"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"action": "edited"},
+        {"action": "deleted"},
+        {"issue": {"number": 5}},
+        {"comment": {"id": 1, "body": "/rerun-failed-ci", "user": {"login": "ci[bot]", "type": "Bot"}}},
+        {"comment": {"id": 1, "body": "thanks\n/rerun-failed-ci", "user": {"login": "maintainer", "type": "User"}}},
+    ],
+)
+def test_what_is_no_command_is_left_alone(fake: FakeGitHub, tree: SampleTree, changes: dict[str, object]) -> None:
+    assert say(fake, tree, "/rerun-failed-ci", **changes).startswith("ignored")
+    assert fake.requests == []
+
+
+def test_trouble_on_the_way_is_answered_too(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E04: an outage that lasts ends in an answer, not in silence."""
+    for _ in range(4):
+        fake.fail("POST .*/dispatches", (503, {"message": "unavailable"}, {}))
+    say(fake, tree, "/rerun-test test_flush.py")
+    assert "`/rerun-test` did not get through" in fake.answer
+    assert "503" in fake.answer
+    assert fake.reactions == ["eyes", "confused"]
+
+
+def test_short_trouble_does_not_show(fake: FakeGitHub, tree: SampleTree) -> None:
+    fake.fail("permission", (502, None, {}))
+    fake.fail("GET .*/pulls/5", httpx.ReadTimeout("slow"))
+    fake.fail("dispatches", httpx.ReadTimeout("slow"), carried_out=True)
+    fake.fail("POST .*/issues/5/comments", (500, None, {}), carried_out=True)
+    fake.fail("reactions", (403, {"message": "wait"}, {"retry-after": "3"}))
+    say(fake, tree, "/rerun-test test_flush.py")
+    assert len(fake.dispatches) == 1
+    assert fake.answer.count("c4242-1") == 1
+    assert fake.reactions == ["eyes", "rocket"]
+
+
+EVIL_WORDS = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    ";touch pwned",
+    "|| touch pwned",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "tests/registered/../../secret.py",
+    "${{ github.token }}",
+    "${{ secrets.X }}",
+    "test_flush.py\u202e",
+    "test_flu\u0455h.py",
+    "\uff0e\uff0e/\uff0f",
+    "--request",
+    "-p",
+    "--rootdir=/",
+    "@everyone",
+    "](javascript:alert(1))",
+    "<!-- ci:c4242 -->",
+    "%0Aset-output",
+    "::set-output name=x::y",
+    "test_flush.py::test_flush[$(id)]",
+    "x" * 9000,
+    "a.py " * 3000,
+    "\x00",
+    "\x1b[31m",
+]
+hostile_text = st.one_of(
+    st.text(max_size=200),
+    st.lists(st.sampled_from([*EVIL_WORDS, "test_flush.py", "--repeat", "20", "--tier"]), max_size=8).map(" ".join),
+    st.text(alphabet="./:[]-=,+ab_$`\n\r\t ", max_size=100),
+    st.binary(max_size=100).map(lambda data: data.decode("utf-16", "replace")),
+)
+
+
+@given(
+    name=st.sampled_from([*COMMANDS, "/rerun", ""]), text=hostile_text, padding=st.sampled_from([0, 65_536, 200_000])
+)
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_hostile_comments_start_nothing_that_was_not_registered(
+    tree: SampleTree, name: str, text: str, padding: int
+) -> None:
+    """E05: whatever is written, by people with every permission, only clean words of our own reach a workflow."""
+    fake = FakeGitHub()
+    say(fake, tree, f"{name} {text}{'x' * padding}" if padding else f"{name} {text}")
+    for workflow, inputs in fake.dispatches:
+        check_inputs(tree, workflow, {name: str(value) for name, value in inputs.items()})
+    assert len(fake.comments) == bool(fake.reactions)
+    for comment in fake.comments:
+        assert str(comment["body"]).isascii()
+        assert str(comment["body"]).count("<!--") == 1
+    if fake.reactions[-1:] == ["-1"]:
+        assert fake.changes == []
+
+
+def check_inputs(tree: SampleTree, workflow: str, inputs: dict[str, str]) -> None:
+    if workflow == "rerun-test.yml":
+        known = {file.path for file in tree.registry.files}
+        specs = RerunRequest.from_json(inputs.pop("request")).specs
+        assert {spec.partition("::")[0] for spec in specs} <= known
+    json.loads(inputs.pop("runner"))
+    for value in inputs.values():
+        assert not set(value) & set("$`;&|<>(){}'\"\\ \n\r\t*?!#@~^%"), value
+
+
+@pytest.mark.parametrize("word", EVIL_WORDS)
+def test_each_evil_word_is_refused(fake: FakeGitHub, tree: SampleTree, word: str) -> None:
+    """E05"""
+    say(fake, tree, f"/rerun-test {word}")
+    assert fake.changes == []
+    assert fake.answer.startswith("Not done: ")
+
+
+def test_a_newline_ends_the_command(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E05"""
+    say(fake, tree, "/rerun-test test_flush.py\n$(touch pwned)\n" + "y" * 60_000)
+    assert RerunRequest.from_json(str(inputs_of(fake)["request"])).specs == ("tests/registered/pipeline/test_flush.py",)
+
+
+# The result, when the run is done.
+
+
+def end(path: Path, conclusion: str = "failure") -> RunEnd:
+    return RunEnd("c4242-1", 5, conclusion, "https://github.com/acme/engine/actions/runs/7000", path)
+
+
+def test_the_result_of_a_flake_hunt(fake: FakeGitHub, tmp_path: Path) -> None:
+    """E06"""
+    runs = [TestResult("test_flush", TestOutcome.PASSED, 0.1)] * 18
+    runs += [TestResult("test_flush", TestOutcome.FAILED, 0.1, "AssertionError", "text")] * 2
+    files = (
+        FileResult("tests/registered/a.py", FileStatus.FAILED, 2.0, tuple(runs)),
+        FileResult("tests/registered/b.py", FileStatus.CRASHED, 2.0),
+    )
+    write_json(RunResult(files), tmp_path / "results.json")
+    end(tmp_path / "results.json").tell(fake.client())
+    assert "`c4242-1` ended with **failure**: [run](https://github.com/acme/engine/actions/runs/7000)" in fake.answer
+    assert "18 passed, 3 failed" in fake.answer
+    assert "| `tests/registered/a.py::test_flush` | 2 | 20 | `AssertionError` |" in fake.answer
+    assert "| `tests/registered/b.py` | | | `crashed` |" in fake.answer
+
+
+def test_a_run_without_results_is_told_too(fake: FakeGitHub, tmp_path: Path) -> None:
+    end(tmp_path / "missing.json", "cancelled").tell(fake.client())
+    assert "**cancelled**" in fake.answer
+    assert "no results" in fake.answer
+
+
+@given(name=st.text(max_size=300), error=st.text(max_size=300))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_results_of_hostile_code_are_only_quoted(tmp_path: Path, name: str, error: str) -> None:
+    """E05: a fork's code writes what it likes into its results."""
+    name, error = (text.encode("utf-8", "replace").decode() for text in (name, error))
+    result = RunResult((FileResult(name, FileStatus.FAILED, 1.0, (TestResult(name, TestOutcome.FAILED, 1.0, error),)),))
+    fake = FakeGitHub()
+    write_json(result, tmp_path / "results.json")
+    end(tmp_path / "results.json", "**evil**").tell(fake.client())
+    assert fake.answer.isascii()
+    assert "**unknown**" in fake.answer
+    assert fake.answer.splitlines()[-3].count("|") == 5
+    assert fake.answer.count("`") % 2 == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"files": [{"path": 1}]}', b"\xff\xfe"])
+def test_broken_results_count_as_none(fake: FakeGitHub, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    end(tmp_path / "results.json").tell(fake.client())
+    assert "no results" in fake.answer
+
+
+# The command line, against a real server.
+
+
+def run_ci(root: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "GITHUB_TOKEN": "token"}
+    command = [sys.executable, "-m", "ci", *words, *(("--root", str(root)) if words[0] == "comment" else ())]
+    return subprocess.run(command, env=clean | environment, cwd=root, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_line_over_a_socket(fake: FakeGitHub, tree: SampleTree, tmp_path: Path) -> None:
+    """E03 to E06, end to end: event file, head checkout, answer; then the result."""
+    (tree.root / ".git").mkdir()
+    (tree.root / ".git" / "HEAD").write_text(f"{SHA}\n")
+    (tmp_path / "event.json").write_text(json.dumps(event("/rerun-test test_flush.py test_wide.py")))
+    with fake.serve() as url:
+        done = run_ci(
+            tree.root,
+            "comment",
+            "--tree",
+            str(tree.root),
+            GITHUB_API_URL=url,
+            GITHUB_EVENT_PATH=str(tmp_path / "event.json"),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [inputs["sha"] for _, inputs in fake.dispatches] == [SHA, SHA]
+        assert "actions/runs/7000" in fake.comments[0]["body"]  # type: ignore[operator]
+        done = run_ci(
+            tree.root,
+            "answer",
+            GITHUB_API_URL=url,
+            GITHUB_REPOSITORY="acme/engine",
+            GITHUB_SERVER_URL="https://github.com",
+            GITHUB_RUN_ID="7000",
+            PULL_REQUEST="5",
+            RUN_RESULT="success",
+            TICKET="c4242-1",
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert "**success**" in str(fake.comments[1]["body"])
+
+
+@pytest.mark.parametrize(
+    ("head", "event_text", "text"),
+    [
+        ("ref: refs/heads/main", "{}", "is no issue_comment event"),
+        ("ref: refs/heads/main", None, "must hold a commit"),
+        (None, None, "check the pull request's head out"),
+    ],
+)
+def test_a_wrong_workflow_is_told_in_a_line(
+    tree: SampleTree, tmp_path: Path, head: str | None, event_text: str | None, text: str
+) -> None:
+    if head is not None:
+        (tree.root / ".git").mkdir()
+        (tree.root / ".git" / "HEAD").write_text(head)
+    (tmp_path / "event.json").write_text(event_text or json.dumps(event("/rerun-failed-ci")))
+    done = run_ci(tree.root, "comment", "--tree", str(tree.root), GITHUB_EVENT_PATH=str(tmp_path / "event.json"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("ci: ")
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr

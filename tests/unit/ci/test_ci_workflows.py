@@ -1,0 +1,99 @@
+"""The workflows hold no logic, no secret and no more permission than they need; comment text never reaches a script."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sample_tree import REPOSITORY
+
+from ci import bot
+
+FOLDER = REPOSITORY / ".github" / "workflows"
+FILES = sorted(FOLDER.glob("*.yml"))
+PINNED = re.compile(r"^\s*- uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
+SHELL_LOGIC = re.compile(r"[;&|<>`]|\$\(|\b(if|for|while|case|curl|eval)\b")
+DISPATCHED = [bot.RERUN_WORKFLOW, bot.STAGE_WORKFLOW, bot.EXPLORE_WORKFLOW]
+
+
+def load(path: Path) -> dict[Any, Any]:
+    loaded = yaml.safe_load(path.read_text(encoding="ascii"))
+    assert isinstance(loaded, dict)
+    loaded["on"] = loaded.pop(True)  # YAML 1.1 reads the bare word `on` as true.
+    return loaded
+
+
+def jobs(path: Path) -> dict[str, Any]:
+    return dict(load(path)["jobs"])
+
+
+def scripts(path: Path) -> list[str]:
+    return [step["run"] for job in jobs(path).values() for step in job["steps"] if "run" in step]
+
+
+def test_all_that_is_needed_is_there() -> None:
+    names = {path.name for path in FILES}
+    assert {"pull-request.yml", "nightly.yml", "comment.yml", *DISPATCHED} <= names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_each_workflow_is_safe_and_plain(path: Path) -> None:
+    """E05"""
+    text = path.read_text(encoding="ascii")
+    assert "secrets." not in text
+    assert "pull_request_target" not in text
+    assert "workflow_run" not in text
+    assert all(PINNED.match(line) for line in text.splitlines() if "uses:" in line)
+    workflow = load(path)
+    assert workflow["permissions"] in ({}, {"contents": "read"})
+    for job in workflow["jobs"].values():
+        assert "timeout-minutes" in job
+        assert "write-all" not in str(job.get("permissions", ""))
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+    for script in scripts(path):
+        assert "${{" not in script
+        assert "\n" not in script
+        assert not SHELL_LOGIC.search(script), script
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_jobs_that_can_write_run_the_default_branch_only(path: Path) -> None:
+    """E05"""
+    for name, job in jobs(path).items():
+        can_write = "write" in (job.get("permissions") or {}).values()
+        checkouts = [step.get("with", {}) for step in job["steps"] if "checkout@" in step.get("uses", "")]
+        if can_write:
+            assert name == "answer"
+            assert all("path" in checkout for checkout in checkouts if "ref" in checkout)
+            assert not any("--editable" in step.get("run", "") for step in job["steps"])
+        else:
+            assert "token" not in str(job).lower(), name
+
+
+def test_the_comment_reaches_the_bot_by_the_event_file_only() -> None:
+    """E05"""
+    text = (FOLDER / "comment.yml").read_text()
+    mentions = [line.strip() for line in text.splitlines() if "comment.body" in line]
+    assert mentions == ["if: github.event.issue.pull_request && startsWith(github.event.comment.body, '/')"]
+    assert load(FOLDER / "comment.yml")["on"] == {"issue_comment": {"types": ["created"]}}
+
+
+@pytest.mark.parametrize("name", DISPATCHED)
+def test_dispatched_workflows_take_what_the_bot_sends(name: str) -> None:
+    workflow = load(FOLDER / name)
+    inputs = workflow["on"]["workflow_dispatch"]["inputs"]
+    assert {"ticket", "pull_request", "sha", "runner", "timeout_minutes"} <= set(inputs)
+    assert workflow["run-name"] == f"{name.removesuffix('.yml')} ${{{{ inputs.ticket }}}}"
+    assert jobs(FOLDER / name)["run"]["permissions"] == {"contents": "read"}
+    own = {
+        bot.RERUN_WORKFLOW: {"request"},
+        bot.STAGE_WORKFLOW: {"hw", "suite", "stage", "runner_config"},
+        bot.EXPLORE_WORKFLOW: {"scenario", "minutes"},
+    }
+    assert set(inputs) - {"ticket", "pull_request", "sha", "runner", "timeout_minutes"} == own[name]
+    assert len(inputs) <= 10  # GitHub's limit.
+    used = set(re.findall(r"inputs\.(\w+)", (FOLDER / name).read_text()))
+    assert used == set(inputs)
