@@ -123,7 +123,8 @@ def _add_administration(app: FastAPI, front: FrontEnd) -> None:
     async def read(request: Request) -> bytes:
         return await _read_body(request, front.settings.max_body_bytes)
 
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    @app.get("/flush_cache")
+    @app.post("/flush_cache")
     async def flush_cache(request: Request) -> Response:
         timeout_s = _read_timeout(request)
         return _call_answer(await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s)))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -20,7 +20,8 @@ from engine.frontend.app import FrontEnd, build_app
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.problems import ApiError
 from engine.frontend.tokenizer import load_tokenizer
-from engine.launch.control import Control, ProcessDied, Ready, Serving, Shutdown
+from engine.launch.control import SUPERVISOR, Control, ProcessDied, Ready, Serving, Shutdown
+from engine.launch.death import DeathReport
 from engine.launch.private_dir import PrivateDir
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
@@ -38,14 +39,20 @@ def run_frontend(
     control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
 ) -> None:
     """Serve until the supervisor says otherwise or is gone. Raises ProcessDiedError when another process died."""
-    logging.basicConfig(level=settings.log_level.upper())
     tokenizer = load_tokenizer(settings)
     try:
         asyncio.run(_serve(control, settings, limits, tokenizer, listener, folder))
     except ProcessDiedError as exc:
-        if exc.process == "supervisor":
-            folder.remove()  # Nobody else is left to do it.
+        if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
+            _clear_up(folder, exc)
         raise
+
+
+def _clear_up(folder: PrivateDir, death: ProcessDiedError) -> None:
+    """What the supervisor does at the end of a server, done for a supervisor that was killed."""
+    if folder.lent:
+        DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time()).write(folder.path)
+    folder.remove()
 
 
 class _Server(uvicorn.Server):

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing import Pipe
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -122,6 +122,7 @@ def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
 
 
 def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
+    current_process().name = name
     signal.set_wakeup_fd(-1)
     # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,6 +15,7 @@ import msgspec
 from engine.errors import EngineError, ProcessDiedError
 
 __all__ = [
+    "SUPERVISOR",
     "ChildMessage",
     "Control",
     "Dying",
@@ -26,6 +27,7 @@ __all__ = [
     "decode_child_message",
 ]
 
+SUPERVISOR = "supervisor"
 MAX_TRACEBACK_CHARS = 32_768
 
 
@@ -115,7 +117,7 @@ class Control:
                 return None
             message: SupervisorMessage = _supervisor_message_decoder.decode(self._connection.recv_bytes())
         except (EOFError, OSError) as exc:
-            raise ProcessDiedError("supervisor", "its control pipe closed without a shutdown message") from exc
+            raise ProcessDiedError(SUPERVISOR, "its control pipe closed without a shutdown message") from exc
         return message
 
     def wait_until_serving(self, timeout_s: float) -> Serving:
@@ -129,7 +131,7 @@ class Control:
                 return message
             if isinstance(message, ProcessDied):
                 raise ProcessDiedError(message.process, message.cause)
-            raise ProcessDiedError("supervisor", "it was told to shut down before every process was ready")
+            raise ProcessDiedError(SUPERVISOR, "it was told to shut down before every process was ready")
         raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
 
     def close(self) -> None:

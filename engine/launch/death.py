@@ -18,8 +18,9 @@ DEATH_FILE = "death.json"
 class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     """The first death of a server.
 
-    ``cause`` is a traceback, or a sentence about a signal or a status. Exactly one of ``exit_code`` and ``signal`` (its
-    number) is set once the process has ended. ``when`` is in seconds since the epoch.
+    ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (its
+    number) is set where the supervisor saw the end. ``when`` is in seconds since the epoch.
+    ``pid`` is 0 where it is not known.
     """
 
     process: str

@@ -18,7 +18,7 @@ from engine.launch.inbox import Inbox
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
 from engine.pipeline.base import Pipeline
-from engine.scheduler.gate import Gate
+from engine.scheduler.gate import Gate, Outbox
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["GateContext", "GateFactory", "load_attribute", "load_gate"]
@@ -36,6 +36,7 @@ class GateContext:
     scheduler: Scheduler
     pipeline: Pipeline
     inbox: Inbox
+    outbox: Outbox
     control: Control
     clock: Clock
     base_url: str

@@ -53,6 +53,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
             scheduler=scheduler,
             pipeline=pipeline,
             inbox=inbox,
+            outbox=outbox,
             control=control,
             clock=MonotonicClock(),
             base_url=place.base_url,

@@ -6,6 +6,7 @@ from the defaults. Changes nothing that the engine computes.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ __all__ = ["ENVIRONMENT_PREFIX", "LIVE_GATE", "ServerSettings", "read_settings"]
 ENVIRONMENT_PREFIX = "ENGINE_"
 LIVE_GATE = "engine.launch.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
+NEARLY_OURS = 0.9
 
 
 class ServerSettings(EngineConfig):
@@ -61,7 +63,16 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The fields that the environment sets, stripped; an empty variable counts as unset."""
+    """The fields that the environment sets, stripped; an empty variable counts as unset.
+
+    Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
+    with our prefix may be somebody else's.
+    """
+    ours = [_variable(name) for name in ServerSettings.model_fields]
+    for variable in environment.keys() - set(ours):
+        near = difflib.get_close_matches(variable, ours, n=1, cutoff=NEARLY_OURS)
+        if variable.startswith(ENVIRONMENT_PREFIX) and near:
+            raise ConfigError(f"{variable} must be spelled {near[0]} to be read, or be renamed to be left alone")
     found = {name: environment.get(_variable(name), "").strip() for name in ServerSettings.model_fields}
     return {name: text for name, text in found.items() if text}
 

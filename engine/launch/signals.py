@@ -24,7 +24,10 @@ class SignalWatch:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._former = {number: signal.signal(number, _note) for number in STOP_SIGNALS}
+        # Under nohup a hangup is ignored on purpose, and stays so.
+        hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        watched = [number for number in STOP_SIGNALS if not (hangup_ignored and number is signal.SIGHUP)]
+        self._former = {number: signal.signal(number, _note) for number in watched}
         return self
 
     def __exit__(

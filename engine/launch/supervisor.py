@@ -7,6 +7,7 @@ victims are not blamed. Forks before any thread or device context exists and com
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import selectors
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from engine.errors import EngineError, StartupError
 from engine.launch.child import Child, fork_child
-from engine.launch.control import Control, ProcessDied, Serving, Shutdown, SupervisorMessage
+from engine.launch.control import SUPERVISOR, Control, ProcessDied, Serving, Shutdown, SupervisorMessage
 from engine.launch.death import DeathReport, describe_status
 from engine.launch.gate_context import load_attribute
 from engine.launch.imports import import_engine
@@ -31,16 +32,16 @@ from engine.launch.signals import SignalWatch
 from engine.launch.stage_process import run_stage_process
 from engine.limits import Limits, ModelFacts
 
-__all__ = ["EXIT_FAILED", "FRONTEND", "SCHEDULER", "SUPERVISOR", "supervise"]
+__all__ = ["EXIT_FAILED", "FRONTEND", "SCHEDULER", "supervise"]
 
 SCHEDULER = "scheduler"
 FRONTEND = "frontend"
-SUPERVISOR = "supervisor"
 
 # Named, not imported: the front end is a layer above this one.
 FRONTEND_MAIN = "engine.frontend.process:run_frontend"
 
 EXIT_FAILED = 1
+LOG_FORMAT = "%(levelname)s %(processName)s %(name)s: %(message)s"
 
 # A death is told, written down and over within 2 s: these three together, and the time it takes to notice.
 DEATH_GRACE_S = 0.8
@@ -58,6 +59,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     called once, when the server is ready; without it a line with the URL goes to stdout.
     """
     started = time.monotonic()
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     try:
         listener = bind_listener(settings.host, settings.port)
         import_engine()

@@ -339,6 +339,14 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
     play(scene, gate_options="secret-option")
 
 
+def test_routes_describe_themselves(play) -> None:
+    async def scene(stage) -> None:
+        paths = (await stage.http.get("/openapi.json")).json()["paths"]
+        assert {"/generate", "/flush_cache", "/health"} <= set(paths)
+
+    play(scene)
+
+
 def test_unknown_routes_and_methods_have_the_same_error_body(play) -> None:
     async def scene(stage) -> None:
         assert (await stage.http.get("/nowhere")).json()["error"]["code"] == 404

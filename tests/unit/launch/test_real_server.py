@@ -122,6 +122,12 @@ class OpenStream:
         self._stream.__exit__(None, None, None)
 
 
+def test_parent_has_one_thread_after_its_imports(parent: PreloadedParent, launch) -> None:
+    """A lock that another thread holds at the fork would stay locked for ever in the server."""
+    launch().wait_ready()
+    assert psutil.Process(parent.pid).num_threads() == 1
+
+
 @pytest.mark.parametrize("pp_size", [1, 4])
 def test_stream_and_whole_answer_say_the_same_and_the_end_leaves_nothing(launch, pp_size: int) -> None:
     """C01, A07: one server a number of stages, from the first token to SIGINT."""
@@ -215,6 +221,8 @@ def test_killed_supervisor_takes_everything_along(launch) -> None:
     assert server.process.wait(END_BOUND_S) == -signal.SIGKILL
     assert "the supervisor process died" in stream.last_event()
     server.assert_all_gone()
+    assert read_death_report(server.folder).process == "supervisor"
+    assert sorted(path.name for path in server.folder.iterdir()) == ["death.json", "log"]
 
 
 def test_stopped_stage_does_not_hold_up_the_end(launch) -> None:

@@ -40,6 +40,13 @@ def test_error_names_origin_rule_and_value(flags: dict[str, str], environment: d
     assert str(caught.value).startswith(message)
 
 
+def test_misspelled_variable_is_not_ignored() -> None:
+    """C09"""
+    with pytest.raises(ConfigError, match="ENGINE_PP_SZIE must be spelled ENGINE_PP_SIZE"):
+        read_settings({}, {"ENGINE_PP_SZIE": "4"})
+    assert read_settings({}, {"ENGINE_ROOM": "hot", "PP_SIZE": "4"}).pp_size == 1
+
+
 def test_empty_variable_counts_as_unset() -> None:
     assert read_settings({}, {"ENGINE_PP_SIZE": " "}).pp_size == 1
 
