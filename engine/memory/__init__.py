@@ -3,9 +3,10 @@
 Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
 """
 
+from engine.memory.audit import MemoryAudit
 from engine.memory.kv import KVMemory, Lease
 from engine.memory.pages import PagePool, PageState
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
 
-__all__ = ["KVMemory", "Lease", "Node", "PagePool", "PageState", "RadixTree", "RowPool"]
+__all__ = ["KVMemory", "Lease", "MemoryAudit", "Node", "PagePool", "PageState", "RadixTree", "RowPool"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
+from engine.memory.changes import Changes
 from engine.memory.pages import PagePool, PageState
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
@@ -50,7 +51,8 @@ class KVMemory:
     def __init__(self, *, total_pages: int, page_size: int, rows: int, radix_cache: bool) -> None:
         self.pages = PagePool(total_pages, page_size)
         self.rows = RowPool(rows)
-        self.tree = RadixTree(self.pages)
+        self.changes = Changes()
+        self.tree = RadixTree(self.pages, self.changes)
         self._page_size = page_size
         self._radix_cache = radix_cache
 
@@ -90,7 +92,9 @@ class KVMemory:
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
             return None
-        return Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node)
+        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node)
+        self._note(lease)
+        return lease
 
     def extend(self, lease: Lease, tokens: int) -> bool:
         """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must. False, and nothing taken, if it can't."""
@@ -101,6 +105,7 @@ class KVMemory:
         if short > 0 and (short > self.tree.evictable_pages or self.tree.evict(short) < short):
             return False
         lease.pages += self.pages.allocate(need)
+        self._note(lease)
         return True
 
     def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
@@ -122,6 +127,7 @@ class KVMemory:
             self.tree.lock(node)
             self.tree.unlock(before)
         lease.node, lease.cached_pages = node, end
+        self._note(lease)
 
     def release(self, lease: Lease) -> None:
         """Give back everything that a lease owns, once. The only place that frees a request's memory."""
@@ -131,6 +137,7 @@ class KVMemory:
         self.pages.release(lease.held_pages)
         self.rows.release(lease.row)
         lease.released = True
+        self._note(lease)
 
     def reset(self) -> None:
         """Drop the tree and forget every owner. Whoever calls has asked the one idle predicate."""
@@ -141,10 +148,12 @@ class KVMemory:
     def check_integrity(self, leases: Iterable[Lease]) -> None:
         """Every page, row and lock is accounted for by exactly one of ``leases``, which are all that are alive."""
         held: list[int] = []
-        locks: dict[int, int] = {}
+        locks: dict[Node, int] = {}
         rows = 0
         for lease in leases:
-            self._check_lease(lease, locks)
+            self.check_lease(lease)
+            for node in self.tree.path(lease.node):
+                locks[node] = locks.get(node, 0) + 1
             held += lease.held_pages
             rows += 1
         self.pages.check_integrity()
@@ -155,25 +164,26 @@ class KVMemory:
         if rows != self.rows.total - self.rows.free:
             raise IntegrityError(f"{rows} leases own rows, but {self.rows.total - self.rows.free} rows are taken")
         for node in self.tree.nodes():
-            if node.lock_ref != locks.get(node.id, 0):
+            if node.lock_ref != locks.get(node, 0):
                 raise IntegrityError(
-                    f"node {node.id} has lock_ref {node.lock_ref}, but {locks.get(node.id, 0)} leases protect it"
+                    f"node {node.id} has lock_ref {node.lock_ref}, but {locks.get(node, 0)} leases protect it"
                 )
 
-    def _check_lease(self, lease: Lease, locks: dict[int, int]) -> None:
-        """Add the lease's locks to ``locks``; its cached pages must be exactly those of its node's path."""
-        node, above = lease.node, lease.cached_pages
-        self.tree.check_own(node)
-        while node.parent is not None:
-            locks[node.id] = locks.get(node.id, 0) + 1
+    def check_lease(self, lease: Lease) -> None:
+        """One live lease by itself: its cached pages are those of its node's path, the others are held, its row is taken."""
+        above = lease.cached_pages
+        self.tree.check_own(lease.node)
+        for node in self.tree.path(lease.node):
             if lease.pages[above - len(node.pages) : above] != node.pages:
                 raise IntegrityError(f"{lease} does not use the pages of its prefix: node {node.id} has {node.pages}")
             above -= len(node.pages)
-            node = node.parent
         if above:
             raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
-        for page in lease.held_pages:
-            if self.pages.state(page) != PageState.HELD:
-                raise IntegrityError(f"{lease} holds page {page}, which is {self.pages.state(page).name}")
+        if not self.pages.all_are(PageState.HELD, lease.held_pages):
+            raise IntegrityError(f"{lease} holds pages {lease.held_pages}, of which some are not HELD")
         if lease.released or not self.rows.is_taken(lease.row):
             raise IntegrityError(f"{lease} owns row {lease.row}, which is free")
+
+    def _note(self, lease: Lease) -> None:
+        if self.changes.on:
+            self.changes.leases.append(lease)

@@ -78,6 +78,11 @@ class PagePool:
         """Who owns this page."""
         return PageState(self._states[page])
 
+    def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
+        """Whether these pages are all in one state."""
+        states, wanted = self._states, int(state)
+        return all([states[page] == wanted for page in pages])
+
     def reset(self) -> None:
         """Forget every owner. Only for an engine that is quiescent: whoever still holds a page is not asked."""
         self._states = bytearray(self.total)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.errors import IntegrityError
+from engine.memory.changes import Changes
 from engine.memory.pages import PagePool, PageState
 
 __all__ = ["Node", "RadixTree"]
@@ -49,8 +50,9 @@ class Node:
 class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, changes: Changes | None = None) -> None:
         self._pool = pool
+        self._changes = changes or Changes()
         self._page_size = pool.page_size
         self.generation = 0
         self._next_id = 0
@@ -80,6 +82,7 @@ class RadixTree:
     def lock(self, node: Node) -> None:
         """Protect a node and its ancestors from eviction for one request."""
         self.check_own(node)
+        self._note_path(node)
         while node.parent is not None:
             if node.lock_ref == 0:
                 self.locked_pages += len(node.pages)
@@ -89,6 +92,7 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Take back one lock."""
         self.check_own(node)
+        self._note_path(node)
         while node.parent is not None:
             if node.lock_ref < 1:
                 raise IntegrityError(f"node {node.id} is unlocked more often than it was locked")
@@ -168,26 +172,28 @@ class RadixTree:
     def check_integrity(self) -> None:
         """Every page of the tree is CACHED and in one node, locks never grow with depth, the sums are as booked."""
         pages = locked = count = 0
-        state = self._pool.state
         for node in self.nodes():
+            self.check_node(node)
             count += 1
             pages += len(node.pages)
-            if node.lock_ref:
-                locked += len(node.pages)
-            parent = node.parent
-            assert parent is not None
-            if parent.parent is not None and parent.lock_ref < node.lock_ref:
-                raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, its parent {parent.id} has {parent.lock_ref}")
-            if len(node.tokens) != len(node.pages) * self._page_size or not node.pages:
-                raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
-            for page in node.pages:
-                if state(page) != PageState.CACHED:
-                    raise IntegrityError(f"page {page} of node {node.id} is {state(page).name}, not CACHED")
+            locked += len(node.pages) if node.lock_ref else 0
         if (pages, locked, count) != (self._pool.cached, self.locked_pages, self.node_count):
             raise IntegrityError(
                 f"the tree has {pages} pages, {locked} locked, in {count} nodes; booked are {self._pool.cached}, "
                 f"{self.locked_pages}, {self.node_count}"
             )
+
+    def check_node(self, node: Node) -> None:
+        """One node of the tree by itself: where it hangs, its pages, and no more locks than its parent has."""
+        parent, key = node.parent, node.tokens[: self._page_size]
+        if parent is None or parent.children.get(key) is not node:
+            raise IntegrityError(f"{node} is not a child of {parent}")
+        if parent.parent is not None and parent.lock_ref < node.lock_ref:
+            raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, its parent {parent.id} has {parent.lock_ref}")
+        if len(node.tokens) != len(node.pages) * self._page_size or not node.pages:
+            raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
+        if not self._pool.all_are(PageState.CACHED, node.pages):
+            raise IntegrityError(f"node {node.id} has pages {node.pages}, of which some are not CACHED")
 
     # -- inside --
 
@@ -236,6 +242,9 @@ class RadixTree:
         node.tokens, node.pages, node.parent = node.tokens[pages * size :], node.pages[pages:], upper
         upper.children[node.tokens[:size]] = node
         self.node_count += 1
+        if self._changes.on:
+            self._changes.splits.append((upper, node))
+            self._changes.nodes += (upper, node)
         return upper
 
     def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int]) -> Node:
@@ -243,7 +252,13 @@ class RadixTree:
         leaf = Node(self._new_id(), self.generation, tokens, pages, parent)
         parent.children[tokens[: self._page_size]] = leaf
         self.node_count += 1
+        if self._changes.on:
+            self._changes.nodes.append(leaf)
         return leaf
+
+    def _note_path(self, node: Node) -> None:
+        if self._changes.on:
+            self._changes.nodes.extend(self.path(node))
 
     def _touch(self, node: Node) -> None:
         self._tick += 1
@@ -286,6 +301,8 @@ class RadixTree:
     def _truncate(self, leaf: Node, pages: int) -> None:
         key, parent = leaf.tokens[: self._page_size], leaf.parent
         leaf.tokens, leaf.pages = leaf.tokens[: pages * self._page_size], leaf.pages[:pages]
+        if self._changes.on:
+            self._changes.nodes.append(leaf)
         if pages:
             return
         assert parent is not None

@@ -35,6 +35,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.plan import ForwardMode, Microbatch, SamplingSpec
+from engine.scheduler.audit import Audit
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
@@ -78,6 +79,7 @@ class Scheduler:
         self.now = 0.0
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
+        self._audit: Audit | None = None
         self._deferred_flush: FlushCache | None = None
         self._flush_deadline: float | None = None
         self._replies: list[Reply] = []
@@ -98,7 +100,8 @@ class Scheduler:
         assert now >= self.now, f"time went back from {self.now} to {now}"
         self.step_number += 1
         self.now = now
-        self._replies = replies = []
+        replies: list[Reply] = []
+        self._replies = replies
         handlers = self._handlers
         for event in events:
             handlers[type(event)](event)
@@ -173,10 +176,21 @@ class Scheduler:
             **self.counters.totals(),
         )
 
-    def check_integrity(self) -> None:
-        """Audit everything against everything. Raises IntegrityError that names the first thing that does not balance."""
+    def audit(self) -> None:
+        """Check everything against everything. Raises IntegrityError that names the first thing that does not balance."""
         self.memory.check_integrity(self.books.leases())
         self.books.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Check what changed since the last check, at the cost of what changed; the first one is an ``audit``.
+
+        Finds whatever ``audit`` finds, as long as memory and books were changed through their own methods.
+        """
+        if self._audit is None or self._audit.is_outdated:
+            self.audit()
+            self._audit = Audit(self.books, self.memory)
+        else:
+            self._audit.check()
 
     # -- completions --
 
@@ -189,7 +203,7 @@ class Scheduler:
                 f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, which was launched first"
             )
         self._check_completion(completion, launched.microbatch)
-        self.books.in_flight.popleft()
+        self.books.land()
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
@@ -249,10 +263,9 @@ class Scheduler:
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
         """Nothing in flight will come back: every request ends with an error that names the dead process."""
         self.failure = self.failure or failed
-        landed = [request for launched in self.books.in_flight for request in launched.requests]
-        self.books.in_flight.clear()
-        for request in landed:
-            request.in_flight = 0
+        while self.books.in_flight:
+            for request in self.books.land().requests:
+                request.in_flight = 0
         for request in list(self.books.releasing):
             self._release_if_landed(request)
         for request in list(self.books.requests.values()):
@@ -446,7 +459,7 @@ class Scheduler:
         microbatch = Microbatch(self.counters.forward_ct, mode, tuple(segments))
         self.counters.forward_ct += 1
         self._check_budget(microbatch)
-        self.books.in_flight.append(Launched(microbatch, tuple(requests), self.step_number))
+        self.books.launch(Launched(microbatch, tuple(requests), self.step_number))
         self.last_microbatch = microbatch
         return microbatch
 

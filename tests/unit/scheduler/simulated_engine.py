@@ -93,6 +93,7 @@ class SimulatedEngine:
             self.microbatches.append(result.microbatch)
             self.pipeline.launch(result.microbatch)
         self.scheduler.check_integrity()
+        self.scheduler.audit()
         assert self.in_flight <= self.limits.depth
         if not result.again and events:
             idle = self.apply()

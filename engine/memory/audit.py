@@ -1,0 +1,110 @@
+"""The audit of the memory step by step: its own tallies of leases, locks and nodes against what the structures have booked.
+
+It looks only at what changed since it last looked, so its cost does not grow with the tree. ``KVMemory.check_integrity`` is the
+full audit that it starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.errors import IntegrityError
+from engine.memory.kv import KVMemory, Lease
+from engine.memory.radix import Node
+
+__all__ = ["MemoryAudit"]
+
+
+class MemoryAudit:
+    """Tallies over one memory whose books balance now; ``leases`` are all that are alive."""
+
+    def __init__(self, memory: KVMemory, leases: Iterable[Lease]) -> None:
+        self._memory = memory
+        self._generation = memory.tree.generation
+        # Each live lease's node and number of held pages, as of the last look.
+        self._leases: dict[Lease, tuple[Node, int]] = {}
+        self._locks: dict[Node, int] = {}
+        # Each node's pages, and how many of them were locked.
+        self._nodes: dict[Node, tuple[int, int]] = {}
+        self._held = self._cached = self._locked = 0
+        memory.changes.clear()
+        memory.changes.on = True
+        for lease in leases:
+            self._follow_lease(lease)
+        for node in memory.tree.nodes():
+            self._follow_node(node)
+
+    @property
+    def live_leases(self) -> int:
+        """Leases that were admitted and not released."""
+        return len(self._leases)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True when the tree was reset or too much changed: a new audit must start from the full one."""
+        return self._memory.tree.generation != self._generation or self._memory.changes.overflowed
+
+    def check(self) -> None:
+        """Follow what changed and compare the sums. Raises IntegrityError that names what does not balance."""
+        changes = self._memory.changes
+        for upper, lower in changes.splits:
+            self._locks[upper] = self._locks.get(lower, 0)
+        # Leases before nodes, because they say how many locks a node should have.
+        for lease in set(changes.leases):
+            self._follow_lease(lease)
+        for node in set(changes.nodes):
+            self._follow_node(node)
+        changes.clear()
+        self._check_sums()
+
+    def _follow_lease(self, lease: Lease) -> None:
+        before = self._leases.pop(lease, None)
+        if before is not None:
+            self._count_locks(before[0], -1)
+            self._held -= before[1]
+        if lease.released:
+            return
+        self._memory.check_lease(lease)
+        held = len(lease.pages) - lease.cached_pages
+        self._leases[lease] = (lease.node, held)
+        self._count_locks(lease.node, 1)
+        self._held += held
+
+    def _count_locks(self, node: Node, change: int) -> None:
+        locks = self._locks
+        for step in self._memory.tree.path(node):
+            locks[step] = locks.get(step, 0) + change
+
+    def _follow_node(self, node: Node) -> None:
+        pages, locked = self._nodes.pop(node, (0, 0))
+        self._cached -= pages
+        self._locked -= locked
+        locks = self._locks.get(node, 0)
+        if node.lock_ref != locks:
+            raise IntegrityError(f"node {node.id} has lock_ref {node.lock_ref}, but {locks} leases protect it")
+        if not node.pages:
+            self._locks.pop(node, None)
+            return
+        self._memory.tree.check_node(node)
+        pages = len(node.pages)
+        locked = pages if locks else 0
+        self._nodes[node] = (pages, locked)
+        self._cached += pages
+        self._locked += locked
+
+    def _check_sums(self) -> None:
+        memory, pages = self._memory, self._memory.pages
+        tallied = (self._held, self._cached, pages.total, self._locked, len(self._nodes), len(self._leases))
+        booked = (
+            pages.held,
+            pages.cached,
+            pages.free + pages.held + pages.cached,
+            memory.tree.locked_pages,
+            memory.tree.node_count,
+            memory.rows.total - memory.rows.free,
+        )
+        if tallied != booked:
+            raise IntegrityError(
+                "(held, cached, all pages, locked pages, nodes, rows) are booked as "
+                f"{booked}, but leases and nodes add up to {tallied}"
+            )
