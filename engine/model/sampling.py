@@ -36,7 +36,7 @@ class Sampler:
     def __init__(self, *, never: Sequence[int], vocab_size: int, device: torch.device) -> None:
         self._specs: dict[int, SamplingSpec] = {}
         self._never = torch.zeros(vocab_size, device=device)
-        self._never[list(never)] = float("-inf")
+        self._never[[token for token in never if token < vocab_size]] = float("-inf")
         self._any_never = bool(never)
 
     def adopt(self, segment: Segment) -> None:

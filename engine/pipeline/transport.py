@@ -221,6 +221,9 @@ def connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitSt
 def watch_disconnects(socket: zmq.Socket[bytes], owner: ExitStack) -> zmq.Socket[bytes]:
     """A socket that becomes readable when a peer of ``socket`` goes away: how a death shows without a time limit."""
     monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    # Closed by hand: whoever polls the monitor holds a reference to it, and an open socket would keep its context from
+    # ending for ever.
+    owner.callback(monitor.close, 0)
     owner.callback(socket.disable_monitor)
     return monitor
 

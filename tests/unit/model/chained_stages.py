@@ -29,9 +29,7 @@ class ChainedStages:
         self.done: dict[int, int] = {}
         self.launched = 0
 
-    def segment(
-        self, row: int, ids: Sequence[int], *, emits: bool = True, spec: SamplingSpec | None = None
-    ) -> Segment:
+    def segment(self, row: int, ids: Sequence[int], *, emits: bool = True, spec: SamplingSpec | None = None) -> Segment:
         """The next tokens of a row. Its pages are given once, in an order that is nowhere contiguous."""
         start = self.done.get(row, 0)
         count = self.limits.pages_for(self.limits.context_length)

@@ -35,9 +35,7 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma2_softcap": lambda: transformers.Gemma2Config(
         **SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING, attn_logit_softcapping=5.0, final_logit_softcapping=9.0
     ),
-    "gemma3_two_ropes": lambda: transformers.Gemma3TextConfig(
-        **SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING
-    ),
+    "gemma3_two_ropes": lambda: transformers.Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING),
 }
 
 

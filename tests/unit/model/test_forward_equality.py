@@ -49,7 +49,9 @@ def test_logits_equal_those_of_transformers(
 ) -> None:
     """C11, B02: two rows prefilled side by side in chunks, then decoded as one padded batch."""
     ids, expected = reference(family)
-    config = EngineConfig(model=str(checkpoint_of(family)), pp_size=pp_size, device="cpu", page_size=4, kv_sanitizer=True)
+    config = EngineConfig(
+        model=str(checkpoint_of(family)), pp_size=pp_size, device="cpu", page_size=4, kv_sanitizer=True
+    )
     chain = ChainedStages(config, limits_for(config))
     for first in range(0, max(LENGTHS), chunk):
         rows = [row for row in (0, 1) if first < LENGTHS[row]]

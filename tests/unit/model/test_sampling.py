@@ -1,0 +1,155 @@
+"""Sampling: each parameter does what its name says, and randomness depends on (seed, position) alone (C02)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.model.sampling import Sampler, uniform
+from engine.plan import SamplingSpec, Segment
+
+VOCAB = 8
+LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01, 0.0, 0.0]) + 1e-9)
+
+
+def sample(
+    spec: SamplingSpec,
+    *,
+    position: int = 5,
+    logits: torch.Tensor = LOGITS,
+    history: tuple[int, ...] = (),
+    never: tuple[int, ...] = (),
+) -> int:
+    sampler = Sampler(never=never, vocab_size=VOCAB, device=torch.device("cpu"))
+    segment = Segment("r", 0, position - 1, (0,), 0, (), True, spec)
+    sampler.adopt(segment)
+    ids, _ = sampler.sample(logits[None], [segment], lambda _: np.array(history, np.int32))
+    return ids[0]
+
+
+def drawn(spec_of: object, count: int = 300) -> Counter[int]:
+    return Counter(sample(spec_of, position=position) for position in range(1, count + 1))  # type: ignore[arg-type]
+
+
+def test_greedy_takes_the_best() -> None:
+    assert sample(SamplingSpec(seed=0)) == 0
+
+
+def test_never_sampled_ids_are_never_sampled() -> None:
+    assert sample(SamplingSpec(seed=0), never=(0, 1)) == 2
+
+
+def test_temperature_follows_the_distribution() -> None:
+    counts = drawn(SamplingSpec(seed=3, temperature=1.0), 2000)
+    assert abs(counts[0] / 2000 - 0.4) < 0.04
+    assert abs(counts[3] / 2000 - 0.1) < 0.03
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    assert set(drawn(SamplingSpec(seed=3, temperature=1e-30), 20)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        (SamplingSpec(seed=1, temperature=1.0, top_k=2), {0, 1}),
+        (SamplingSpec(seed=1, temperature=1.0, top_k=1), {0}),
+        (SamplingSpec(seed=1, temperature=1.0, top_p=0.5), {0, 1}),
+        (SamplingSpec(seed=1, temperature=1.0, top_p=1e-9), {0}),
+        (SamplingSpec(seed=1, temperature=1.0, min_p=0.3), {0, 1, 2}),
+        (SamplingSpec(seed=1, temperature=1.0, min_p=1.0), {0}),
+        (SamplingSpec(seed=1, temperature=1.0, top_k=3, top_p=0.6), {0, 1}),
+    ],
+)
+def test_filters_leave_exactly_what_they_should(spec: SamplingSpec, allowed: set[int]) -> None:
+    assert set(drawn(spec)) == allowed
+
+
+def test_suppressed_ids_hold_until_their_position() -> None:
+    spec = SamplingSpec(seed=0, suppressed_ids=(0,), suppressed_until=10)
+    assert [sample(spec, position=position) for position in (9, 10)] == [1, 0]
+
+
+def test_repetition_penalty_counts_the_prompt_too() -> None:
+    spec = SamplingSpec(seed=0, repetition_penalty=4.0, prompt_tokens=1)
+    assert sample(spec, history=(0,)) == 1
+
+
+def test_frequency_and_presence_count_the_output_only() -> None:
+    for penalized in (
+        SamplingSpec(seed=0, frequency_penalty=0.2, prompt_tokens=2),
+        SamplingSpec(seed=0, presence_penalty=0.5, prompt_tokens=2),
+    ):
+        assert sample(penalized, history=(0, 0)) == 0
+        assert sample(penalized, history=(1, 1, 0, 0)) == 1
+
+
+def test_frequency_counts_each_time_and_presence_once() -> None:
+    frequency = SamplingSpec(seed=0, frequency_penalty=0.2)
+    assert [sample(frequency, history=(0,) * count) for count in (1, 2)] == [0, 1]
+    presence = SamplingSpec(seed=0, presence_penalty=0.2)
+    assert [sample(presence, history=(0,) * count) for count in (1, 2)] == [0, 0]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    plain = Segment("a", 0, 0, (0,), 0, (), True, SamplingSpec(seed=0))
+    asked = Segment(
+        "b", 1, 0, (0,), 0, (), True, SamplingSpec(seed=0, temperature=9.0, return_logprob=True, top_logprobs_num=2)
+    )
+    for segment in (plain, asked):
+        sampler.adopt(segment)
+    ids, logprobs = sampler.sample(LOGITS.repeat(2, 1), [plain, asked], lambda _: np.zeros(0, np.int32))
+    assert logprobs[0] is None
+    assert logprobs[1] is not None
+    expected = torch.log_softmax(LOGITS, -1)
+    assert logprobs[1].logprob == pytest.approx(float(expected[ids[1]]))
+    assert [token for token, _ in logprobs[1].top] == [0, 1]
+    assert logprobs[1].top[0][1] == pytest.approx(float(expected[0]))
+
+
+@given(
+    st.lists(
+        st.builds(
+            SamplingSpec,
+            seed=st.integers(0, 2**63 - 1),
+            temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+            top_k=st.sampled_from([-1, 3]),
+            top_p=st.sampled_from([1.0, 0.8]),
+            min_p=st.sampled_from([0.0, 0.1]),
+            frequency_penalty=st.sampled_from([0.0, 0.5]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_batch_says_what_each_row_says_alone(specs: list[SamplingSpec]) -> None:
+    logits = torch.randn(len(specs), VOCAB, generator=torch.Generator().manual_seed(1))
+    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    segments = [Segment(str(row), row, row, (0,), 0, (), True, spec) for row, spec in enumerate(specs)]
+    for segment in segments:
+        sampler.adopt(segment)
+    ids, _ = sampler.sample(logits, segments, lambda segment: np.array([segment.row], np.int32))
+    alone = [sample(spec, position=row + 1, logits=logits[row], history=(row,)) for row, spec in enumerate(specs)]
+    assert list(ids) == alone
+
+
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**31))
+def test_uniform_numbers_lie_in_the_unit_interval(seed: int, position: int) -> None:
+    assert 0.0 <= uniform(seed, position) < 1.0
+
+
+def test_uniform_numbers_are_pinned() -> None:
+    """A change here changes what every seeded request says."""
+    assert [uniform(0, 0), uniform(0, 1), uniform(1, 0)] == [
+        0.6524484863740321,
+        0.03401170130434639,
+        0.36818951565166946,
+    ]
+    numbers = [uniform(seed, position) for seed in range(40) for position in range(50)]
+    assert abs(sum(numbers) / len(numbers) - 0.5) < 0.02

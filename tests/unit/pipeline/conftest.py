@@ -1,0 +1,31 @@
+"""One stage farm a module, a private cache for the embedded checkpoint, short socket folders, one torch thread."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stage_farm import StageFarm
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def farm(_private_cache: None) -> Iterator[StageFarm]:
+    farm = StageFarm()
+    yield farm
+    farm.close()
+
+
+@pytest.fixture
+def private_dir() -> Iterator[Path]:
+    """Short, because an ipc path is limited to about 107 bytes and pytest's own folders are long."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as folder:
+        yield Path(folder)

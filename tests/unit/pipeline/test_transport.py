@@ -1,0 +1,146 @@
+"""Hidden states over ZMQ: every element type, failures, and messages that must not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ProcessDiedError, StepFailedError
+from engine.messages import Completion, encode
+from engine.pipeline.transport import ZmqTransport
+from engine.pipeline.wire import (
+    Describe,
+    FailNextStep,
+    Forget,
+    HiddenDtype,
+    HiddenFailed,
+    HiddenStates,
+    Launch,
+    Shutdown,
+    StageMessage,
+    StageView,
+    decode_stage_message,
+    decode_stage_report,
+)
+from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+
+Pair = tuple[ZmqTransport, ZmqTransport]
+
+
+@pytest.fixture
+def pair(private_dir: Path) -> Iterator[Pair]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    device = torch.device("cpu")
+    ends = [ZmqTransport(context, private_dir, stage=stage, pp_size=2, device=device) for stage in (1, 0)]
+    yield ends[1], ends[0]
+    for end in ends:
+        end.close()
+    context.term()
+
+
+def microbatch(number: int = 1) -> Microbatch:
+    return Microbatch(number, ForwardMode.PREFILL, ())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_arrives_as_it_was(pair: Pair, dtype: torch.dtype) -> None:
+    hidden = torch.randn(5, 8).to(dtype)
+    pair[0].send(microbatch(), hidden)
+    received = pair[1].receive(microbatch())
+    assert isinstance(received, torch.Tensor)
+    assert received.dtype == dtype
+    assert torch.equal(received, hidden)
+    received += 1  # writable, its own memory
+
+
+def test_a_slice_arrives_whole(pair: Pair) -> None:
+    hidden = torch.arange(24.0).view(4, 6)[:, ::2]
+    pair[0].send(microbatch(), hidden)
+    received = pair[1].receive(microbatch())
+    assert isinstance(received, torch.Tensor)
+    assert torch.equal(received, hidden)
+
+
+def test_a_failure_arrives_in_order(pair: Pair) -> None:
+    pair[0].send(microbatch(1), HiddenFailed(1, "broken"))
+    pair[0].send(microbatch(2), torch.zeros(1, 2))
+    assert pair[1].receive(microbatch(1)) == HiddenFailed(1, "broken")
+    assert isinstance(pair[1].receive(microbatch(2)), torch.Tensor)
+
+
+def test_another_microbatch_is_refused(pair: Pair) -> None:
+    pair[0].send(microbatch(3), torch.zeros(1, 2))
+    with pytest.raises(StepFailedError, match="expects microbatch 2, got 3"):
+        pair[1].receive(microbatch(2))
+
+
+def test_missing_bytes_are_refused(pair: Pair) -> None:
+    assert pair[0]._target is not None
+    header = HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=2, hidden_size=2)
+    pair[0]._target.send_multipart([encode(header), b"\0" * 12])
+    with pytest.raises(StepFailedError, match="must have 16 bytes, got 12"):
+        pair[1].receive(microbatch())
+
+
+def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
+    """A06: what it sent before still arrives."""
+    pair[0].send(microbatch(), torch.ones(1, 1))
+    pair[0].close()
+    assert isinstance(pair[1].receive(microbatch()), torch.Tensor)
+    with pytest.raises(ProcessDiedError, match="stage 0 process died"):
+        pair[1].receive(microbatch(2))
+
+
+segments = st.builds(
+    Segment,
+    rid=st.text(max_size=4),
+    row=st.integers(0, 9),
+    start=st.integers(0, 9),
+    token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    page_start=st.integers(0, 3),
+    pages=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    emits=st.booleans(),
+    sampling=st.none() | st.builds(SamplingSpec, seed=st.integers(0, 2**63 - 1)),
+)
+
+
+@given(
+    st.one_of(
+        st.builds(
+            Launch,
+            st.builds(
+                Microbatch,
+                id=st.integers(0, 2**40),
+                mode=st.sampled_from(ForwardMode),
+                segments=st.lists(segments, max_size=3).map(tuple),
+            ),
+        ),
+        st.builds(Describe, st.integers(0, 99)),
+        st.just(FailNextStep()),
+        st.just(Forget()),
+        st.just(Shutdown()),
+    )
+)
+def test_every_stage_message_survives_the_wire(message: StageMessage) -> None:
+    assert decode_stage_message(encode(message)) == message
+
+
+def test_reports_are_told_apart() -> None:
+    view = StageView(
+        seq=1, stage=2, last_microbatch_id=-1, microbatches=0, failed=0, tokens=0, slots_written=0, slots_digest="d"
+    )
+    for report in (view, Completion(microbatch_id=4, token_ids=(1,))):
+        assert decode_stage_report(encode(report)) == report
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"garbage", encode({"type": "Explode"})])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_stage_message(data)
