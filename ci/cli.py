@@ -3,6 +3,7 @@
 Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the command itself was wrong.
 """
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ class Repository:
 
 def main() -> None:
     """Run one command; errors that `ci` raises on purpose are a line on stderr and exit status 2."""
+    # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which takes pytest and its servers along.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except CiError as exc:

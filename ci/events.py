@@ -3,9 +3,24 @@
 Both ends import this file, so the line format has one definition. `file` is relative to the repository.
 """
 
+import signal
+
 import msgspec
 
-__all__ = ["CollectFailed", "Collected", "Ended", "Event", "Finished", "Reported", "Started", "decode", "encode"]
+__all__ = [
+    "STACKS_SIGNAL",
+    "CollectFailed",
+    "Collected",
+    "Ended",
+    "Event",
+    "Finished",
+    "Reported",
+    "Started",
+    "decode",
+    "encode",
+]
+
+STACKS_SIGNAL = signal.SIGUSR2  # The other way: asks a process with the probe for its stacks, and ends it.
 
 
 class Collected(msgspec.Struct, frozen=True, tag=True):

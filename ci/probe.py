@@ -6,18 +6,14 @@ Decides nothing and prints nothing. With xdist the controller reports, and each 
 import copy
 import faulthandler
 import os
-import signal
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ci.events import Collected, CollectFailed, Ended, Event, Finished, Reported, Started, encode
+from ci.events import STACKS_SIGNAL, Collected, CollectFailed, Ended, Event, Finished, Reported, Started, encode
 
-__all__ = ["STACKS_SIGNAL"]
-
-STACKS_SIGNAL = signal.SIGUSR2
 TEXT_MAX_CHARS = 20_000
 
 

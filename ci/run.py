@@ -56,7 +56,10 @@ def _groups(files: Sequence[SelectedFile], sharing: Sharing) -> Iterable[list[st
 def _run_group(
     paths: Sequence[str], options: SessionOptions, catalogue: Catalogue, session: RunSession
 ) -> dict[str, FileResult]:
-    """Run sessions over what is left. Each gives at least one file a verdict, so this ends."""
+    """Run sessions over what is left. Each gives at least one file a verdict, so this ends.
+
+    Rounds are never tried again: whoever repeats a test wants to see the flake.
+    """
     results: dict[str, FileResult] = {}
     left = list(paths)
     while left:
@@ -65,7 +68,7 @@ def _run_group(
         again = []
         for path, result in done.items():
             results[path] = _joined(results.get(path), result)
-            if _deserves_retry(results[path], catalogue):
+            if options.repeat == 1 and _deserves_retry(results[path], catalogue):
                 again.append(path)
         left = [path for path in left if path not in done]
         stop = options.stop_on_failure and any(not results[path].ok and path not in again for path in done)

@@ -72,6 +72,6 @@ def part_of(files: tuple[SelectedFile, ...], index: int, parts: int) -> tuple[Se
 
 def _matches(registry: Registry, selector: Selector) -> Iterator[tuple[RegisteredFile, Registration]]:
     for file in registry.files:
-        entry = next((entry for entry in file.registrations if selector.takes(entry)), None)
-        if entry is not None:
-            yield file, entry
+        entries = [entry for entry in file.registrations if selector.takes(entry)]
+        if entries:
+            yield file, min(entries, key=lambda entry: entry.disabled is not None)

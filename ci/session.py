@@ -20,8 +20,7 @@ from typing import BinaryIO
 import msgspec
 import psutil
 
-from ci.events import Event, decode
-from ci.probe import STACKS_SIGNAL
+from ci.events import STACKS_SIGNAL, Event, decode
 from ci.results import FileResult
 from ci.tally import Tally
 

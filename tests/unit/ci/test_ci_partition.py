@@ -94,3 +94,16 @@ def test_equal_engine_configurations_stand_side_by_side(tree: SampleTree) -> Non
         tree.write(f"test_{name}.py", text.format(size))
     chosen = select(tree.registry, MeasuredTimes({}), Selector(Hardware.CPU))
     assert [file.path[-4] for file in chosen] == ["b", "d", "a", "c"]
+
+
+def test_a_disabled_registration_does_not_hide_another(tree: SampleTree) -> None:
+    path = tree.write(
+        "test_both.py",
+        """
+        from ci.register import register_cpu_ci
+        register_cpu_ci(est_time=1, suite="base-cpu", disabled="too slow there")
+        register_cpu_ci(est_time=1, suite="extra-cpu")
+        def test_x(): pass
+        """,
+    )
+    assert [file.path for file in select(tree.registry, MeasuredTimes({}), Selector(Hardware.CPU))] == [path]

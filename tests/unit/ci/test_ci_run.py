@@ -104,6 +104,12 @@ def test_a_declared_flaky_failure_is_tried_again_and_remembered(stop: bool) -> N
     )
 
 
+def test_rounds_of_a_flake_hunt_are_not_tried_again() -> None:
+    sessions = Sessions(a=[FLAKY])
+    assert not run_files(FILES, SessionOptions(Path(), 1, repeat=20), CATALOGUE, session=sessions).ok
+    assert len(sessions.asked) == 1
+
+
 def test_tries_are_bounded() -> None:
     sessions = Sessions(a=[FLAKY] * 5)
     assert statuses(play(sessions)) == ["failed", "passed", "passed"]

@@ -1,5 +1,8 @@
 """Real pytest processes over small files: deaths, hangs, rounds."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -128,3 +131,29 @@ def test_no_descriptor_is_left_open(tree: SampleTree) -> None:
     before = len(list(DESCRIPTORS.iterdir()))
     run(tree, tree.good("test_good.py"), args=("--no-such-option",))
     assert len(list(DESCRIPTORS.iterdir())) <= before
+
+
+def test_a_terminated_run_takes_pytest_along(tree: SampleTree) -> None:
+    """A cancelled job sends SIGTERM to the run, not to what the run started."""
+    fifo = tree.root / "fifo"
+    os.mkfifo(fifo)
+    tree.write(
+        "test_wait.py",
+        f"""
+        import os, threading
+        from ci.register import register_cpu_ci
+        register_cpu_ci(est_time=1, suite="base-cpu")
+        def test_wait():
+            with open({str(fifo)!r}, "w") as pipe:
+                pipe.write(str(os.getpid()))
+            threading.Event().wait()
+        """,
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "ci", "suite", "--root", tree.root], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    with fifo.open() as pipe:
+        pid = int(pipe.read())
+    run.terminate()
+    assert run.wait(timeout=30) != 0
+    assert not psutil.pid_exists(pid)
