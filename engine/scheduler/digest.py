@@ -23,11 +23,11 @@ _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, .
 
 
 class DigestChain:
-    """Two hash chains over the steps of one scheduler, folded when somebody asks."""
+    """Two running hashes over the steps of one scheduler, brought up to date when somebody asks."""
 
     def __init__(self) -> None:
-        self._full = bytes(_DIGEST_BYTES)
-        self._plans = bytes(_DIGEST_BYTES)
+        self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._plans = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._pending: list[_Entry] = []
 
     def add(self, entry: _Entry) -> None:
@@ -40,24 +40,30 @@ class DigestChain:
     def digest(self) -> str:
         """Everything so far, token values included; 16 hex digits."""
         self._fold()
-        return self._full.hex()
+        return self._full.hexdigest()
 
     @property
     def plan_digest(self) -> str:
         """What was launched, where and when so far, without token values; 16 hex digits."""
         self._fold()
-        return self._plans.hex()
+        return self._plans.hexdigest()
 
     def _fold(self) -> None:
-        for entry in self._pending:
-            self._full = _link(self._full, encode(entry))
-            _, microbatch, _, sizes = entry
-            self._plans = _link(self._plans, encode((_shape(microbatch), sizes)))
-        self._pending.clear()
+        pending = self._pending
+        if pending:
+            self._full.update(_stream(pending))
+            self._plans.update(_stream([(_shape(microbatch), sizes) for _, microbatch, _, sizes in pending]))
+            pending.clear()
 
 
-def _link(previous: bytes, data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=previous).digest()
+def _stream(entries: Sequence[object]) -> bytes:
+    """The entries' own encodings, end to end: a list's less its header, so that it does not matter when it was folded."""
+    return encode(entries)[_header_bytes(len(entries)) :]
+
+
+def _header_bytes(items: int) -> int:
+    """Size of the msgpack header of a list: 1 byte up to 15 items, 3 up to 65,535."""
+    return 1 if items < 16 else 3
 
 
 def _shape(microbatch: Microbatch | None) -> list[object]:

@@ -24,7 +24,17 @@ PASSED_OVER_LIMIT_REQUESTS: Final = 16
 # So many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
-Plan = tuple[ForwardMode, list[Segment], list[Request]]
+
+class Plan:
+    """A microbatch in the making: ``requests`` are those of ``segments``, in the same order."""
+
+    __slots__ = ("mode", "requests", "segments", "tokens")
+
+    def __init__(self) -> None:
+        self.mode = ForwardMode.PREFILL
+        self.segments: list[Segment] = []
+        self.requests: list[Request] = []
+        self.tokens = 0
 
 
 class Planner:
@@ -42,14 +52,15 @@ class Planner:
         books = self._books
         if books.paused is not None or len(books.in_flight) >= self._limits.depth:
             return None
-        if books.chunked is None and not books.waiting:
-            return self._decode_plan([], self._decode_share()) if books.running else None
-        chunks, budget = self._plan_prefill()
-        if not chunks:
-            return self._decode_plan([], self._decode_share())
-        if self._limits.mixed_chunk and budget:
-            return self._decode_plan(chunks, min(budget, self._decode_share()))
-        return ForwardMode.PREFILL, *_unzip(chunks)
+        plan = Plan()
+        if books.chunked is not None or books.waiting:
+            self._add_prefill(plan)
+        if not plan.tokens:
+            plan.mode = ForwardMode.DECODE
+            self._add_decodes(plan, self._decode_share())
+        elif self._limits.mixed_chunk and (rest := self._limits.prefill_budget_tokens - plan.tokens):
+            self._add_decodes(plan, min(rest, self._decode_share()))
+        return plan if plan.tokens else None
 
     def retract(self, request: Request) -> None:
         """Send a request that is in no microbatch back to the queue; it computes prompt and output anew when it returns."""
@@ -65,27 +76,16 @@ class Planner:
 
     # -- prefill --
 
-    def _plan_prefill(self) -> tuple[list[tuple[Segment, Request]], int]:
-        """The chunk of the partly prefilled request, then new requests, while the budget lasts; and what is left of it."""
-        budget = self._limits.prefill_budget_tokens
-        chunks: list[tuple[Segment, Request]] = []
-        if self._books.chunked is not None:
-            chunk = self._next_chunk(self._books.chunked, budget)
-            if chunk is None:
-                return [], budget
-            chunks.append(chunk)
-            budget -= len(chunk[0].token_ids)
+    def _add_prefill(self, plan: Plan) -> None:
+        """Add the next chunk of the partly prefilled request, then new requests, while the budget lasts."""
+        chunked = self._books.chunked
+        if chunked is not None and not self._add_chunk(plan, chunked):
+            return
         for request in self._admissions():
-            if not self._may_start(request, budget, alone=not chunks):
+            if not self._may_start(request, self._limits.prefill_budget_tokens - plan.tokens, alone=not plan.tokens):
                 break
-            if not self._admit(request):
-                continue
-            chunk = self._next_chunk(request, budget)
-            if chunk is None:
+            if self._admit(request) and not self._add_chunk(plan, request):
                 break
-            chunks.append(chunk)
-            budget -= len(chunk[0].token_ids)
-        return chunks, budget
 
     def _admissions(self) -> Iterator[Request]:
         """The waiting requests to try, in order; behind one that did not fit only until it was passed over too often."""
@@ -135,21 +135,22 @@ class Planner:
         self._books.chunked = request
         return True
 
-    def _next_chunk(self, request: Request, budget: int) -> tuple[Segment, Request] | None:
-        """The next part of a prompt that fits budget and memory; a request whose last part this is leaves ``chunked``."""
+    def _add_chunk(self, plan: Plan, request: Request) -> bool:
+        """Add the next part of a prompt that fits the budget; it leaves ``chunked`` with its last. False: no memory for it."""
         start = request.planned_tokens
-        end = min(start + budget, request.prefill_tokens)
+        end = min(start + self._limits.prefill_budget_tokens - plan.tokens, request.prefill_tokens)
         lease = request.lease
         assert lease is not None, f"{request} is being prefilled, but owns no memory"
         if not self._memory.extend(lease, end):
-            return None
+            return False
         last = end == request.prefill_tokens
         if not (last and start == request.cached_tokens):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
         if last:
             request.place = Place.DISPATCHED
             self._books.chunked = None
-        return self._segment(request, start, end, emits=last), request
+        self._add_segment(plan, request, start, end, emits=last)
+        return True
 
     # -- decode --
 
@@ -157,28 +158,25 @@ class Planner:
         """Running requests in one microbatch: spread over the stages, so that none of them idles behind one big batch."""
         return -(-len(self._books.running) // self._limits.pp_size)
 
-    def _decode_plan(self, chunks: list[tuple[Segment, Request]], most: int) -> Plan | None:
-        chosen = self._choose_decodes(most)
-        if not chosen:
-            return (ForwardMode.PREFILL, *_unzip(chunks)) if chunks else None
-        mode = ForwardMode.MIXED if chunks else ForwardMode.DECODE
-        running = self._books.running
-        for request in chosen:
+    def _add_decodes(self, plan: Plan, most: int) -> None:
+        """Add one token of each of up to ``most`` running requests."""
+        running, before = self._books.running, plan.tokens
+        for request in self._choose_decodes(most):
             # Behind all others, so that the next microbatch takes those that were launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
-            chunks.append((self._segment(request, start, start + 1, emits=True), request))
-        return mode, *_unzip(chunks)
+            self._add_segment(plan, request, start, start + 1, emits=True)
+        if before and plan.tokens > before:
+            plan.mode = ForwardMode.MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
         """Running requests that are in no microbatch, each with a place for its next token's KV."""
         chosen: list[Request] = []
-        for request in list(self._books.running.values()):
+        for request in [request for request in self._books.running.values() if not request.in_flight]:
             if len(chosen) >= most:
                 break
-            if request.in_flight or request.place is not Place.RUNNING:
-                continue
-            if self._make_room(request, chosen):
+            # It may have been retracted to make room for another one of this microbatch.
+            if request.place is Place.RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
         return chosen
 
@@ -219,15 +217,15 @@ class Planner:
             victims.remove(victim)
             self.retract(victim)
 
-    def _segment(self, request: Request, start: int, end: int, *, emits: bool) -> Segment:
-        """One request's share of the microbatch, with what the stages do not know yet of its pages."""
+    def _add_segment(self, plan: Plan, request: Request, start: int, end: int, *, emits: bool) -> None:
+        """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
         lease = request.lease
-        assert lease is not None
+        assert lease is not None, f"{request} is planned, but owns no memory"
         unsent = lease.unsent
         lease.unsent = len(lease.pages)
         request.planned_tokens = end
         request.in_flight += 1
-        return Segment(
+        segment = Segment(
             request.rid,
             lease.row,
             start,
@@ -238,7 +236,6 @@ class Planner:
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             request.spec if start == request.cached_tokens else None,
         )
-
-
-def _unzip(chunks: list[tuple[Segment, Request]]) -> tuple[list[Segment], list[Request]]:
-    return [segment for segment, _ in chunks], [request for _, request in chunks]
+        plan.segments.append(segment)
+        plan.requests.append(request)
+        plan.tokens += end - start

@@ -7,7 +7,7 @@ enters by ``Generate``, moves through the books, and leaves by exactly one termi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
@@ -28,26 +28,23 @@ from engine.messages import (
     PauseMode,
     PipelineFailed,
     Refusal,
-    RefusalKind,
     Reply,
     StatsAnswer,
     TokenLogprob,
     TokenOutput,
 )
-from engine.plan import ForwardMode, Microbatch, SamplingSpec
+from engine.plan import ForwardMode, Microbatch
+from engine.scheduler.admission import Admission
 from engine.scheduler.audit import Audit
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
+from engine.scheduler.flushes import Flushes
 from engine.scheduler.gate import StepResult
 from engine.scheduler.planner import Planner
 from engine.scheduler.request import Place, Request
 
 __all__ = ["Scheduler"]
-
-# An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
-_SEED_MULTIPLIER: Final = 6_364_136_223_846_793_005
-_SEED_MASK: Final = 2**63 - 1
 
 
 class Scheduler:
@@ -80,8 +77,8 @@ class Scheduler:
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
         self._audit: Audit | None = None
-        self._deferred_flush: FlushCache | None = None
-        self._flush_deadline: float | None = None
+        self._admission = Admission(limits, self.books)
+        self._flushes = Flushes(self.books, self.memory)
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
@@ -100,23 +97,18 @@ class Scheduler:
         assert now >= self.now, f"time went back from {self.now} to {now}"
         self.step_number += 1
         self.now = now
-        replies: list[Reply] = []
-        self._replies = replies
+        self._replies = []
         handlers = self._handlers
         for event in events:
             handlers[type(event)](event)
-        if self._deferred_flush is not None:
-            self._try_deferred_flush()
+        if self._flushes.deadline is not None and (answer := self._flushes.answer_due(now)) is not None:
+            self._replies.append(answer)
         retractions = self.counters.retractions
         microbatch = self._launch()
-        self.digests.add((tuple(events), microbatch, tuple(replies), self._sizes()))
-        return StepResult(
-            self.step_number,
-            microbatch,
-            tuple(replies),
-            microbatch is not None or self.counters.retractions != retractions,
-            self._flush_deadline,
-        )
+        replies = tuple(self._replies)
+        self.digests.add((tuple(events), microbatch, replies, self._sizes()))
+        again = microbatch is not None or self.counters.retractions != retractions
+        return StepResult(self.step_number, microbatch, replies, again, self._flushes.deadline)
 
     # -- the idle predicate: defined by the books, asked by everything destructive --
 
@@ -138,19 +130,7 @@ class Scheduler:
         ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids.
         """
         # At least one token is always computed, whatever was asked for.
-        kind, why = None, self.limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
-        if self.failure is not None:
-            kind, why = RefusalKind.UNAVAILABLE, f"the {self.failure.process} process died: {self.failure.cause}"
-        elif why is not None:
-            kind = RefusalKind.INVALID
-        elif message.rid in self.books.requests or message.rid in taken:
-            kind, why = RefusalKind.DUPLICATE, f"rid {message.rid!r} is alive; wait for its end or use another rid"
-        elif len(self.books.waiting) + queued >= self.limits.max_queued_requests:
-            kind = RefusalKind.BUSY
-            why = f"{len(self.books.waiting) + queued} requests wait, max_queued_requests is {self.limits.max_queued_requests}"
-        if kind is None or why is None:
-            return None
-        return Refusal(rid=message.rid, kind=kind, message=why)
+        return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken)
 
     def find_request(self, rid: str) -> Request | None:
         """The live request of this rid, or None."""
@@ -202,24 +182,27 @@ class Scheduler:
             raise IntegrityError(
                 f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, which was launched first"
             )
-        self._check_completion(completion, launched.microbatch)
         self.books.land()
-        tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        if completion.error is not None:
+            for request in launched.requests:
+                request.in_flight -= 1
+                self._on_failed_segment(request, completion.error)
+        else:
+            self._on_results(launched, completion)
+
+    def _on_results(self, launched: Launched, completion: Completion) -> None:
+        tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
-            if completion.error is not None:
-                self._on_failed_segment(request, completion.error)
-            elif segment.emits:
-                self._on_token(request, next(tokens), next(logprobs, None))
-            else:
+            if not segment.emits:
                 self._on_chunk(request)
-
-    def _check_completion(self, completion: Completion, microbatch: Microbatch) -> None:
-        expected = sum([segment.emits for segment in microbatch.segments])
-        if completion.error is None and len(completion.token_ids) != expected:
+                continue
+            if used < len(tokens):
+                self._on_token(request, tokens[used], logprobs[used] if logprobs else None)
+            used += 1
+        if used != len(tokens):
             raise IntegrityError(
-                f"microbatch {microbatch.id} came back with {len(completion.token_ids)} tokens, but {expected} of its "
-                "segments emit one"
+                f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, but {used} of its segments emit one"
             )
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
@@ -281,38 +264,7 @@ class Scheduler:
             return
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(message.prompt_ids)
-        sampling = message.sampling
-        prompt_tokens = len(message.prompt_ids)
-        stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_ids |= frozenset(self.limits.eos_token_ids)
-        request = Request(
-            message,
-            arrival=self.counters.requests_started,
-            limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self.limits.context_length),
-            spec=self._spec(message, stop_ids),
-            stop_ids=stop_ids,
-        )
-        self.books.enqueue(request)
-
-    def _spec(self, message: Generate, stop_ids: frozenset[int]) -> SamplingSpec:
-        sampling, prompt_tokens = message.sampling, len(message.prompt_ids)
-        unseeded = (self.limits.seed + self.counters.requests_started * _SEED_MULTIPLIER) & _SEED_MASK
-        return SamplingSpec(
-            seed=unseeded if sampling.seed is None else sampling.seed,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            frequency_penalty=sampling.frequency_penalty,
-            presence_penalty=sampling.presence_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            suppressed_ids=tuple(sorted(stop_ids)) if sampling.min_new_tokens else (),
-            suppressed_until=prompt_tokens + sampling.min_new_tokens,
-            return_logprob=message.return_logprob,
-            top_logprobs_num=message.top_logprobs_num,
-            prompt_tokens=prompt_tokens,
-        )
+        self.books.enqueue(self._admission.request_of(message, self.counters.requests_started))
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.books.requests.get(abort.rid)
@@ -389,33 +341,9 @@ class Scheduler:
     # -- flush, pause, continue --
 
     def _on_flush(self, flush: FlushCache) -> None:
-        if self.is_quiescent:
-            self._flush(flush)
-        elif flush.timeout_s is None:
-            self._answer(flush.call_id, ok=False, message=f"flush refused, the engine is busy: {self.books.what_is_busy()}")
-        elif self._deferred_flush is not None:
-            self._answer(flush.call_id, ok=False, message="flush refused: another flush waits for the engine to be idle")
-        else:
-            self._deferred_flush = flush
-            self._flush_deadline = self.now + flush.timeout_s
-
-    def _try_deferred_flush(self) -> None:
-        flush, deadline = self._deferred_flush, self._flush_deadline
-        assert flush is not None
-        assert deadline is not None
-        if not self.is_quiescent and self.now < deadline:
-            return
-        self._deferred_flush = self._flush_deadline = None
-        if self.is_quiescent:
-            self._flush(flush)
-        else:
-            busy = self.books.what_is_busy()
-            self._answer(flush.call_id, ok=False, message=f"flush refused, still busy after {flush.timeout_s} s: {busy}")
-
-    def _flush(self, flush: FlushCache) -> None:
-        pages = self.memory.pages.cached
-        self.memory.reset()
-        self._answer(flush.call_id, ok=True, message=f"flushed {pages} cached pages")
+        answer = self._flushes.ask(flush, self.now)
+        if answer is not None:
+            self._replies.append(answer)
 
     def _on_pause(self, pause: PauseGeneration) -> None:
         self.books.paused = pause.mode
@@ -455,18 +383,18 @@ class Scheduler:
         plan = self.planner.plan()
         if plan is None:
             return None
-        mode, segments, requests = plan
-        microbatch = Microbatch(self.counters.forward_ct, mode, tuple(segments))
+        microbatch = Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments))
         self.counters.forward_ct += 1
         self._check_budget(microbatch)
-        self.books.launch(Launched(microbatch, tuple(requests), self.step_number))
+        self.books.launch(Launched(microbatch, tuple(plan.requests), self.step_number))
         self.last_microbatch = microbatch
         return microbatch
 
     def _check_budget(self, microbatch: Microbatch) -> None:
         decode = microbatch.mode is ForwardMode.DECODE
         most = self.limits.rows if decode else self.limits.prefill_budget_tokens
-        assert microbatch.tokens <= most, f"microbatch {microbatch.id} has {microbatch.tokens} tokens, the budget is {most}"
+        tokens = len(microbatch.segments) if decode else microbatch.tokens
+        assert tokens <= most, f"microbatch {microbatch.id} has {tokens} tokens, the budget is {most}"
 
     def _sizes(self) -> tuple[int, ...]:
         books, memory = self.books, self.memory

@@ -1,0 +1,82 @@
+"""Admission: what turns a client's ``Generate`` into a request, or into a refusal that says why with its numbers.
+
+It changes nothing: whoever asks puts the request into the queue. A request passes here once, when its message is applied.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.limits import Limits
+from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
+from engine.plan import SamplingSpec
+from engine.scheduler.books import Books
+from engine.scheduler.request import Request
+
+__all__ = ["Admission"]
+
+# An odd multiplier (Knuth's MMIX generator) spreads the arrival numbers of unseeded requests over 63 bits of seed.
+_SEED_MULTIPLIER: Final = 6_364_136_223_846_793_005
+_SEED_MASK: Final = 2**63 - 1
+
+
+class Admission:
+    """Judges messages against the limits and the books of one scheduler."""
+
+    def __init__(self, limits: Limits, books: Books) -> None:
+        self._limits = limits
+        self._books = books
+        self._end_ids = frozenset(limits.eos_token_ids)
+
+    def refusal_of(
+        self, message: Generate, failure: PipelineFailed | None, *, queued: int, taken: frozenset[str]
+    ) -> Refusal | None:
+        """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
+        if failure is not None:
+            why = f"the {failure.process} process died: {failure.cause}"
+            return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=why)
+        # At least one token is always computed, whatever was asked for.
+        never = self._limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
+        if never is not None:
+            return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
+        if message.rid in self._books.requests or message.rid in taken:
+            why = f"rid {message.rid!r} is alive; wait for its end or use another rid"
+            return Refusal(rid=message.rid, kind=RefusalKind.DUPLICATE, message=why)
+        waiting, most = len(self._books.waiting) + queued, self._limits.max_queued_requests
+        if waiting >= most:
+            why = f"{waiting} requests wait, max_queued_requests is {most}; come back later"
+            return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why)
+        return None
+
+    def request_of(self, message: Generate, arrival: int) -> Request:
+        """The request that a message asks for, the ``arrival``-th to be admitted."""
+        prompt_tokens, sampling = len(message.prompt_ids), message.sampling
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= self._end_ids
+        return Request(
+            message,
+            arrival=arrival,
+            limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self._limits.context_length),
+            spec=self._spec(message, arrival, stop_ids),
+            stop_ids=stop_ids,
+        )
+
+    def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:
+        sampling, prompt_tokens = message.sampling, len(message.prompt_ids)
+        unseeded = (self._limits.seed + arrival * _SEED_MULTIPLIER) & _SEED_MASK
+        return SamplingSpec(
+            seed=unseeded if sampling.seed is None else sampling.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            suppressed_ids=tuple(sorted(stop_ids)) if sampling.min_new_tokens else (),
+            suppressed_until=prompt_tokens + sampling.min_new_tokens,
+            return_logprob=message.return_logprob,
+            top_logprobs_num=message.top_logprobs_num,
+            prompt_tokens=prompt_tokens,
+        )
