@@ -6,17 +6,17 @@ waits until a step takes it. Shared by the step table and the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from engine.plan import Microbatch
 from engine.scheduler.gate import StepRecord
 
-__all__ = ["Pipeline", "in_window", "launches", "pipeline_at", "queues_are_clear"]
+__all__ = ["InFlight", "Launch", "in_window", "launches", "pipeline_at", "queues_are_clear"]
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class InFlight(msgspec.Struct, frozen=True):
     """What is in flight after one step: the microbatch id in each stage, if any, and the ids whose results wait."""
 
     stages: tuple[int | None, ...]
@@ -35,7 +35,7 @@ def launches(records: Iterable[StepRecord]) -> dict[int, Launch]:
     return {r.microbatch.id: Launch(r.microbatch, r.step) for r in records if r.microbatch is not None}
 
 
-def pipeline_at(record: StepRecord, launched: dict[int, Launch], stages: int) -> Pipeline:
+def pipeline_at(record: StepRecord, launched: Mapping[int, Launch], stages: int) -> InFlight:
     """The pipeline as one step left it. A launch from before the first record is taken to be through all stages."""
     where: list[int | None] = [None] * stages
     results: list[int] = []
@@ -46,7 +46,7 @@ def pipeline_at(record: StepRecord, launched: dict[int, Launch], stages: int) ->
             where[age] = microbatch_id
         else:
             results.append(microbatch_id)
-    return Pipeline(tuple(where), tuple(results))
+    return InFlight(tuple(where), tuple(results))
 
 
 def queues_are_clear(record: StepRecord) -> bool:

@@ -7,7 +7,7 @@ a client is made printable here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from engine.messages import (
@@ -64,8 +64,10 @@ def short_rid(rid: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 token``, ``2 tokens``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 token``, ``2 tokens``, ``2 microbatches``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def call_names(records: Iterable[StepRecord]) -> dict[str, str]:
@@ -112,7 +114,7 @@ def segment_text(segment: Segment, mode: ForwardMode) -> str:
     return f"{name}[{segment.start}:{segment.start + len(segment.token_ids)}]{last}"
 
 
-def reply_text(reply: Reply, calls: dict[str, str]) -> str:
+def reply_text(reply: Reply, calls: Mapping[str, str]) -> str:
     """One reply of a step; ``calls`` names the administrative calls."""
     match reply:
         case TokenOutput():
@@ -154,8 +156,8 @@ def _call_name(event: Event) -> str:
 def _completion_text(completion: Completion) -> str:
     if completion.error is not None:
         return f"result #{completion.microbatch_id} FAILED: {printable(completion.error)}"
-    tokens = _some([str(token) for token in completion.token_ids]) or "no token"
-    return f"result #{completion.microbatch_id} -> {tokens}"
+    tokens = _some([str(token) for token in completion.token_ids])
+    return f"result #{completion.microbatch_id} {f'-> {tokens}' if tokens else '(chunk)'}"
 
 
 def _output_text(output: TokenOutput) -> str:

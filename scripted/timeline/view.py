@@ -1,0 +1,148 @@
+"""What the page shows, as typed data: runs, lanes, boxes, marks and the state of each step, placed but not painted.
+
+Owns nothing but shapes. A unit of ``y`` is the height of one lane, a unit of ``x`` the width of one step; the template
+and its style turn them into pixels.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Band",
+    "Box",
+    "Callout",
+    "Chip",
+    "DifferenceView",
+    "Lane",
+    "Page",
+    "Path",
+    "Run",
+    "Section",
+    "State",
+    "Stripe",
+]
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One row of a run; ``group`` is set on the first lane of its group."""
+
+    name: str
+    y: float
+    height: float
+    group: str = ""
+
+
+class Stripe(msgspec.Struct, frozen=True):
+    """One request's share of a box; ``colour`` is an index into the palette."""
+
+    text: str
+    colour: int
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A microbatch in one stage, its waiting result, or the members of a queue, at one step."""
+
+    x: int
+    y: float
+    label: str
+    kind: str
+    stripes: tuple[Stripe, ...]
+    title: str
+
+
+class Chip(msgspec.Struct, frozen=True):
+    """A mark in a lane: an event, an answer, a queue's members. ``height`` in lanes; no colour: not of one request."""
+
+    x: int
+    y: float
+    height: float
+    text: str
+    kind: str
+    title: str
+    colour: int | None = None
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A microbatch's way through the stages as the points of an SVG polyline."""
+
+    points: str
+    colour: int
+
+
+class Band(msgspec.Struct, frozen=True):
+    """Steps ``x`` to ``x + width - 1`` of one run, shaded: the window, or the step that failed."""
+
+    x: int
+    width: int
+    kind: str
+    text: str
+
+
+class Callout(msgspec.Struct, frozen=True):
+    """The error of the step that failed, beside it."""
+
+    x: int
+    y: float
+    title: str
+    text: str
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A heading and its lines in the state of a step."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+class State(msgspec.Struct, frozen=True):
+    """Everything known about one step. ``flags`` are of 'window', 'failed', 'differs'."""
+
+    x: int
+    step: int
+    headline: str
+    flags: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+class DifferenceView(msgspec.Struct, frozen=True):
+    """Where a run parts from the first one."""
+
+    x: int
+    step: int
+    field: str
+    left: str
+    right: str
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace, placed."""
+
+    number: int
+    title: str
+    verdict: str
+    tier: str
+    mutant: str
+    outcome: str
+    config: str
+    height: float
+    queues_y: float
+    queues_height: float
+    lanes: tuple[Lane, ...]
+    boxes: tuple[Box, ...]
+    chips: tuple[Chip, ...]
+    paths: tuple[Path, ...]
+    bands: tuple[Band, ...]
+    callout: Callout | None
+    states: tuple[State, ...]
+    difference: DifferenceView | None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole page. ``columns`` is the width in steps, ``focus`` the column to open at."""
+
+    title: str
+    columns: int
+    focus: int
+    left_out: str
+    runs: tuple[Run, ...]
