@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.errors import IntegrityError
+from engine.memory.changes import Changes
 from engine.memory.kv import KVMemory, Lease
 from engine.memory.radix import Node
 
@@ -47,6 +48,16 @@ class MemoryAudit:
     def check(self) -> None:
         """Follow what changed and compare the sums. Raises IntegrityError that names what does not balance."""
         changes = self._memory.changes
+        if changes.leases or changes.nodes:
+            self._follow(changes)
+        if not self._sums_balance():
+            raise IntegrityError(
+                f"{self._memory.pages} and {self._memory.rows} with {self._memory.tree.node_count} nodes, "
+                f"{self._memory.tree.locked_pages} pages of them locked, are booked, but {len(self._leases)} leases hold "
+                f"{self._held} pages and {len(self._nodes)} nodes cache {self._cached}, {self._locked} of them locked"
+            )
+
+    def _follow(self, changes: Changes) -> None:
         for upper, lower in changes.splits:
             self._locks[upper] = self._locks.get(lower, 0)
         # Leases before nodes, because they say how many locks a node should have.
@@ -55,7 +66,6 @@ class MemoryAudit:
         for node in set(changes.nodes):
             self._follow_node(node)
         changes.clear()
-        self._check_sums()
 
     def _follow_lease(self, lease: Lease) -> None:
         before = self._leases.pop(lease, None)
@@ -92,19 +102,14 @@ class MemoryAudit:
         self._cached += pages
         self._locked += locked
 
-    def _check_sums(self) -> None:
+    def _sums_balance(self) -> bool:
+        # One chain of comparisons: this is run after every step, changed or not.
         memory, pages = self._memory, self._memory.pages
-        tallied = (self._held, self._cached, pages.total, self._locked, len(self._nodes), len(self._leases))
-        booked = (
-            pages.held,
-            pages.cached,
-            pages.free + pages.held + pages.cached,
-            memory.tree.locked_pages,
-            memory.tree.node_count,
-            memory.rows.total - memory.rows.free,
+        return (
+            self._held == pages.held
+            and self._cached == pages.cached
+            and pages.free + pages.held + pages.cached == pages.total
+            and self._locked == memory.tree.locked_pages
+            and len(self._nodes) == memory.tree.node_count
+            and len(self._leases) == memory.rows.total - memory.rows.free
         )
-        if tallied != booked:
-            raise IntegrityError(
-                "(held, cached, all pages, locked pages, nodes, rows) are booked as "
-                f"{booked}, but leases and nodes add up to {tallied}"
-            )

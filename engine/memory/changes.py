@@ -32,7 +32,7 @@ class Changes:
     @property
     def overflowed(self) -> bool:
         """True when notes may have been lost."""
-        return _NOTES_LIMIT in (len(self.leases), len(self.nodes), len(self.splits))
+        return len(self.nodes) == _NOTES_LIMIT or len(self.leases) == _NOTES_LIMIT or len(self.splits) == _NOTES_LIMIT
 
     def clear(self) -> None:
         """Forget what was noted; the audit has seen it."""

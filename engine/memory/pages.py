@@ -41,6 +41,9 @@ class PagePool:
         self.held = 0
         self.cached = 0
 
+    def __repr__(self) -> str:
+        return f"PagePool(total={self.total}, free={self.free}, held={self.held}, cached={self.cached})"
+
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
         if count > self.free:

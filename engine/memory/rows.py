@@ -21,6 +21,9 @@ class RowPool:
         self._taken = bytearray(total)
         self.free = total
 
+    def __repr__(self) -> str:
+        return f"RowPool(total={self.total}, free={self.free})"
+
     def allocate(self) -> int:
         """Take the lowest free row. The caller has asked ``free`` before."""
         row = self._taken.find(0)

@@ -7,6 +7,7 @@ that it starts from.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from engine.errors import IntegrityError
 from engine.memory import KVMemory, MemoryAudit
@@ -14,6 +15,14 @@ from engine.scheduler.books import Books, Launched
 from engine.scheduler.request import Place, Request
 
 __all__ = ["Audit"]
+
+# A member of an enum costs a look-up of 40 ns each time it is named, twice the comparison that it is for.
+_WAITING: Final = Place.WAITING
+_CHUNKED: Final = Place.CHUNKED
+_RUNNING: Final = Place.RUNNING
+_RETRACTING: Final = Place.RETRACTING
+_RELEASING: Final = Place.RELEASING
+_GONE: Final = Place.GONE
 
 
 class Audit:
@@ -68,32 +77,25 @@ class Audit:
         self._books.check_request(request)
         if request.in_flight != self._in_flight.get(request, 0):
             raise IntegrityError(f"{request} is in {self._in_flight.get(request, 0)} microbatches in flight")
-        if request.place is not Place.GONE:
+        if request.place is not _GONE:
             self._places[request] = request.place
             self._counts[request.place] += 1
 
     def _check_counts(self) -> None:
-        books, counts = self._books, self._counts
-        tallied = (
-            counts[Place.WAITING],
-            counts[Place.CHUNKED],
-            counts[Place.RUNNING],
-            counts[Place.RETRACTING],
-            counts[Place.RELEASING],
-            len(self._places) - counts[Place.RELEASING],
-            len(self._places) - counts[Place.WAITING],
+        books, counts, live = self._books, self._counts, len(self._places)
+        # One chain of comparisons: this is run after every step, changed or not.
+        balance = (
+            len(books.waiting) == counts[_WAITING]
+            and (books.chunked is not None) == counts[_CHUNKED]
+            and len(books.running) == counts[_RUNNING]
+            and len(books.retracting) == counts[_RETRACTING]
+            and len(books.releasing) == counts[_RELEASING]
+            and len(books.requests) == live - counts[_RELEASING]
+            and self._memory.live_leases == live - counts[_WAITING]
         )
-        booked = (
-            len(books.waiting),
-            int(books.chunked is not None),
-            len(books.running),
-            len(books.retracting),
-            len(books.releasing),
-            len(books.requests),
-            self._memory.live_leases,
-        )
-        if tallied != booked:
+        if not balance:
+            said = ", ".join(f"{place}={count}" for place, count in counts.items())
             raise IntegrityError(
-                f"(waiting, chunked, running, retracting, releasing, registered, leases) are {booked}, but the requests "
-                f"say {tallied}"
+                f"the requests say {said}, but booked are {books.what_is_busy()} with {len(books.requests)} requests "
+                f"registered and {self._memory.live_leases} leases"
             )

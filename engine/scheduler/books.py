@@ -25,7 +25,7 @@ __all__ = ["Books", "Launched"]
 _NOTES_LIMIT: Final = 4096
 
 
-class Launched(msgspec.Struct, frozen=True):
+class Launched(msgspec.Struct, frozen=True, gc=False):
     """A microbatch in flight: ``requests`` are those of its segments, in the same order."""
 
     microbatch: Microbatch
@@ -160,14 +160,13 @@ class Books:
 
     def check_request(self, request: Request) -> None:
         """One request by itself: it is where it says, registered while it lives, and owns what its place allows."""
-        place = request.place
+        place, lease = request.place, request.lease
+        ended = place is Place.RELEASING or place is Place.GONE
         if not self._is_in_place(request):
             raise IntegrityError(f"{request} is not where it says")
-        if (self.requests.get(request.rid) is request) is (place is Place.RELEASING or place is Place.GONE):
-            raise IntegrityError(f"{request} is registered although it ended, or alive and not registered")
-        if request.is_finished is not (place is Place.RELEASING or place is Place.GONE):
-            raise IntegrityError(f"{request} ended with {request.finish_reason}")
-        if (request.lease is None) is not (place is Place.WAITING or place is Place.GONE):
+        if (self.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
+            raise IntegrityError(f"{request} ended but is registered, or is alive and not; it ended by {request.finish_reason}")
+        if (lease is None) is not (place is Place.WAITING or place is Place.GONE):
             raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
         if not request.in_flight and place in _ONLY_IN_FLIGHT:
             raise IntegrityError(f"{request} is not in flight")

@@ -10,7 +10,21 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from engine.messages import Event, Reply, encode
+import msgspec
+
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    ContinueGeneration,
+    Event,
+    FlushCache,
+    GetStats,
+    PauseGeneration,
+    Reply,
+    StatsAnswer,
+    encode,
+)
 from engine.plan import Microbatch
 
 __all__ = ["DigestChain"]
@@ -18,6 +32,10 @@ __all__ = ["DigestChain"]
 _DIGEST_BYTES: Final = 8
 # Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their digest.
 _PENDING_LIMIT_STEPS: Final = 256
+
+_CALLS: Final = frozenset(
+    (Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, GetStats, PauseGeneration, StatsAnswer)
+)
 
 _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
 
@@ -32,7 +50,8 @@ class DigestChain:
 
     def add(self, entry: _Entry) -> None:
         """Append one step: its events, microbatch, replies and the sizes of everything after it."""
-        self._pending.append(entry)
+        events, microbatch, replies, sizes = entry
+        self._pending.append((_nameless(events), microbatch, _nameless(replies), sizes))
         if len(self._pending) >= _PENDING_LIMIT_STEPS:
             self._fold()
 
@@ -54,6 +73,14 @@ class DigestChain:
             self._full.update(_stream(pending))
             self._plans.update(_stream([(_shape(microbatch), sizes) for _, microbatch, _, sizes in pending]))
             pending.clear()
+
+
+def _nameless(items: Sequence[Event] | Sequence[Reply]) -> Sequence[Event] | Sequence[Reply]:
+    """The same without call ids: a front end numbers its calls over its whole life, which is not the scheduler's doing."""
+    for item in items:
+        if type(item) in _CALLS:
+            return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]  # type: ignore[return-value]
+    return items
 
 
 def _stream(entries: Sequence[object]) -> bytes:

@@ -52,8 +52,11 @@ class Planner:
         books = self._books
         if books.paused is not None or len(books.in_flight) >= self._limits.depth:
             return None
+        prefill = books.chunked is not None or bool(books.waiting)
+        if not prefill and not self._ready():
+            return None
         plan = Plan()
-        if books.chunked is not None or books.waiting:
+        if prefill:
             self._add_prefill(plan)
         if not plan.tokens:
             plan.mode = ForwardMode.DECODE
@@ -172,13 +175,17 @@ class Planner:
     def _choose_decodes(self, most: int) -> list[Request]:
         """Running requests that are in no microbatch, each with a place for its next token's KV."""
         chosen: list[Request] = []
-        for request in [request for request in self._books.running.values() if not request.in_flight]:
+        for request in self._ready():
             if len(chosen) >= most:
                 break
             # It may have been retracted to make room for another one of this microbatch.
             if request.place is Place.RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
         return chosen
+
+    def _ready(self) -> list[Request]:
+        """Running requests that are in no microbatch, those launched longest ago first."""
+        return [request for request in self._books.running.values() if not request.in_flight]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """Extend a request by one token, retracting others, latest first, until it fits; False when it went itself."""
