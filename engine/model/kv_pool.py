@@ -38,14 +38,17 @@ class KVPool:
         self._offsets = np.arange(self.page_size, dtype=np.int64)
 
     def adopt(self, segment: Segment) -> None:
-        """Write the pages that a segment adds into its row's page table."""
+        """Write the pages that a segment adds into its row's page table.
+
+        Raises StepFailedError, and writes nothing, for a row, a place or a page that does not exist.
+        """
         if not segment.pages:
             return
-        if max(segment.pages) * self.page_size >= self.total_slots or min(segment.pages) < 0:
-            raise StepFailedError(
-                f"pages of {segment.rid} must be in 0..{self.total_slots // self.page_size - 1}, got {segment.pages}"
-            )
-        self._tables[segment.row, segment.page_start : segment.page_start + len(segment.pages)] = segment.pages
+        self._require("row", (segment.row,), self._tables.shape[0])
+        stop = segment.page_start + len(segment.pages)
+        self._require("places of pages", (segment.page_start, stop - 1), self._tables.shape[1])
+        self._require("pages", segment.pages, self.total_slots // self.page_size)
+        self._tables[segment.row, segment.page_start : stop] = segment.pages
 
     def slots(self, row: int, start: int, stop: int) -> Slots:
         """The slots of positions ``start .. stop - 1`` of a row."""
@@ -54,3 +57,8 @@ class KVPool:
         pages = self._tables[row, first : -(-stop // size)]
         every = (pages[:, None] * size + self._offsets).ravel()
         return every[start - first * size : stop - first * size]
+
+    @staticmethod
+    def _require(what: str, values: tuple[int, ...], count: int) -> None:
+        if min(values) < 0 or max(values) >= count:
+            raise StepFailedError(f"{what} of a segment must be in 0..{count - 1}, got {values}; the plan is broken")

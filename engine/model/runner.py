@@ -104,7 +104,10 @@ class StageRunner:
         self._fail_next = True
 
     def forget(self) -> None:
-        """Reset counters, slot records and a planned failure, for the next script; only while the engine is idle."""
+        """Reset counters, slot records and a planned failure, for the next script.
+
+        Only after a flush: a prefix that is still cached would be one that nobody has written.
+        """
         self.counters = RunnerCounters()
         self._record.forget()
         self._fail_next = False
@@ -133,7 +136,11 @@ class StageRunner:
 
     def skip(self, microbatch: Microbatch) -> None:
         """Take over a microbatch's pages and sampling specs without computing it: a stage before has failed it."""
-        self._adopt(microbatch)
+        try:
+            self._adopt(microbatch)
+        except StepFailedError as exc:
+            # A plan that no stage can follow has failed already; it must not take this stage down as well.
+            _log.warning("stage %d cannot take over microbatch %d: %s", self.stage, microbatch.id, exc)
         self._count(microbatch)
         self.counters.failed += 1
 

@@ -55,7 +55,8 @@ class Sampler:
         specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
         scores = raw + self._never if self._any_never else raw.clone()
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
-            _suppress(scores[row], spec, _position(segment))
+            if spec.suppressed_ids and _position(segment) < spec.suppressed_until:
+                scores[row, list(spec.suppressed_ids)] = float("-inf")
             if _has_penalty(spec):
                 _penalize(scores[row], spec, history(segment))
         chosen = torch.argmax(scores, dim=-1)
@@ -74,11 +75,6 @@ def _mix(state: int) -> int:
 def _position(segment: Segment) -> int:
     """The absolute position of the token that a segment chooses."""
     return segment.start + len(segment.token_ids)
-
-
-def _suppress(scores: torch.Tensor, spec: SamplingSpec, position: int) -> None:
-    if spec.suppressed_ids and position < spec.suppressed_until:
-        scores[list(spec.suppressed_ids)] = float("-inf")
 
 
 def _has_penalty(spec: SamplingSpec) -> bool:

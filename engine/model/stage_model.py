@@ -30,6 +30,7 @@ __all__ = ["StageModel", "stage_layers"]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
+_AUTO_MODEL: _Transformer = AutoModelForCausalLM
 
 _PROBE_TOKENS = 3
 
@@ -174,7 +175,7 @@ def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> 
     attention.register()
     try:
         with torch.device("meta"):
-            model: _Transformer = AutoModelForCausalLM.from_config(
+            model: _Transformer = _AUTO_MODEL.from_config(
                 model_config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
             )
     except (ValueError, TypeError, AttributeError) as exc:

@@ -58,7 +58,7 @@ class LocalPipeline:
         self._runner.fail_next()
 
     def forget(self) -> None:
-        """Reset the stage's counters and slot records; only while the engine is idle."""
+        """Reset the stage's counters and slot records; only after a flush."""
         self._runner.forget()
 
     def describe(self) -> tuple[StageView, ...]:

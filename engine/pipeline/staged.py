@@ -89,7 +89,7 @@ class StagedPipeline:
         self._send(stage, FailNextStep())
 
     def forget(self) -> None:
-        """Reset counters and slot records of every stage; only while the engine is idle."""
+        """Reset counters and slot records of every stage; only after a flush."""
         self._broadcast(Forget())
 
     def describe(self, *, timeout_s: float = DESCRIBE_TIMEOUT_S) -> tuple[StageView, ...]:

@@ -55,7 +55,7 @@ class Describe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Reset the stage's counters and slot records; sent only while the engine is idle."""
+    """Reset the stage's counters and slot records; sent only after a flush, when no prefix is cached."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

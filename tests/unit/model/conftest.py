@@ -8,35 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-
-SHAPE = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": 198,
-    "pad_token_id": None,
-}
-WINDOW = 9
-ALTERNATING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
-
-FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=False),
-    "qwen3_tied": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=True),
-    "llama": lambda: transformers.LlamaConfig(**SHAPE),
-    "llama_sharded": lambda: transformers.LlamaConfig(**SHAPE),
-    "mistral_window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=WINDOW),
-    "gemma2_softcap": lambda: transformers.Gemma2Config(
-        **SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING, attn_logit_softcapping=5.0, final_logit_softcapping=9.0
-    ),
-    "gemma3_two_ropes": lambda: transformers.Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING),
-}
+from tiny_checkpoints import FAMILIES
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from chained_stages import ChainedStages, limits_for
-from conftest import FAMILIES
+from tiny_checkpoints import FAMILIES
 
 from engine.config import EngineConfig
 from engine.plan import SamplingSpec

@@ -94,10 +94,22 @@ def test_wrong_hidden_states_fail_the_microbatch() -> None:
     assert "must have shape (28, 64), got (3, 64)" in str(output.error)
 
 
-def test_pages_that_do_not_exist_fail_the_microbatch() -> None:
-    chain = chain_of()
-    segment = Segment("r", 0, 0, (1,), 0, (10**6,), True)
-    assert "pages of r must be in" in str(chain.forward(segment).error)
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        (Segment("r", 0, 0, (1,), 0, (10**6,), True), "pages of a segment must be in"),
+        (Segment("r", 0, 0, (1,), 0, (-1,), True), "pages of a segment must be in"),
+        (Segment("r", 10**6, 0, (1,), 0, (1,), True), "row of a segment must be in"),
+        (Segment("r", 0, 0, (1,), 10**6, (1,), True), "places of pages of a segment must be in"),
+        (Segment("r", 0, 0, (10**6,), 0, (1,), True), "IndexError"),
+        (Segment("r", 0, 10**6, (1,), 0, (1,), True), "ValueError"),
+    ],
+)
+def test_a_broken_plan_fails_its_microbatch(segment: Segment, text: str) -> None:
+    """A05: on every stage, and none of them dies of it."""
+    chain = chain_of(pp_size=2)
+    assert text in str(chain.forward(segment).error)
+    assert chain.forward(chain.segment(1, PROMPT)).error is None
 
 
 def test_counters_and_digest_tell_what_was_done_and_can_forget() -> None:
