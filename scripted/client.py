@@ -5,7 +5,7 @@ Filled by whoever plays the client (real HTTP in the server tier, the simulated 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -30,8 +30,9 @@ class ClientView:
     ``closed`` turns true when nothing more can come, ``dropped`` when the client itself hung up.
     """
 
-    def __init__(self, rid: str) -> None:
+    def __init__(self, rid: str, *, streams: bool = True) -> None:
         self.rid = rid
+        self.streams = streams
         self.status: int | None = None
         self.error: str | None = None
         self.closed = False
@@ -85,6 +86,7 @@ class Call:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.call_id: str | None = None
         self.arrived = False
         self.done = False
         self.status: int | None = None
@@ -113,8 +115,8 @@ class Clients(Protocol):
         """Drop the connection of a request."""
         ...
 
-    def settle(self, replies: Sequence[Reply], views: dict[str, ClientView]) -> None:
-        """Wait until the clients have received what these replies bring; ``views`` are those of live requests, by rid."""
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
+        """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
         ...
 
     def forget(self) -> None:

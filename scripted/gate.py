@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from engine.clock import VirtualClock
-from engine.errors import IntegrityError
+from engine.errors import IntegrityError, ProcessDiedError
 from engine.messages import (
     AbortAll,
     ClientMessage,
@@ -97,15 +97,18 @@ class ScriptedGate:
                 if previous is not None:
                     self._audit()
                 next(self._driver)
+                self._step = self._compose()
             except StopIteration:
                 self._driver = None
                 self._source.ended(self, self._run)
+            except ProcessDiedError:
+                raise
             except Exception as exc:  # noqa: BLE001 - whatever a script raises is its result
                 self._source.failed(self, self._run, exc)
                 self._driver.close()
                 self._driver = None
             else:
-                self._step = self._compose()
+                self._source.progress(self, self._run)
                 return self._step
             previous = None
 
@@ -296,7 +299,7 @@ class ScriptedGate:
         views = self.handles.views()
         self.handles.update(result.replies, self.scheduler)
         if result.replies:
-            self.world.clients.settle(result.replies, views)
+            self.world.clients.settle(result.replies, views, self.handles.open_calls())
         self._arrived += self.world.take_messages()
 
     def _audit(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from engine.messages import Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
-from scripted.client import ClientView
+from scripted.client import Call, ClientView
 from scripted.handle import RequestHandle
 
 __all__ = ["Handles", "History", "record_step"]
@@ -59,6 +59,7 @@ class Handles:
     def __init__(self) -> None:
         self._live: dict[str, deque[RequestHandle]] = {}
         self.all: list[RequestHandle] = []
+        self.calls: list[Call] = []
 
     def start(self, handle: RequestHandle) -> None:
         """A new life of a rid began."""
@@ -72,6 +73,10 @@ class Handles:
     def views(self) -> dict[str, ClientView]:
         """The clients of requests that have not ended, by rid."""
         return {rid: lives[0].client for rid, lives in self._live.items() if lives}
+
+    def open_calls(self) -> dict[str, Call]:
+        """The administrative calls that are not answered, by call id."""
+        return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
     def update(self, replies: Iterable[Reply], scheduler: Scheduler) -> None:
         """Bring the handles up to date after a step."""
@@ -96,3 +101,4 @@ class Handles:
         """Forget every request."""
         self._live.clear()
         self.all.clear()
+        self.calls.clear()

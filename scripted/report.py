@@ -22,6 +22,7 @@ __all__ = ["FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of",
 
 # Steps shown in the table; the window of a race and what led to it fit in so many.
 SHOWN_STEPS = 16
+_HARNESS = Path(__file__).parent
 REPORT_WIDTH_COLUMNS = 118
 
 
@@ -125,14 +126,16 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
 
 
 def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
-    """Where a suspended generator stands, outermost first: its own line, and those of what it delegates to."""
+    """Where a suspended generator stands, outermost first: its own line, and those of what it delegates to.
+
+    The harness's own waits are left out: the script's line says which it is.
+    """
     frames = []
     step: Any = script
     while isinstance(step, types.GeneratorType) and step.gi_frame is not None:
         frames.append(_frame(step.gi_frame, step.gi_frame.f_lineno))
-        step = getattr(step, "gi_yieldfrom", None)
-        step = getattr(step, "generator", step)
-    return tuple(frames)
+        step = step.gi_yieldfrom
+    return tuple(frame for frame in frames if not Path(frame.file).is_relative_to(_HARNESS))
 
 
 def _frame(frame: types.FrameType, line: int) -> Frame:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import IntegrityError
+from engine.errors import ProcessDiedError
 from engine.scheduler import Scheduler
 from scripted.report import FailureKind, FailureReport, frames_of, position_of
 from scripted.wire import ScriptOptions, ScriptSucceeded
@@ -67,11 +68,11 @@ class Run:
         """The report of a run that raised ``exc``, in the script or under it."""
         file = self.function.__code__.co_filename
         frames = frames_of(exc, inside=file) or position_of(self.script)
+        died = kind is FailureKind.DIED
         state = "" if self.context is None else _state_text(self.context)
         return FailureReport(
             kind=kind,
-            error=f"{type(exc).__name__}: {exc}" if not isinstance(exc, AssertionError) or isinstance(exc, IntegrityError)
-            else str(exc) or "AssertionError",
+            error=_error_text(exc),
             frames=frames,
             script=f"{file}::{self.function.__name__}",
             tier=gate.world.tier,
@@ -80,7 +81,16 @@ class Run:
             records=tuple(gate.history.records[-REPORTED_STEPS:]),
             limits=gate.scheduler.limits,
             replay=self.options.replay,
+            dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
+            cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )
+
+
+def _error_text(exc: BaseException) -> str:
+    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text."""
+    if type(exc) is AssertionError and str(exc):
+        return str(exc)
+    return f"{type(exc).__name__}: {exc}".removesuffix(": ")
 
 
 def _state_text(context: ScriptContext) -> str:
@@ -101,6 +111,10 @@ class RunSource(Protocol):
 
     def next_run(self) -> Run | None:
         """Wait for the next script; None when there will be none."""
+        ...
+
+    def progress(self, gate: ScriptedGate, run: Run | None) -> None:
+        """A step is about to run; the records of all steps before it are in the gate's history."""
         ...
 
     def ended(self, gate: ScriptedGate, run: Run | None) -> None:

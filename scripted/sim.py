@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -63,6 +63,7 @@ class _Answer:
         self._detokenizer = Detokenizer(_ByteDecoder())
         self._scanner = StopScanner(message.sampling.stop)
         self._tokens = 0
+        self._unsent: tuple[str, tuple[int, ...]] = ("", ())
 
     def take(self, output: TokenOutput) -> bool:
         """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
@@ -76,12 +77,21 @@ class _Answer:
         reason = output.finish_reason
         if reason is not None and self._scanner.matched is not None:
             reason = FinishReason.STOP
-        self.view.status = 200
         ids = () if found_before else output.token_ids
-        if ids or reason is not None:
-            self.view.receive(Chunk(text=text, token_ids=ids, finish_reason=None if reason is None else reason.value))
-        self.view.closed = reason is not None
+        self._pass_on(text, ids, None if reason is None else reason.value)
         return self._scanner.matched is not None and not found_before and reason is None
+
+    def _pass_on(self, text: str, ids: tuple[int, ...], reason: str | None) -> None:
+        """Give a piece to the client, who gets all of them in one if it asked for no stream."""
+        if not self.view.streams:
+            self._unsent = (self._unsent[0] + text, self._unsent[1] + ids)
+            if reason is None:
+                return
+            text, ids = self._unsent
+        self.view.status = 200
+        if ids or reason is not None:
+            self.view.receive(Chunk(text=text, token_ids=ids, finish_reason=reason))
+        self.view.closed = reason is not None
 
     def _text(self, token: int, output: TokenOutput) -> str:
         self._tokens += 1
@@ -112,7 +122,7 @@ class SimClients:
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
         """Check the body as ``/generate`` does and send it."""
-        view = ClientView(rid)
+        view = ClientView(rid, streams=bool(body.get("stream")))
         try:
             checked = parse_body(GenerateBody, msgspec.json.encode(body))
             text = checked.text
@@ -140,7 +150,7 @@ class SimClients:
         view.dropped = view.closed = True
         self._sent.append(Abort(rid=view.rid))
 
-    def settle(self, replies: Sequence[Reply], views: dict[str, ClientView]) -> None:
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
         """Nothing to wait for: replies are with the clients when they are sent."""
 
     def forget(self) -> None:
@@ -276,6 +286,9 @@ class _OneRun:
         """The script, once."""
         run, self._next = self._next, None
         return run
+
+    def progress(self, gate: ScriptedGate, run: Run | None) -> None:
+        """Nobody watches."""
 
     def ended(self, gate: ScriptedGate, run: Run | None) -> None:
         """Keep the success."""

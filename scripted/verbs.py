@@ -170,7 +170,9 @@ class Verbs:
         message = self._gate.await_arrival(f"POST {path}", lambda m: isinstance(m, kind), refused=lambda: call.done)
         if message is None:
             raise RequestRefused(f"POST {path}", call.status or 0, call.text)
-        call.arrived = True
+        assert not isinstance(message, Generate), f"POST {path} arrived as {message}"
+        call.arrived, call.call_id = True, message.call_id
+        self._gate.handles.calls.append(call)
         return call
 
     def _warmup_radix(self: ScriptContext, prompt_ids: Sequence[int]) -> Any:

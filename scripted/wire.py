@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
+from engine.limits import Limits
+from engine.scheduler import StepRecord
 from scripted.report import FailureReport
 
 __all__ = [
     "HookReady",
+    "Progress",
     "RunScript",
     "ScriptFailedReply",
     "ScriptOptions",
@@ -64,6 +67,13 @@ class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The server is warmed up, drained and frozen; scripts may come."""
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A step of the running script, told as it happens: what is known of a script whose process leaves no last word."""
+
+    record: StepRecord
+    limits: Limits
+
+
 class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name."""
 
@@ -72,7 +82,6 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan_digest: str
     reached: dict[str, int]
     compared: int = 0
-    trace: bytes = b""
 
 
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -82,8 +91,8 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 _command_decoder: msgspec.msgpack.Decoder[RunScript | Shutdown] = msgspec.msgpack.Decoder(RunScript | Shutdown)
-_reply_decoder: msgspec.msgpack.Decoder[HookReady | ScriptSucceeded | ScriptFailedReply] = msgspec.msgpack.Decoder(
-    HookReady | ScriptSucceeded | ScriptFailedReply
+_reply_decoder: msgspec.msgpack.Decoder[HookReady | Progress | ScriptSucceeded | ScriptFailedReply] = msgspec.msgpack.Decoder(
+    HookReady | Progress | ScriptSucceeded | ScriptFailedReply
 )
 
 
@@ -92,6 +101,6 @@ def decode_command(data: bytes) -> RunScript | Shutdown:
     return _command_decoder.decode(data)
 
 
-def decode_reply(data: bytes) -> HookReady | ScriptSucceeded | ScriptFailedReply:
+def decode_reply(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
     """Decode a reply of the gate. Raises msgspec.DecodeError (a ValueError) for anything else."""
     return _reply_decoder.decode(data)

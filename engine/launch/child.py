@@ -7,6 +7,7 @@ last (say what it died of). Knows nothing of what the processes do.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from engine.launch.control import ChildMessage, Control, Dying, Ready, SupervisorMessage, decode_child_message
+from engine.launch.signals import STACK_SIGNAL
 
 __all__ = ["Child", "ChildMain", "close_inherited_files", "die_with_parent", "fork_child"]
 
@@ -127,6 +129,8 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # `kill -USR1 PID` writes the stacks of a process that hangs to stderr, whatever it is stuck in.
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
     if not outlives_supervisor:
         die_with_parent(supervisor_pid, signal.SIGKILL)
     if sys.platform == "linux":

@@ -1,0 +1,61 @@
+"""Finds a script by file and name, in the process that runs it, with pytest's assertion introspection.
+
+A file is compiled once for each of its contents; its module is not registered under a name that the caller's modules have.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripted.decorator import ScriptedTest
+from scripted.errors import ScriptDefinitionError
+from scripted.run import ScriptFunction
+
+__all__ = ["load_script"]
+
+_modules: dict[tuple[str, str], types.ModuleType] = {}
+
+
+def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
+    """The generator function ``name`` of ``file``, decorated or not. Raises whatever importing the file raises."""
+    for path in import_paths:
+        if path not in sys.path:
+            sys.path.append(path)
+    module = _module(Path(file))
+    found: Any = getattr(module, name, None)
+    spec = getattr(found, "scripted", None)
+    function = spec.script if isinstance(spec, ScriptedTest) else found
+    if not inspect.isgeneratorfunction(function):
+        raise ScriptDefinitionError(
+            f"{file} has no generator function {name!r} at its top level; the scheduler process finds a script by its name"
+        )
+    return function
+
+
+def _module(path: Path) -> types.ModuleType:
+    source = path.read_bytes()
+    content = hashlib.blake2b(source, digest_size=8).hexdigest()
+    key = (str(path), content)
+    if key not in _modules:
+        module = types.ModuleType(f"scripted_file_{content}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module
+        exec(_compile(source, path), module.__dict__)  # noqa: S102 - a test file of the user's, as pytest would run it
+        _modules[key] = module
+    return _modules[key]
+
+
+def _compile(source: bytes, path: Path) -> types.CodeType:
+    """The file with its assertions rewritten, so that they say what they compared."""
+    from _pytest.assertion.rewrite import rewrite_asserts
+
+    tree = ast.parse(source, filename=str(path))
+    rewrite_asserts(tree, source, str(path))
+    return compile(tree, str(path), "exec", dont_inherit=True)
