@@ -1,0 +1,144 @@
+"""Admission: what is refused with which numbers, and who may pass whom in the queue."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_engine import SimulatedEngine, generate, prompt
+
+from engine.messages import FinishReason, GetStats, PipelineFailed, Refusal, RefusalKind, StatsAnswer
+from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
+
+
+def refusal(engine: SimulatedEngine, message: object) -> Refusal:
+    reply = engine.step(message).replies[-1]
+    assert isinstance(reply, Refusal)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "new", "numbers"),
+    [
+        ({"context_length": 64}, 64, 1, ["64", "63"]),
+        ({"max_total_tokens": 64, "page_size": 16}, 50, 16, ["5 pages", "50 prompt", "16 new", "has 4"]),
+        ({"chunked_prefill_size": -1, "max_prefill_tokens": 40}, 41, 1, ["41", "40"]),
+        ({}, 0, 1, ["empty"]),
+    ],
+)
+def test_request_that_never_fits_is_refused_with_its_numbers(
+    config: dict[str, object], length: int, new: int, numbers: list[str]
+) -> None:
+    """B09: at admission, and nothing is left behind."""
+    engine = SimulatedEngine(**config)
+    reply = refusal(engine, generate("r", prompt(length), new))
+    assert reply.kind is RefusalKind.INVALID
+    assert all(number in reply.message for number in numbers), reply.message
+    assert engine.scheduler.is_fully_idle
+    assert engine.scheduler.find_request("r") is None
+
+
+def test_request_for_no_tokens_needs_room_for_the_one_that_is_computed() -> None:
+    """B09: 17 tokens of prompt do not fit into one page of 16, whatever comes after them."""
+    engine = SimulatedEngine(max_total_tokens=16, page_size=16)
+    assert refusal(engine, generate("r", prompt(17), 0)).kind is RefusalKind.INVALID
+
+
+def test_largest_request_that_fits_runs_to_its_end() -> None:
+    """B09: the limit itself is not refused; the KV of the last token is never written."""
+    engine = SimulatedEngine(max_total_tokens=64, page_size=16)
+    assert len(engine.run(generate("r", prompt(50), 15))[0]) == 15
+
+
+def test_context_length_clamps_and_finishes() -> None:
+    """B03"""
+    engine = SimulatedEngine(context_length=8)
+    assert len(engine.run(generate("r", prompt(5), 26))[0]) == 3
+    assert engine.life("r").finish_reason is FinishReason.LENGTH
+
+
+def test_live_rid_is_refused_and_its_owner_goes_on() -> None:
+    """C05"""
+    engine = SimulatedEngine()
+    engine.step(generate("r", prompt(20)))
+    assert refusal(engine, generate("r", prompt(9))).kind is RefusalKind.DUPLICATE
+    engine.drain()
+    assert [len(life.tokens) for life in engine.lives] == [4, 0]
+
+
+def test_queue_limit_plus_one_is_refused_and_leaves_no_state() -> None:
+    """B17, C07"""
+    engine = SimulatedEngine(max_queued_requests=2)
+    engine.step(*[generate(f"r{number}", prompt(20, number)) for number in range(3)])
+    assert [life.refusal for life in engine.lives] == [None, None, RefusalKind.BUSY]
+    engine.drain()
+    assert [len(life.tokens) for life in engine.lives] == [4, 4, 0]
+    assert engine.scheduler.stats().requests_refused == 1
+
+
+def test_refusal_of_counts_what_is_on_its_way() -> None:
+    engine = SimulatedEngine(max_queued_requests=2)
+    message = generate("r", prompt(20))
+    scheduler = engine.scheduler
+    assert scheduler.refusal_of(message, queued=1) is None
+    busy = scheduler.refusal_of(message, queued=2)
+    assert busy is not None
+    assert busy.kind is RefusalKind.BUSY
+    taken = scheduler.refusal_of(message, taken=frozenset(["r"]))
+    assert taken is not None
+    assert taken.kind is RefusalKind.DUPLICATE
+
+
+def test_nothing_is_admitted_once_the_pipeline_is_gone() -> None:
+    """A06"""
+    engine = SimulatedEngine()
+    engine.apply(PipelineFailed(process="stage 2", cause="killed by signal 9"))
+    reply = refusal(engine, generate("r", prompt(20)))
+    assert reply.kind is RefusalKind.UNAVAILABLE
+    assert "stage 2" in reply.message
+
+
+def test_max_running_requests_bounds_the_rows() -> None:
+    """B17"""
+    engine = SimulatedEngine(max_running_requests=2)
+    engine.step(*[generate(f"r{number}", prompt(20, number)) for number in range(5)])
+    assert engine.microbatches[0].rids == ("r0", "r1")
+    engine.drain()
+    assert all(len(life.tokens) == 4 for life in engine.lives)
+
+
+def test_oversize_head_is_passed_but_not_for_ever() -> None:
+    """B10: those behind it run, and after a bound everybody waits until it fits."""
+    engine = SimulatedEngine(page_size=4, max_total_tokens=64, max_running_requests=4)
+    engine.step(generate("runs", prompt(10), 30))
+    engine.step(generate("head", prompt(55, 1), 2), completions=1)
+    small = [generate(f"s{number}", prompt(3, number + 2), 3) for number in range(40)]
+    engine.step(*small, completions=1)
+    engine.drain()
+    started = list(dict.fromkeys(rid for microbatch in engine.microbatches for rid in microbatch.rids))
+    assert started.index("head") - 1 == PASSED_OVER_LIMIT_REQUESTS
+    assert all(life.finish_reason is FinishReason.LENGTH for life in engine.lives)
+
+
+def test_longest_prefix_match_goes_first() -> None:
+    """B17"""
+    engine = SimulatedEngine(schedule_policy="lpm", page_size=4, chunked_prefill_size=64)
+    engine.run(generate("seed", prompt(40)))
+    engine.step(generate("none", prompt(40, 1)), generate("some", prompt(20) + prompt(20, 2)), generate("most", prompt(40)))
+    engine.drain()
+    started = list(dict.fromkeys(rid for microbatch in engine.microbatches for rid in microbatch.rids))
+    assert started == ["seed", "most", "some", "none"]
+
+
+def test_highest_priority_goes_first() -> None:
+    """B17"""
+    engine = SimulatedEngine(schedule_policy="priority", max_running_requests=1)
+    engine.step(*[generate(f"r{number}", prompt(9, number), 1, priority=number % 3) for number in range(6)])
+    engine.drain()
+    assert [microbatch.rids[0] for microbatch in engine.microbatches] == ["r2", "r5", "r1", "r4", "r0", "r3"]
+
+
+def test_stats_answer() -> None:
+    engine = SimulatedEngine()
+    engine.step(generate("r", prompt(20)))
+    reply = engine.step(GetStats(call_id="stats")).replies[0]
+    assert isinstance(reply, StatsAnswer)
+    assert (reply.stats.in_flight, reply.stats.requests_started, reply.stats.prompt_tokens) == (1, 1, 20)
