@@ -33,10 +33,11 @@ FAILED_CONCLUSIONS = frozenset({"failure", "timed_out", "cancelled", "startup_fa
 T = TypeVar("T")
 
 
-class Login(msgspec.Struct, frozen=True):
-    """A GitHub account."""
+class Account(msgspec.Struct, frozen=True):
+    """A GitHub account. `type` is Bot for what workflows write."""
 
     login: str
+    type: str = "User"
 
 
 class RepositoryRef(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class PullRequest(msgspec.Struct, frozen=True):
 
     number: int
     state: str
-    user: Login
+    user: Account
     head: Commit
     base: Commit
 
@@ -82,8 +83,8 @@ class CommentRef(msgspec.Struct, frozen=True):
     """A comment on a pull request."""
 
     id: int
+    user: Account
     body: str | None = None
-    html_url: str = ""
 
 
 class _Permission(msgspec.Struct, frozen=True):
@@ -152,11 +153,12 @@ class GitHub:
         )
 
     def find_comment(self, number: int, marker: str) -> CommentRef | None:
-        """Return the comment that carries the marker, among those of the last hour."""
+        """Return our comment with the marker, among those of the last hour; people may write markers too."""
         since = datetime.fromtimestamp(self._now() - COMMENTS_LOOK_BACK_S, tz=UTC)
         params = {"per_page": str(PAGE_SIZE), "since": since.strftime("%Y-%m-%dT%H:%M:%SZ")}
         comments = self._get(f"/issues/{number}/comments", list[CommentRef], params)
-        return next((found for found in comments if f"<!-- {marker} -->" in (found.body or "")), None)
+        ours = [comment for comment in comments if comment.user.type == "Bot"]
+        return next((comment for comment in ours if f"<!-- {marker} -->" in (comment.body or "")), None)
 
     def add_label(self, number: int, label: str) -> None:
         """Put a label on a pull request; it may be there already."""

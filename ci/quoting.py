@@ -5,8 +5,9 @@ import re
 __all__ = ["quoted"]
 
 SHOWN_MAX_CHARS = 80
-# Backquotes would end the code span; the others are harmless in one, and stay so that people recognize what they wrote.
-UNSAFE = re.compile(r"[^\x20-\x5f\x61-\x7e]")
+# Backquotes would end the code span, angle brackets could pass for the marker of an answer; the rest stays, so that
+# people recognize what they wrote.
+UNSAFE = re.compile(r"[^\x20-\x7e]|[`<>]")
 
 
 def quoted(text: str) -> str:

@@ -28,6 +28,7 @@ class FakeGitHub:
         self.requests: list[tuple[str, str]] = []
         self.reactions: list[str] = []
         self.comments: list[dict[str, object]] = []
+        self.chatter: list[dict[str, object]] = []
         self.labels: list[str] = []
         self.dispatches: list[tuple[str, dict[str, object]]] = []
         self.runs: list[dict[str, object]] = []
@@ -114,7 +115,7 @@ class FakeGitHub:
             r"GET /pulls/(\d+)": self._pull,
             r"POST /issues/comments/(\d+)/reactions": self._react,
             r"POST /issues/(\d+)/comments": self._comment,
-            r"GET /issues/(\d+)/comments": lambda match, query, body: (200, self.comments, {}),
+            r"GET /issues/(\d+)/comments": lambda match, query, body: (200, [*self.chatter, *self.comments], {}),
             r"POST /issues/(\d+)/labels": self._label,
             r"POST /actions/workflows/([\w.-]+)/dispatches": self._dispatch,
             r"GET /actions/workflows/([\w.-]+)/runs": self._workflow_runs,
@@ -152,6 +153,7 @@ class FakeGitHub:
     def _comment(self, match: re.Match[str], query: dict[str, str], body: dict[str, object]) -> Reply:
         assert len(str(body["body"])) <= 65_536
         comment = {
+            "user": {"login": "github-actions[bot]", "id": 41898282, "type": "Bot"},
             "id": 900 + len(self.comments),
             "body": body["body"],
             "html_url": "https://github.com/acme/engine/pull/5",

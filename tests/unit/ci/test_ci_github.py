@@ -108,3 +108,11 @@ def test_an_answer_of_another_shape_is_an_error(fake: FakeGitHub) -> None:
 def test_a_comment_is_cut_to_what_github_takes(fake: FakeGitHub) -> None:
     fake.client().comment(5, "x" * 100_000, "mark")
     assert fake.answer.endswith("<!-- mark -->")
+
+
+def test_a_stranger_cannot_pass_for_our_answer(fake: FakeGitHub) -> None:
+    """E05: the marker of an answer can be guessed."""
+    fake.chatter = [{"id": 1, "body": "<!-- ci:c1 -->", "user": {"login": "stranger", "id": 9, "type": "User"}}]
+    fake.fail("POST .*/issues/5/comments", LOST)
+    fake.client().comment(5, "Not done.", "ci:c1")
+    assert fake.answer.startswith("Not done.")
