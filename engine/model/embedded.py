@@ -67,6 +67,7 @@ def embedded_folder(seed: int) -> Path:
     Several processes may ask at once: each writes its own folder and the first rename wins. Raises CheckpointError when
     the cache folder cannot be written.
     """
+    # Named after its recipe, so that a changed one is never served from an old folder.
     recipe = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest()
     folder = _cache_root() / f"embedded-{recipe}-{seed}"
     if folder.is_dir():
@@ -98,7 +99,12 @@ def write_embedded(folder: Path, seed: int) -> None:
 
 def _cache_root() -> Path:
     configured = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(configured) if configured else Path.home() / ".cache") / "lockstep"
+    try:
+        return (Path(configured) if configured else Path.home() / ".cache") / "lockstep"
+    except RuntimeError as exc:
+        raise CheckpointError(
+            f"the embedded checkpoint needs a cache folder, but this user has no home folder: {exc}; set XDG_CACHE_HOME"
+        ) from exc
 
 
 def _publish(draft: Path, folder: Path) -> None:

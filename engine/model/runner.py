@@ -43,7 +43,7 @@ def limit_threads(limits: Limits) -> None:
     """Set how many threads torch uses in this process.
 
     One with several stages: their OpenMP threads would spin against each other. With one stage a core is left for the
-    front end, because two threads on two cores ran ten times slower as soon as another process was busy.
+    front end: on two cores a decode step took 3 ms with one thread, with two 3 ms alone and 16 beside a busy process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(1 if limits.pp_size > 1 else max(1, cores - 1))
@@ -52,10 +52,12 @@ def limit_threads(limits: Limits) -> None:
 class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
-    Raises CheckpointError when the model cannot be loaded.
+    Sets how many threads torch uses in this process, see ``limit_threads``. Raises CheckpointError when the model
+    cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
+        limit_threads(limits)
         self.stage = stage
         self.counters = RunnerCounters()
         self._model = StageModel(config, limits, stage)

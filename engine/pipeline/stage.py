@@ -17,7 +17,7 @@ import zmq
 from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion, encode
-from engine.model.runner import StageRunner, limit_threads
+from engine.model.runner import StageRunner
 from engine.pipeline.transport import (
     DistributedTransport,
     HiddenTransport,
@@ -61,7 +61,6 @@ def run_stage(
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
-    limit_threads(limits)
     runner = StageRunner(config, limits, stage)
     with ExitStack() as owner:
         context: zmq.Context[zmq.Socket[bytes]] = owner.enter_context(zmq.Context())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from handmade_plans import PlanWriter, generate, take
 
 from engine.config import EngineConfig
@@ -19,11 +16,8 @@ LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[StageRunner]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield StageRunner(CONFIG, LIMITS, 0)
-    torch.set_num_threads(threads)
+def runner(_one_torch_thread: None) -> StageRunner:
+    return StageRunner(CONFIG, LIMITS, 0)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import zmq
 from handmade_plans import WAIT_S, PlanWriter, generate, run, take
 from stage_farm import NEIGHBOUR_DIED, StageFarm
@@ -48,13 +47,9 @@ def limits(pp_size: int = 4) -> Limits:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[int]:
+def expected(_one_torch_thread: None) -> list[int]:
     config = EngineConfig(device="cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    output = generate(LocalPipeline(StageRunner(config, limits(1), 0)), PlanWriter(limits(1)), 0, PROMPT, 12)
-    torch.set_num_threads(threads)
-    return output
+    return generate(LocalPipeline(StageRunner(config, limits(1), 0)), PlanWriter(limits(1)), 0, PROMPT, 12)
 
 
 def test_four_stages_say_what_one_says(engine_of: Callable[..., Engine], farm: StageFarm, expected: list[int]) -> None:
