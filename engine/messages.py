@@ -251,8 +251,8 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
 
-_client_message_decoder = msgspec.msgpack.Decoder(ClientMessage)
-_pipeline_event_decoder = msgspec.msgpack.Decoder(PipelineEvent)
+_client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_pipeline_event_decoder: msgspec.msgpack.Decoder[PipelineEvent] = msgspec.msgpack.Decoder(PipelineEvent)
 _reply_decoder = msgspec.msgpack.Decoder(tuple[Reply, ...])
 
 encode = msgspec.msgpack.Encoder().encode

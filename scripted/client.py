@@ -1,6 +1,7 @@
 """What a script's clients saw: the view of one request, and of one administrative call.
 
-Filled by whoever plays the client (real HTTP in the server tier, the simulated front end in the sim tier); read by scripts.
+Filled by whoever plays the client (real HTTP in the server tier, the simulated front end in the sim tier); read by
+scripts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class ClientView:
     @property
     def finish_reason(self) -> str | None:
         """The terminal answer's reason; ``error`` for an answer that ended with an error; None before the end."""
-        return "error" if self.error is not None else next((c.finish_reason for c in self._chunks if c.finish_reason), None)
+        return (
+            "error"
+            if self.error is not None
+            else next((c.finish_reason for c in self._chunks if c.finish_reason), None)
+        )
 
     @property
     def terminal_answers(self) -> int:

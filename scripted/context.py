@@ -1,4 +1,4 @@
-"""``t``: what a script is given. One object a script; verbs, waits and queries in files of their own.
+"""``t``: what a script is given. One object a script; queries, waits and verbs in a file each.
 
 It lives in the scheduler's process, inside the gate, so it sees the live scheduler; it keeps no state of the engine.
 """
@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.clock import VirtualClock
-from engine.scheduler import Scheduler
 from scripted.errors import BadCall
-from scripted.queries import Queries
+from scripted.trace import Note
 from scripted.verbs import Verbs
-from scripted.waits import Wait, Waits
 
 if TYPE_CHECKING:
     from scripted.gate import ScriptedGate
@@ -20,40 +17,19 @@ if TYPE_CHECKING:
 __all__ = ["ScriptContext"]
 
 
-class ScriptContext(Verbs, Waits, Queries):
-    """The engine in a script's hands."""
+class ScriptContext(Verbs):
+    """The engine in a script's hands. ``reached`` counts how often each window of ``sometimes`` was open."""
 
     def __init__(self, gate: ScriptedGate, *, rid_prefix: str = "scripted") -> None:
-        self._gate = gate
-        self._made: list[Wait] = []
-        self._rid_prefix = rid_prefix
-        self._rids = 0
+        super().__init__(gate, rid_prefix=rid_prefix)
         self.reached: dict[str, int] = {}
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The live scheduler: there is no wall between a script and the engine."""
-        return self._gate.scheduler
-
-    @property
-    def clock(self) -> VirtualClock:
-        """Virtual time; ``clock.advance(seconds)`` is the only thing that moves it."""
-        return self._gate.clock
+        self.notes: list[Note] = []
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""
         if not name:
             raise BadCall("sometimes() takes a name that is not empty")
+        if condition and not self.reached.get(name):
+            self.notes.append(Note(self.scheduler.step_number, name))
         self.reached[name] = self.reached.get(name, 0) + bool(condition)
         return bool(condition)
-
-    def check_waits(self) -> None:
-        """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
-        forgotten = next((wait for wait in self._made if not wait.used), None)
-        self._made.clear()
-        if forgotten is not None:
-            raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
-
-    def _next_rid(self) -> str:
-        self._rids += 1
-        return f"{self._rid_prefix}-{self._rids}"

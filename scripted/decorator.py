@@ -1,7 +1,7 @@
 """``@scripted``: makes an ordinary pytest test of a script.
 
-Refuses, where it is decorated, what could never work as one. The script itself stays reachable as ``test.script``, which
-is how the scheduler process finds it by file and name.
+Refuses, where it is decorated, what could never work as one. The script itself stays reachable as ``test.script``,
+which is how the scheduler process finds it by file and name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
     """What ``@scripted`` made of a function. Raises ScriptDefinitionError for a function that it did not decorate."""
     spec = getattr(test, "scripted", None)
     if not isinstance(spec, ScriptedTest):
-        raise ScriptDefinitionError(f"{getattr(test, '__name__', test)!r} is not a script; decorate it with @scripted(config)")
+        raise ScriptDefinitionError(
+            f"{getattr(test, '__name__', test)!r} is not a script; decorate it with @scripted(config)"
+        )
     return spec
 
 
@@ -104,17 +106,23 @@ def _check_script(function: Callable[..., Any]) -> list[inspect.Parameter]:
         raise ScriptDefinitionError(f"@scripted decorates functions, got {function!r}")
     where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__qualname__}"
     if function.__name__ == "<lambda>":
-        raise ScriptDefinitionError(f"{where} is a lambda; the scheduler process finds a script by its name, so give it one")
+        raise ScriptDefinitionError(
+            f"{where} is a lambda; the scheduler process finds a script by its name, so give it one"
+        )
     if "." in function.__qualname__:
         raise ScriptDefinitionError(
-            f"{where} is defined inside a function or a class; the scheduler process finds a script by its name in its file, "
+            f"{where} is defined inside a function or a class; the scheduler process finds a script by its name, "
             "so define it at the top of the file"
         )
     if not inspect.isgeneratorfunction(function):
-        raise ScriptDefinitionError(f"{where} never yields, so it would never run a step; a script is a generator function")
+        raise ScriptDefinitionError(
+            f"{where} never yields, so it would never run a step; a script is a generator function"
+        )
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].name != "t":
-        raise ScriptDefinitionError(f"{where} must take t as its first parameter, it takes {[p.name for p in parameters]}")
+        raise ScriptDefinitionError(
+            f"{where} must take t as its first parameter, it takes {[p.name for p in parameters]}"
+        )
     _check_unique(function, where)
     return parameters[1:]
 
@@ -123,5 +131,7 @@ def _check_unique(function: Callable[..., Any], where: str) -> None:
     key, line = (function.__code__.co_filename, function.__name__), function.__code__.co_firstlineno
     before = _defined.setdefault(key, line)
     if before != line and function.__globals__.get(function.__name__) is not None:
-        raise ScriptDefinitionError(f"{where} is defined before, in line {before}; the first one would never run: rename one")
+        raise ScriptDefinitionError(
+            f"{where} is defined before, in line {before}; the first one would never run: rename one"
+        )
     _defined[key] = line

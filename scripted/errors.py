@@ -34,19 +34,19 @@ class ScriptError(Exception):
         return self.report.render()
 
 
-class ScriptFailed(ScriptError):
+class ScriptFailed(ScriptError):  # noqa: N818 - the contract's name
     """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
 
 
-class ScriptTimeout(ScriptError):
+class ScriptTimeout(ScriptError):  # noqa: N818 - the contract's name
     """The script did not end in time."""
 
 
-class ServerDied(ScriptError):
+class ServerDied(ScriptError):  # noqa: N818 - the contract's name
     """The engine died under the script."""
 
 
-class ServerDirty(ScriptError):
+class ServerDirty(ScriptError):  # noqa: N818 - the contract's name
     """The engine could not be brought back to idle before the script; the report names what is still there."""
 
 

@@ -1,14 +1,14 @@
 """The scripted gate: the scheduler's loop stands still here between the steps of a script.
 
-A run is one generator: bring the engine to idle, run the script, drain, compare with the requests run alone. Each ``yield``
-of it lets one step run; in between the gate audits the engine and brings handles and clients up to date.
+A run is one generator: bring the engine to idle, run the script, drain, compare with the requests run alone. Each
+``yield`` of it lets one step run; in between the gate audits the engine and brings handles and clients up to date.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from engine.clock import VirtualClock
 from engine.errors import IntegrityError, ProcessDiedError
@@ -35,7 +35,8 @@ from scripted.world import World
 
 __all__ = ["RESET_BUDGET_STEPS", "NotIdle", "ScriptedGate"]
 
-# After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a margin.
+# After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
+# margin.
 RESET_BUDGET_STEPS: Final = 256
 DRAIN_BUDGET_STEPS: Final = 20_000
 # "Fully idle for two pipeline rotations" after the warm-up: what might still come would have come by then.
@@ -80,11 +81,12 @@ class ScriptedGate:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc is not None:
+            self._note_death(exc)
             self._source.crashed(self, self._run, exc)
         self._source.close()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Go on with the script until it lets a step run; with the next script when it has ended; None after the last."""
+        """Go on with the script until it lets a step run, then with the next script; None after the last one."""
         if previous is not None:
             self._take_result(previous)
         while True:
@@ -112,11 +114,16 @@ class ScriptedGate:
                 return self._step
             previous = None
 
+    def _note_death(self, exc: BaseException) -> None:
+        """Record the step that did not return, if the scheduler died in one."""
+        recorded = self.history.records[-1].step if self.history.records else 0
+        if self._step is not None and self.scheduler.step_number > recorded:
+            self.history.add_death(self._step, self.scheduler, f"{type(exc).__name__}: {exc}")
+
     # -- for the verbs --
 
     def await_arrival(
         self,
-        what: str,
         matches: Callable[[ClientMessage], bool],
         *,
         refused: Callable[[], bool] = lambda: False,
@@ -154,9 +161,7 @@ class ScriptedGate:
 
     def _refuse(self, message: Generate) -> bool:
         ahead = [other for other in self._arrived if isinstance(other, Generate) and other is not message]
-        refusal = self.scheduler.refusal_of(
-            message, queued=len(ahead), taken=frozenset(other.rid for other in ahead)
-        )
+        refusal = self.scheduler.refusal_of(message, queued=len(ahead), taken=frozenset(other.rid for other in ahead))
         if refusal is None:
             return False
         self._arrived.remove(message)
@@ -219,7 +224,8 @@ class ScriptedGate:
         self.inject(AbortAll(), ContinueGeneration(call_id=_HARNESS_CALL))
         yield
         for _ in range(RESET_BUDGET_STEPS):
-            if self.scheduler.is_fully_idle:
+            # Looked at here as well: the predicate itself may be what a mutant has broken.
+            if self.scheduler.is_fully_idle and not self.scheduler.books.in_flight:
                 return
             yield
         raise NotIdle(
@@ -247,7 +253,7 @@ class ScriptedGate:
             self.world.resume_stage(stage)
         self.results.stalled.clear()
         yield from self._quieten()
-        self.scheduler.check_integrity()
+        self.scheduler.audit()
         self._check_clients()
 
     def _check_clients(self) -> None:

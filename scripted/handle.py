@@ -1,7 +1,7 @@
 """A script's handle on one request: what the scheduler did with it and what its client saw.
 
-A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what the
-scheduler's own terminal reply said, never an inference from absence.
+A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what
+the scheduler's own terminal reply said, never an inference from absence.
 """
 
 from __future__ import annotations

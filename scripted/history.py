@@ -16,8 +16,8 @@ from scripted.handle import RequestHandle
 __all__ = ["Handles", "History", "record_step"]
 
 
-def record_step(step: Step, result: StepResult, scheduler: Scheduler) -> StepRecord:
-    """Write one step down, right after it ran."""
+def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: str | None = None) -> StepRecord:
+    """Write one step down, right after it ran or, with ``error``, after it died."""
     books, pages = scheduler.books, scheduler.memory.pages
     return StepRecord(
         step=result.step,
@@ -33,6 +33,9 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler) -> StepRec
         pages_cached=pages.cached,
         pages_held=pages.held,
         digest=scheduler.digests.digest,
+        waiting_rids=tuple([request.rid for request in books.waiting]),
+        running_rids=tuple(books.running),
+        error=error,
     )
 
 
@@ -47,6 +50,12 @@ class History:
         """Record a step, unless the harness is doing its own work between scripts."""
         if self.recording:
             self.records.append(record_step(step, result, scheduler))
+
+    def add_death(self, step: Step, scheduler: Scheduler, error: str) -> None:
+        """Record the step that the scheduler died in: what it was given, and what its books say now."""
+        if self.recording:
+            result = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
+            self.records.append(record_step(step, result, scheduler, error=error))
 
     def start_over(self) -> None:
         """Forget everything."""

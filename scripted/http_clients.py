@@ -27,19 +27,21 @@ __all__ = ["HttpClients"]
 SETTLE_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 2.0
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+# A frozen engine answers when it goes on; how long that takes is the script's business.
+_NO_TIMEOUT: Final = httpx.Timeout(None)
 _WAKE_BYTES: Final = 4096
 
 
 class HttpClients:
     """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``."""
 
-    def __init__(self, base_url: str, *, pause: Callable[[float], None]) -> None:
+    def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
         self._pause = pause
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=None, limits=_NO_LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False)
         self._open: dict[int, Future[None]] = {}
         self._expected: dict[str, int] = {}
         # A daemon: a script that failed must not keep its process alive.
@@ -120,7 +122,9 @@ class HttpClients:
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise EngineError(f"a client waited more than {SETTLE_TIMEOUT_S} s for {what}; look at the front end's log")
+                raise EngineError(
+                    f"a client waited more than {SETTLE_TIMEOUT_S} s for {what}; look at the front end's log"
+                )
             self._pause(left_s)
 
     # -- in the thread --

@@ -1,6 +1,7 @@
 """Finds a script by file and name, in the process that runs it, with pytest's assertion introspection.
 
-A file is compiled once for each of its contents; its module is not registered under a name that the caller's modules have.
+A file is compiled once for each of its contents; its module is not registered under a name that the caller's modules
+have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
     function = spec.script if isinstance(spec, ScriptedTest) else found
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
-            f"{file} has no generator function {name!r} at its top level; the scheduler process finds a script by its name"
+            f"{file} has no generator function {name!r} at its top level; a script is found by its name"
         )
     return function
 

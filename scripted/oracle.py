@@ -50,7 +50,9 @@ class Oracle:
             self._known[key] = yield from self._run_alone(*key)
         return self._known[key]
 
-    def _run_alone(self, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> Generator[None, None, tuple[int, ...]]:
+    def _run_alone(
+        self, prompt_ids: tuple[int, ...], sampling: SamplingParams
+    ) -> Generator[None, None, tuple[int, ...]]:
         """Give the request to a flushed, idle engine and listen to the scheduler itself; no client is involved."""
         gate = self._gate
         rid = f"alone-{len(self._known)}"

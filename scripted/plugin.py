@@ -21,13 +21,15 @@ __all__: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the harness's options."""
     group = parser.getgroup("scripted", "scripted races")
-    group.addoption("--tier", choices=(*TIERS, "all"), default="all", help="run scripts in this tier only (default: all)")
+    group.addoption(
+        "--tier", choices=(*TIERS, "all"), default="all", help="run scripts in this tier only (default: all)"
+    )
     group.addoption("--mutant", metavar="NAME", help="switch a bug of the gallery on; the tests that catch it go red")
     group.addoption(
         "--invariants",
         choices=("step", "end"),
-        help="audit the engine's books after every step, or only at the end of a script (default: step; with --mutant: end, "
-        "so that the failure looks as it did in the original engine)",
+        help="audit the engine's books after every step, or only at the end of a script (default: step; "
+        "with --mutant: end, so that the failure looks as it did in the original engine)",
     )
 
 

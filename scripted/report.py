@@ -17,6 +17,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import StepRecord
+from scripted.trace import Note
 
 __all__ = ["FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of", "position_of"]
 
@@ -63,6 +64,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
     state: str = ""
     records: tuple[StepRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
     limits: Limits | None = None
     dead_process: str | None = None
     cause: str | None = None

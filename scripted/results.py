@@ -1,7 +1,7 @@
 """Completions in the hands of a script: when the result of each microbatch in flight becomes visible to the scheduler.
 
-By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them, and a
-stalled stage holds all of them.
+By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them,
+and a stalled stage holds all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Results:
         """The ids of the microbatches whose completions this step gets, in launch order; they leave the flight."""
         while self._in_flight and not self.stalled:
             microbatch_id, due = self._in_flight[0]
-            if self._held and not self._released or due > step:
+            if (self._held and not self._released) or due > step:
                 return
             if self._held:
                 self._released -= 1

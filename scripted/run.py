@@ -8,8 +8,10 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import ProcessDiedError
-from engine.scheduler import Scheduler
+from engine.limits import Limits
+from engine.scheduler import Scheduler, StepRecord
 from scripted.report import FailureKind, FailureReport, frames_of, position_of
+from scripted.trace import Note
 from scripted.wire import ScriptOptions, ScriptSucceeded
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Run:
         self._steps = 0
         self._digest = ""
         self._plan_digest = ""
+        self._records: tuple[StepRecord, ...] = ()
+        self._limits: Limits | None = None
 
     def begin(self, context: ScriptContext) -> None:
         """Make the generator; its body starts with the first step."""
@@ -52,6 +56,12 @@ class Run:
         self._steps = scheduler.step_number
         self._digest = scheduler.digests.digest
         self._plan_digest = scheduler.digests.plan_digest
+        if self.options.record and self.context is not None:
+            self._records, self._limits = self.context.history, scheduler.limits
+
+    @property
+    def _notes(self) -> tuple[Note, ...]:
+        return () if self.context is None else tuple(self.context.notes)
 
     def succeeded(self) -> ScriptSucceeded:
         """The reply of a run that passed."""
@@ -62,6 +72,9 @@ class Run:
             plan_digest=self._plan_digest,
             reached=reached,
             compared=self.compared,
+            records=self._records,
+            notes=self._notes,
+            limits=self._limits,
         )
 
     def report(self, gate: ScriptedGate, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
@@ -78,7 +91,8 @@ class Run:
             tier=gate.world.tier,
             mutant=mutant,
             state=state,
-            records=tuple(gate.history.records[-REPORTED_STEPS:]),
+            records=tuple(gate.history.records if self.options.record else gate.history.records[-REPORTED_STEPS:]),
+            notes=self._notes,
             limits=gate.scheduler.limits,
             replay=self.options.replay,
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,

@@ -1,4 +1,4 @@
-"""The server tier from the test process: starts a real server with the scripted gate, sends scripts, tells how they ended.
+"""The server tier from the test process: starts a real server with the scripted gate and runs scripts on it.
 
 Nobody waits for a timeout to learn of a death: every wait looks at the server's lifeline as well.
 """
@@ -103,7 +103,7 @@ class ScriptedServer:
         """
         server = cls(config, mutant=mutant, parent=parent)
         try:
-            server._await_hook()  # noqa: SLF001 - its own class
+            server._await_hook()
         except BaseException:
             server.usable = False
             server.shutdown()
@@ -118,7 +118,7 @@ class ScriptedServer:
         options: ScriptOptions | None = None,
         **kwargs: Any,
     ) -> ScriptSucceeded:
-        """Run a generator function of a file's top level. Raises ScriptFailed, ScriptTimeout, ServerDied, ServerDirty."""
+        """Run a top-level generator function. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
         if not self.usable:
             raise EngineError("this server is shut down or not usable any more; start another one")
         options = options or ScriptOptions(timeout_s=timeout_s)
@@ -126,7 +126,7 @@ class ScriptedServer:
         function = spec.script if isinstance(spec, ScriptedTest) else script
         if "." in function.__qualname__ or function.__name__ == "<lambda>":
             raise ScriptDefinitionError(
-                f"{function.__qualname__} must be defined at the top of its file: the scheduler process finds it by its name"
+                f"{function.__qualname__} must be defined at the top of its file, where it is found by its name"
             )
         self._steps.clear()
         command = RunScript(
@@ -199,7 +199,7 @@ class ScriptedServer:
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
         """The gate's next word; None when the server is gone without one, or when the time is up."""
         while (left_s := deadline - time.monotonic()) > 0:
-            readable = dict(self._poller.poll(left_s * 1000))
+            readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
                 reply = decode_reply(self._socket.recv())
                 if not isinstance(reply, Progress):
@@ -218,14 +218,16 @@ class ScriptedServer:
     # -- reports --
 
     def _error(self, report: FailureReport) -> ScriptError:
-        """The error of a report, completed with what only this side knows. Only a failed script leaves a usable server."""
+        """The error of a report, completed with what this side knows. Only a failed script leaves a usable server."""
         if report.kind is not FailureKind.FAILED:
             self.usable = False
         if report.kind is FailureKind.DIED:
             report = self._with_death(report)
         if report.kind is FailureKind.TIMEOUT:
             report = msgspec.structs.replace(report, stacks=self._stacks())
-        return _ERROR_OF[report.kind](msgspec.structs.replace(report, config=config_text(self.config), mutant=self.mutant))
+        return _ERROR_OF[report.kind](
+            msgspec.structs.replace(report, config=config_text(self.config), mutant=self.mutant)
+        )
 
     def _with_death(self, report: FailureReport) -> FailureReport:
         """Wait for the end of the server and take the supervisor's word for which process died first, and why."""

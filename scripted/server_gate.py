@@ -1,6 +1,7 @@
 """The scripted gate of a real server: what the scheduler process loads when its settings name it.
 
-Listens on a private socket for scripts, runs them in the gate, and says how they ended, even if the scheduler dies of one.
+Listens on a private socket for scripts, runs them in the gate, and says how they ended, even if the scheduler dies of
+one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import zmq

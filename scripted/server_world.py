@@ -102,7 +102,7 @@ class ServerWorld:
                 raise ResultOverdue(
                     f"microbatch {microbatch_id} did not come back within {RESULT_TIMEOUT_S} s: a stage hangs"
                 )
-            self._listen_if(dict(self._results.poll(left_s * 1000)))
+            self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
         return self._dead_stage
 
     def answer(self, replies: Sequence[Reply]) -> None:
@@ -155,7 +155,7 @@ class ServerWorld:
 
     def _pause(self, timeout_s: float) -> bool:
         """Wait until anything happens; False when nothing did."""
-        readable = dict(self._poller.poll(timeout_s * 1000))
+        readable = dict(self._poller.poll(int(timeout_s * 1000) + 1))
         self.clients.clear()
         self._listen_if(readable)
         return bool(readable)

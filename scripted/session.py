@@ -21,7 +21,7 @@ __all__ = ["ScriptedSession", "current_session", "set_session"]
 
 
 class ScriptedSession:
-    """Runs decorated tests. ``mutant`` is switched on for all of them; ``every_step`` audits the books after each step."""
+    """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``."""
 
     def __init__(self, *, mutant: str | None = None, every_step: bool = True) -> None:
         self.mutant = mutant
@@ -87,6 +87,6 @@ def current_session() -> ScriptedSession:
 
 def set_session(session: ScriptedSession) -> None:
     """Make this the session of this process; the one before is closed."""
-    global _session  # noqa: PLW0603 - one process has one session, as it has one pytest
+    global _session
     _session.close()
     _session = session

@@ -18,10 +18,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.frontend.admission import request_of
-from engine.frontend.detokenizer import Detokenizer
-from engine.frontend.problems import ApiError
-from engine.frontend.protocol import GenerateBody, parse_body
-from engine.frontend.stop_strings import StopScanner
+from engine.frontend.answer import Answer, joined
+from engine.frontend.problems import ApiError, ProblemType
+from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import (
     Abort,
@@ -54,51 +53,36 @@ from scripted.wire import ScriptOptions, ScriptSucceeded
 __all__ = ["ScriptedSim", "SimWorld"]
 
 
-class _Answer:
-    """One request's answer on its way to its client, as the front end would make it."""
+class _OpenRequest:
+    """One request on its way to its client: the front end's own answer, given at once or piece by piece."""
 
     def __init__(self, message: Generate, view: ClientView) -> None:
         self.view = view
-        self._min_new_tokens = message.sampling.min_new_tokens
-        self._detokenizer = Detokenizer(_ByteDecoder())
-        self._scanner = StopScanner(message.sampling.stop)
-        self._tokens = 0
-        self._unsent: tuple[str, tuple[int, ...]] = ("", ())
+        self._answer = Answer(_ByteDecoder(), message)
+        self._pieces: list[GenerateAnswer] = []
 
     def take(self, output: TokenOutput) -> bool:
         """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
-        found_before = self._scanner.matched is not None
-        if output.error is not None:
-            self.view.fail(output.error, None if self.view.status else 500)
+        if output.finish_reason is FinishReason.ERROR:
+            self.view.fail(
+                output.error or "the engine could not compute this request", None if self.view.status else 500
+            )
             return False
-        text = "".join([self._text(token, output) for token in output.token_ids]) if not found_before else ""
-        if output.finish_reason is not None and self._scanner.matched is None:
-            text += self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
-        reason = output.finish_reason
-        if reason is not None and self._scanner.matched is not None:
-            reason = FinishReason.STOP
-        ids = () if found_before else output.token_ids
-        self._pass_on(text, ids, None if reason is None else reason.value)
-        return self._scanner.matched is not None and not found_before and reason is None
+        found_before = self._answer.stop_found
+        self._pieces.append(self._answer.piece(output))
+        if self.view.streams:
+            self._receive(self._pieces.pop())
+        elif output.finish_reason is not None:
+            self._receive(joined(self._pieces))
+        return self._answer.stop_found and not found_before and output.finish_reason is None
 
-    def _pass_on(self, text: str, ids: tuple[int, ...], reason: str | None) -> None:
-        """Give a piece to the client, who gets all of them in one if it asked for no stream."""
-        if not self.view.streams:
-            self._unsent = (self._unsent[0] + text, self._unsent[1] + ids)
-            if reason is None:
-                return
-            text, ids = self._unsent
+    def _receive(self, piece: GenerateAnswer) -> None:
+        reason = piece.meta_info.finish_reason
+        if not piece.output_ids and reason is None:
+            return
         self.view.status = 200
-        if ids or reason is not None:
-            self.view.receive(Chunk(text=text, token_ids=ids, finish_reason=reason))
+        self.view.receive(Chunk(text=piece.text, token_ids=piece.output_ids, finish_reason=reason and reason.value))
         self.view.closed = reason is not None
-
-    def _text(self, token: int, output: TokenOutput) -> str:
-        self._tokens += 1
-        if token == output.stop_token_id:
-            return ""
-        text = self._detokenizer.push(token)
-        return text if self._tokens < self._min_new_tokens else self._scanner.push(text)
 
 
 class _ByteDecoder:
@@ -116,7 +100,7 @@ class SimClients:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sent: list[ClientMessage] = []
-        self._answers: dict[str, _Answer] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
 
@@ -128,12 +112,11 @@ class SimClients:
             text = checked.text
             ids = tuple(text.encode()) if text is not None else tuple(checked.input_ids or ())
             message = request_of(checked, ids, self._limits)
-            if rid in self._answers:
-                raise ApiError(409, "duplicate_request", f"rid must be unique among live requests, got {rid!r}, which is")
+            self._check_unique(rid)
         except ApiError as exc:
             view.fail(exc.body.error.message, exc.status)
             return view
-        self._answers[rid] = _Answer(message, view)
+        self._open[rid] = _OpenRequest(message, view)
         self._sent.append(message)
         return view
 
@@ -155,7 +138,7 @@ class SimClients:
 
     def forget(self) -> None:
         """Drop what is still open."""
-        self._answers.clear()
+        self._open.clear()
         self._calls.clear()
         self._sent.clear()
 
@@ -174,20 +157,25 @@ class SimClients:
             elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
                 call.answer(200 if reply.ok else 400, reply.message)
 
+    def _check_unique(self, rid: str) -> None:
+        if rid in self._open:
+            kind, message = ProblemType.DUPLICATE, f"rid must be unique among live requests, got {rid!r}, which is"
+            raise ApiError(409, kind, message, param="rid")
+
     def _output(self, output: TokenOutput) -> None:
-        answer = self._answers.get(output.rid)
-        if answer is None:
+        request = self._open.get(output.rid)
+        if request is None:
             return
         if output.finish_reason is not None:
-            del self._answers[output.rid]
-        if not answer.view.dropped and answer.take(output):
+            del self._open[output.rid]
+        if not request.view.dropped and request.take(output):
             self._sent.append(Abort(rid=output.rid, finish_reason=FinishReason.STOP))
 
     def _refusal(self, refusal: Refusal) -> None:
         error = ApiError.of_refusal(refusal)
-        answer = self._answers.pop(refusal.rid, None)
-        if answer is not None:
-            answer.view.fail(error.body.error.message, error.status)
+        request = self._open.pop(refusal.rid, None)
+        if request is not None:
+            request.view.fail(error.body.error.message, error.status)
 
 
 def _message_of(path: str, body: dict[str, Any], call_id: str) -> ClientMessage:

@@ -1,6 +1,7 @@
 """What a script sees of the engine: a frozen snapshot, taken between two steps.
 
-Copies only; nothing in a snapshot changes when the engine goes on. The live scheduler is another thing (``t.scheduler``).
+Copies only; nothing in a snapshot changes when the engine goes on. The live scheduler is another thing
+(``t.scheduler``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["KVState", "Microbatch", "RowState", "State", "TreeState", "take_stat
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A microbatch in flight. ``tokens`` counts the tokens it computes; it completes in step ``due_at_step`` or later."""
+    """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later."""
 
     id: int
     mode: ForwardMode
@@ -53,8 +54,8 @@ class TreeState(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The engine between two steps.
 
-    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``digest`` stands for all
-    that happened since the script began; ``plan_digest`` leaves out token values and is the same in both tiers.
+    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``digest`` stands for
+    all that happened since the script began; ``plan_digest`` leaves out token values and is the same in both tiers.
     """
 
     step: int
@@ -78,10 +79,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return not self.waiting and self.chunked is None and not self.running
 
     def __str__(self) -> str:
-        flights = ", ".join(f"#{m.id} {m.mode} of {' '.join(m.rids)}, due at step {m.due_at_step}" for m in self.in_flight)
+        flights = ", ".join(
+            f"#{m.id} {m.mode} of {' '.join(m.rids)}, due at step {m.due_at_step}" for m in self.in_flight
+        )
         return (
             f"step {self.step}: waiting={list(self.waiting)} chunked={self.chunked} running={list(self.running)} "
-            f"in flight: {flights or 'nothing'}; pages free={self.kv.free} cached={self.kv.cached} held={self.kv.held}; "
+            f"in flight: {flights or 'nothing'}; "
+            f"pages free={self.kv.free} cached={self.kv.cached} held={self.kv.held}; "
             f"rows free={self.rows.free}/{self.rows.total}" + (f"; paused ({self.paused})" if self.paused else "")
         )
 
@@ -109,9 +113,7 @@ def take_state(scheduler: Scheduler, due_steps: Mapping[int, int]) -> State:
         paused=books.paused,
         is_quiescent=books.is_quiescent,
         is_fully_idle=books.is_fully_idle,
-        kv=KVState(
-            total=pages.total, free=pages.free, cached=pages.cached, held=pages.held, page_size=pages.page_size
-        ),
+        kv=KVState(total=pages.total, free=pages.free, cached=pages.cached, held=pages.held, page_size=pages.page_size),
         rows=RowState(total=rows.total, free=rows.free),
         tree=_tree_state(scheduler),
         digest=scheduler.digests.digest,

@@ -1,7 +1,7 @@
 """What a script can do to the engine: the verbs of ``t``.
 
-A verb goes the way a client goes, returns when its message has arrived at the gate, and becomes visible to the scheduler at
-the next step. Effects are checked, and a refused call raises with status and body.
+A verb goes the way a client goes, returns when its message has arrived at the gate, and becomes visible to the
+scheduler at the next step. Effects are checked, and a refused call raises with status and body.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engine.messages import Abort, AbortAll, ContinueGeneration, FlushCache, Gen
 from scripted.client import Call
 from scripted.errors import BadCall, RequestRefused
 from scripted.handle import RequestHandle
-from scripted.waits import Wait
+from scripted.waits import Steps, Wait, Waits
 
 if TYPE_CHECKING:
-    from scripted.context import ScriptContext
+    from scripted.gate import ScriptedGate
 
 __all__ = ["Verbs", "prompt_of"]
 
@@ -28,11 +28,16 @@ _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
 
-class Verbs:
-    """The verbs of ``t``."""
+class Verbs(Waits):
+    """The verbs of ``t``. Requests without a rid of their own are named ``<rid_prefix>-<number>``."""
+
+    def __init__(self, gate: ScriptedGate, *, rid_prefix: str = "scripted") -> None:
+        super().__init__(gate)
+        self._rid_prefix = rid_prefix
+        self._rids = 0
 
     def start_req(
-        self: ScriptContext,
+        self,
         *,
         prompt_len: int | None = None,
         prompt_ids: Sequence[int] | None = None,
@@ -55,15 +60,15 @@ class Verbs:
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
-        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused, with
-        status and body, for a request that the server does not admit.
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused,
+        with status and body, for a request that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "min_new_tokens": min_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
+            "temperature": float(temperature),
+            "top_p": float(top_p),
             "top_k": top_k,
             "stop": stop if isinstance(stop, str) else list(stop),
             "stop_token_ids": list(stop_token_ids),
@@ -81,82 +86,82 @@ class Verbs:
         }
         return self._start(body)
 
-    def abort(self: ScriptContext, r: RequestHandle | str) -> Call:
+    def abort(self, r: RequestHandle | str) -> Call:
         """POST ``/abort_request`` for one request, by its exact rid."""
         rid = r if isinstance(r, str) else r.rid
         return self._call("/abort_request", Abort, {"rid": rid})
 
-    def abort_all(self: ScriptContext) -> Call:
+    def abort_all(self) -> Call:
         """POST ``/abort_request`` for everything that is alive."""
         return self._call("/abort_request", AbortAll, {"abort_all": True})
 
-    def disconnect(self: ScriptContext, r: RequestHandle) -> None:
+    def disconnect(self, r: RequestHandle) -> None:
         """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
         if r.finished:
             raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
         self._gate.world.clients.disconnect(r.client)
-        self._gate.await_arrival(f"the abort of {r.rid} after its disconnect", lambda m: isinstance(m, Abort) and m.rid == r.rid)
+        self._gate.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
 
-    def flush_cache(self: ScriptContext, timeout_s: float | None = None) -> Call:
-        """POST ``/flush_cache``; with ``timeout_s`` (virtual seconds) the flush waits that long for the engine to be idle."""
+    def flush_cache(self, timeout_s: float | None = None) -> Call:
+        """POST ``/flush_cache``; with ``timeout_s``, in virtual seconds, the flush waits that long for its chance."""
         path = "/flush_cache" if timeout_s is None else f"/flush_cache?timeout={timeout_s}"
         return self._call(path, FlushCache)
 
-    def pause_generation(self: ScriptContext, mode: str = "retract") -> Call:
+    def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
         if mode not in PAUSE_MODES:
             raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
         return self._call("/pause_generation", PauseGeneration, {"mode": mode})
 
-    def continue_generation(self: ScriptContext) -> Call:
+    def continue_generation(self) -> Call:
         """POST ``/continue_generation``."""
         return self._call("/continue_generation", ContinueGeneration)
 
-    def warmup_radix(self: ScriptContext, prompt_ids: Sequence[int]) -> Wait:
+    def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
         """Put a prefix into the tree by a real request; use as ``yield from``."""
         return self._wait("warmup_radix(...)", self._warmup_radix(prompt_ids))
 
     # -- results and faults --
 
-    def hold_results(self: ScriptContext) -> None:
+    def hold_results(self) -> None:
         """Keep every completion back from the next step on, until it is released."""
         self._gate.results.hold()
 
-    def release_results(self: ScriptContext, n: int | None = None) -> None:
+    def release_results(self, n: int | None = None) -> None:
         """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
         if n is not None and n < 1:
             raise BadCall(f"release_results() takes n >= 1, or None for all, got {n}")
         self._gate.results.release(n)
 
-    def kill_stage(self: ScriptContext, i: int) -> None:
-        """Kill a stage process: nothing that is in flight will come back. The server cannot be used after this script."""
+    def kill_stage(self, i: int) -> None:
+        """Kill a stage process: nothing in flight will come back. The server cannot be used after this script."""
         self._check_stage(i)
         self._gate.kill_stage(i)
 
-    def stall_stage(self: ScriptContext, i: int) -> None:
+    def stall_stage(self, i: int) -> None:
         """Stop a stage; nothing completes until it is resumed."""
         self._check_stage(i)
         self._gate.world.stall_stage(i)
         self._gate.results.stalled.add(i)
 
-    def resume_stage(self: ScriptContext, i: int) -> None:
+    def resume_stage(self, i: int) -> None:
         """End a stall."""
         self._check_stage(i)
         self._gate.world.resume_stage(i)
         self._gate.results.stalled.discard(i)
 
-    def fail_next_step(self: ScriptContext, i: int) -> None:
+    def fail_next_step(self, i: int) -> None:
         """Make the next microbatch that a stage computes fail; the engine goes on."""
         self._check_stage(i)
         self._gate.world.fail_next_step(i)
 
     # -- inside --
 
-    def _start(self: ScriptContext, body: dict[str, Any]) -> RequestHandle:
+    def _start(self, body: dict[str, Any]) -> RequestHandle:
         rid = body["rid"]
         view = self._gate.world.clients.generate(rid, body)
         message = self._gate.await_arrival(
-            f"the request {rid}", lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
+            lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
         )
         if message is None:
             raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
@@ -165,9 +170,9 @@ class Verbs:
         self._gate.handles.start(handle)
         return handle
 
-    def _call(self: ScriptContext, path: str, kind: type, body: dict[str, Any] | None = None) -> Call:
+    def _call(self, path: str, kind: type, body: dict[str, Any] | None = None) -> Call:
         call = self._gate.world.clients.call(path, body)
-        message = self._gate.await_arrival(f"POST {path}", lambda m: isinstance(m, kind), refused=lambda: call.done)
+        message = self._gate.await_arrival(lambda m: isinstance(m, kind), refused=lambda: call.done)
         if message is None:
             raise RequestRefused(f"POST {path}", call.status or 0, call.text)
         assert not isinstance(message, Generate), f"POST {path} arrived as {message}"
@@ -175,15 +180,14 @@ class Verbs:
         self._gate.handles.calls.append(call)
         return call
 
-    def _warmup_radix(self: ScriptContext, prompt_ids: Sequence[int]) -> Any:
+    def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:
         r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)
         yield from self.run_until_finished(r)
         yield from self.run_until_idle()
 
-    def _check_stage(self: ScriptContext, i: int) -> None:
-        stages = self.scheduler.limits.pp_size
-        if not 0 <= i < stages:
-            raise BadCall(f"stage must be 0 to {stages - 1}, got {i}")
+    def _next_rid(self) -> str:
+        self._rids += 1
+        return f"{self._rid_prefix}-{self._rids}"
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -199,10 +203,14 @@ def _one_prompt(
     prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
 ) -> dict[str, Any]:
     given = [
-        name for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text)) if value is not None
+        name
+        for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text))
+        if value is not None
     ]
     if len(given) != 1:
-        raise BadCall(f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}")
+        raise BadCall(
+            f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
+        )
     if prompt_len is not None:
         if prompt_len < 1:
             raise BadCall(f"start_req() takes prompt_len >= 1, got {prompt_len}")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Final
 
 from scripted.errors import BadCall, BudgetSpent
+from scripted.queries import Queries
 
 if TYPE_CHECKING:
-    from scripted.context import ScriptContext
+    from scripted.gate import ScriptedGate
     from scripted.handle import RequestHandle
 
 __all__ = ["DEFAULT_BUDGET_STEPS", "STAGES", "Steps", "Wait", "Waits"]
@@ -38,26 +39,28 @@ class Wait:
         return f"<{self.what}>"
 
 
-class Waits:
+class Waits(Queries):
     """The waits of ``t``."""
 
-    _made: list[Wait]
+    def __init__(self, gate: ScriptedGate) -> None:
+        super().__init__(gate)
+        self._made: list[Wait] = []
 
-    def run_until(self: ScriptContext, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+    def run_until(self, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until ``predicate()`` is true; none at all if it is true already."""
         if not callable(predicate):
-            raise BadCall(f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda")
+            raise BadCall(
+                f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda"
+            )
         return self._wait("run_until(...)", self._until(predicate, max_steps, "the predicate never held"))
 
-    def run_until_finished(self: ScriptContext, r: RequestHandle, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+    def run_until_finished(self, r: RequestHandle, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request has ended, for whatever reason."""
         return self._wait(
             f"run_until_finished({r.rid})", self._until(lambda: r.finished, max_steps, f"{r.rid} did not finish")
         )
 
-    def run_until_all_finished(
-        self: ScriptContext, rs: Iterable[RequestHandle], max_steps: int = DEFAULT_BUDGET_STEPS
-    ) -> Wait:
+    def run_until_all_finished(self, rs: Iterable[RequestHandle], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until every one of these requests has ended."""
         handles = list(rs)
         return self._wait(
@@ -65,39 +68,37 @@ class Waits:
             self._until(lambda: all(r.finished for r in handles), max_steps, f"not all of {handles} finished"),
         )
 
-    def run_until_idle(self: ScriptContext, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+    def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the engine is fully idle."""
         return self._wait(
-            "run_until_idle()", self._until(lambda: self.scheduler.is_fully_idle, max_steps, "the engine did not get idle")
+            "run_until_idle()",
+            self._until(lambda: self.scheduler.is_fully_idle, max_steps, "the engine did not get idle"),
         )
 
-    def advance_to_nth_chunk(
-        self: ScriptContext, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS
-    ) -> Wait:
+    def advance_to_nth_chunk(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until ``n`` parts of the request's prompt were launched."""
         if n < 1:
             raise BadCall(f"advance_to_nth_chunk() takes n >= 1, got {n}")
         goal = f"{r.rid} never got to chunk {n}"
-        return self._wait(f"advance_to_nth_chunk({r.rid}, {n})", self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal))
+        return self._wait(
+            f"advance_to_nth_chunk({r.rid}, {n})", self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal)
+        )
 
-    def advance_to_decode_step(
-        self: ScriptContext, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS
-    ) -> Wait:
+    def advance_to_decode_step(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the scheduler has emitted ``n`` tokens of the request."""
         if n < 1:
             raise BadCall(f"advance_to_decode_step() takes n >= 1, got {n}")
         goal = f"{r.rid} never got to {n} tokens"
         return self._wait(
-            f"advance_to_decode_step({r.rid}, {n})", self._live_until(r, lambda: len(r.output_ids) >= n, max_steps, goal)
+            f"advance_to_decode_step({r.rid}, {n})",
+            self._live_until(r, lambda: len(r.output_ids) >= n, max_steps, goal),
         )
 
-    def advance_to_stage(
-        self: ScriptContext, r: RequestHandle, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS
-    ) -> Wait:
+    def advance_to_stage(self, r: RequestHandle, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request is at a named point of its life.
 
-        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there yet;
-        ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
+        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there
+        yet; ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
         """
         reached: dict[str, Callable[[], bool]] = {
             "first_chunk": lambda: r.chunks_done >= 1,
@@ -111,6 +112,13 @@ class Waits:
         goal = f"{r.rid} never got to {stage}"
         return self._wait(f"advance_to_stage({r.rid}, {stage})", self._live_until(r, reached[stage], max_steps, goal))
 
+    def check_waits(self) -> None:
+        """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
+        forgotten = next((wait for wait in self._made if not wait.used), None)
+        self._made.clear()
+        if forgotten is not None:
+            raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
+
     # -- inside --
 
     def _wait(self, what: str, generator: Steps) -> Wait:
@@ -118,7 +126,7 @@ class Waits:
         self._made.append(wait)
         return wait
 
-    def _until(self: ScriptContext, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
+    def _until(self, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
         for _ in range(max_steps):
             if predicate():
                 return
@@ -126,9 +134,7 @@ class Waits:
         if not predicate():
             raise BudgetSpent(f"{goal} within {max_steps} steps; {self.state}")
 
-    def _live_until(
-        self: ScriptContext, r: RequestHandle, reached: Callable[[], bool], max_steps: int, goal: str
-    ) -> Steps:
+    def _live_until(self, r: RequestHandle, reached: Callable[[], bool], max_steps: int, goal: str) -> Steps:
         for _ in range(max_steps):
             if reached():
                 return

@@ -22,7 +22,7 @@ def watchdog(timeout_s: float) -> Iterator[None]:
         yield
         return
 
-    def bark(signum: int, frame: FrameType | None) -> None:
+    def bark(_signum: int, _frame: FrameType | None) -> None:
         raise Overdue(f"the script did not end within timeout_s={timeout_s}")
 
     before = signal.signal(signal.SIGALRM, bark)

@@ -12,6 +12,7 @@ import msgspec
 from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.report import FailureReport
+from scripted.trace import Note
 
 __all__ = [
     "HookReady",
@@ -32,9 +33,9 @@ DEFAULT_MAX_STEPS = 10_000
 class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a script is run.
 
-    ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy requests
-    with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
-    ``must_reach`` has to be seen by ``t.sometimes``.
+    ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
+    requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
+    ``must_reach`` has to be seen by ``t.sometimes``. ``record`` brings every step back with the result, for a trace.
     """
 
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -42,6 +43,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     oracle: bool = True
     check_every_step: bool = True
     must_reach: tuple[str, ...] = ()
+    record: bool = False
     replay: str = ""
 
 
@@ -75,13 +77,19 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name."""
+    """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name.
+
+    ``records``, ``notes`` (each window at its first step) and ``limits`` are there when the options asked for a record.
+    """
 
     steps: int
     digest: str
     plan_digest: str
     reached: dict[str, int]
     compared: int = 0
+    records: tuple[StepRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    limits: Limits | None = None
 
 
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -91,8 +99,8 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 _command_decoder: msgspec.msgpack.Decoder[RunScript | Shutdown] = msgspec.msgpack.Decoder(RunScript | Shutdown)
-_reply_decoder: msgspec.msgpack.Decoder[HookReady | Progress | ScriptSucceeded | ScriptFailedReply] = msgspec.msgpack.Decoder(
-    HookReady | Progress | ScriptSucceeded | ScriptFailedReply
+_reply_decoder: msgspec.msgpack.Decoder[HookReady | Progress | ScriptSucceeded | ScriptFailedReply] = (
+    msgspec.msgpack.Decoder(HookReady | Progress | ScriptSucceeded | ScriptFailedReply)
 )
 
 

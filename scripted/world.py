@@ -19,7 +19,11 @@ class World(Protocol):
     """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over."""
 
     tier: str
-    clients: Clients
+
+    @property
+    def clients(self) -> Clients:
+        """Everybody who talks to the engine from outside."""
+        ...
 
     def take_messages(self) -> list[ClientMessage]:
         """Client messages that have arrived, in order, without waiting."""

@@ -1,14 +1,15 @@
 """The digest chain: one value that stands for everything a scheduler did, step by step.
 
-Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain leaves out token
-values, so that it is the same for a real model and for a simulated one. Neither depends on machine, process or hash seed.
+Two chains with one digest had the same events, plans, replies and sizes in every step. The plan chain leaves out
+token values, so that it is the same for a real model and for a simulated one. Neither depends on machine, process or
+hash seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -30,13 +31,15 @@ from engine.plan import Microbatch
 __all__ = ["DigestChain"]
 
 _DIGEST_BYTES: Final = 8
-# Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their digest.
+# Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
+# digest.
 _PENDING_LIMIT_STEPS: Final = 256
 
 _CALLS: Final = frozenset(
     (Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, GetStats, PauseGeneration, StatsAnswer)
 )
 
+_Item = TypeVar("_Item", bound=msgspec.Struct)
 _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
 
 
@@ -75,11 +78,11 @@ class DigestChain:
             pending.clear()
 
 
-def _nameless(items: Sequence[Event] | Sequence[Reply]) -> Sequence[Event] | Sequence[Reply]:
+def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
     """The same without call ids: a front end numbers its calls over its whole life, which is not the scheduler's doing."""
     for item in items:
         if type(item) in _CALLS:
-            return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]  # type: ignore[return-value]
+            return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]
     return items
 
 

@@ -1,7 +1,7 @@
 """Mutants: small switches that put a real engine's bug back, one condition at a time.
 
-A mutant is applied from the harness, in the process that runs the scheduler, and taken back afterwards; the engine's own
-code holds no switch and no bug.
+A mutant is applied from the harness, in the process that runs the scheduler, and taken back afterwards; the engine's
+own code holds no switch and no bug.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class UnknownMutant(ValueError):  # noqa: N818 - it reads as what happened
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug. ``owner.attribute`` is replaced by ``replacement``; ``signature`` is in the text of the failure it causes."""
+    """One bug: ``owner.attribute`` is replaced by ``replacement``, and the failure that it causes shows ``signature``."""
 
     name: str
     origin: str
@@ -69,4 +69,6 @@ def mutant_named(name: str) -> Mutant:
             return mutant
     known = [mutant.name for mutant in MUTANTS]
     near = difflib.get_close_matches(name, known, n=1)
-    raise UnknownMutant(f"no mutant is called {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}"))
+    raise UnknownMutant(
+        f"no mutant is called {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}")
+    )
