@@ -1,0 +1,149 @@
+"""The memory of requests: a lease takes what fits or nothing, and gives everything back once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from engine.errors import IntegrityError
+from engine.memory import KVMemory, Lease, MemoryAudit
+
+
+def memory_of(pages: int = 8, page_size: int = 2, rows: int = 3, *, radix_cache: bool = True) -> KVMemory:
+    return KVMemory(total_pages=pages, page_size=page_size, rows=rows, radix_cache=radix_cache)
+
+
+def finished(memory: KVMemory, ids: list[int]) -> None:
+    lease = memory.admit("seed", ids, spare_pages=0)
+    assert lease is not None
+    assert memory.extend(lease, len(ids))
+    memory.publish(lease, ids, counts=True)
+    memory.release(lease)
+
+
+def test_last_token_never_comes_from_the_cache() -> None:
+    """B04"""
+    memory = memory_of()
+    finished(memory, [1, 2, 3, 4])
+    lease = memory.admit("r", [1, 2, 3, 4], spare_pages=0)
+    assert lease is not None
+    assert lease.cached_pages == 1
+    assert memory.cached_tokens([1, 2, 3, 4]) == 2
+
+
+def test_lease_that_does_not_fit_takes_nothing() -> None:
+    """B04: not a row, not a page, not a lock."""
+    memory = memory_of(pages=4)
+    finished(memory, [1, 2, 3, 4])
+    assert memory.admit("r", [1, 2, 3, 4, 5, 6, 7], spare_pages=1) is None
+    assert (memory.rows.free, memory.pages.held, memory.tree.locked_pages) == (3, 0, 0)
+    assert memory.admit("r", [1, 2, 3, 4, 5, 6, 7], spare_pages=0) is not None
+
+
+def test_extend_evicts_what_nobody_protects() -> None:
+    memory = memory_of(pages=3)
+    finished(memory, [1, 2, 3, 4])
+    lease = memory.admit("r", [9, 8, 7, 6], spare_pages=0)
+    assert lease is not None
+    assert memory.extend(lease, 4)
+    assert (memory.pages.cached, memory.pages.held) == (1, 2)
+    assert not memory.extend(lease, 7)
+    assert len(lease.pages) == 2, "a failed extension takes nothing"
+
+
+def test_publish_swaps_pages_and_sends_them_again() -> None:
+    memory = memory_of()
+    leases = [memory.admit(rid, [1, 2, 3, 4], spare_pages=0) for rid in "ab"]
+    for lease in leases:
+        assert lease is not None
+        memory.extend(lease, 4)
+        lease.unsent = 2
+        memory.publish(lease, [1, 2, 3, 4], counts=True)
+    first, second = leases
+    assert first is not None
+    assert second is not None
+    assert second.pages == first.pages == [0, 1]
+    assert (first.unsent, second.unsent) == (2, 0)
+    assert memory.pages.free == 6
+
+
+def test_release_twice_is_an_error() -> None:
+    """B11"""
+    memory = memory_of()
+    lease = memory.admit("r", [1, 2, 3], spare_pages=0)
+    assert lease is not None
+    memory.release(lease)
+    with pytest.raises(IntegrityError, match="memory of r is released twice"):
+        memory.release(lease)
+
+
+def test_available_without_counts_a_shared_prefix_once_and_only_if_nobody_else_protects_it() -> None:
+    memory = memory_of(pages=8, rows=4)
+    finished(memory, [1, 2, 3, 4])
+    leases = [memory.admit(rid, [1, 2, 3, 4, 5], spare_pages=0) for rid in "abc"]
+    one, two, three = [lease for lease in leases if lease is not None]
+    for lease in (one, two, three):
+        memory.extend(lease, 5)
+    assert memory.available_pages == 3
+    assert memory.available_pages_without([one, two]) == 5
+    assert memory.available_pages_without([one, two, three]) == 8
+
+
+def test_without_radix_cache_nothing_is_shared() -> None:
+    memory = memory_of(radix_cache=False)
+    finished(memory, [1, 2, 3, 4])
+    assert (memory.pages.cached, memory.cached_tokens([1, 2, 3, 4])) == (0, 0)
+    assert memory.pages.free == 8
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Leases come, grow, publish and go in any order; both audits agree after every rule."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = memory_of(pages=10, page_size=2, rows=4)
+        self.live: list[Lease] = []
+        self.ids: dict[str, list[int]] = {}
+        self.audit = MemoryAudit(self.memory, [])
+
+    @rule(target=leases, ids=st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    def admit(self, ids: list[int]) -> Lease | None:
+        lease = self.memory.admit(f"r{len(self.ids)}", ids, spare_pages=0)
+        if lease is not None:
+            self.live.append(lease)
+            self.ids[lease.rid] = ids
+        return lease
+
+    @rule(lease=leases, share=st.floats(0.1, 1))
+    def extend(self, lease: Lease | None, share: float) -> None:
+        if lease is not None and not lease.released:
+            tokens = int(len(self.ids[lease.rid]) * share)
+            before = len(lease.pages)
+            if not self.memory.extend(lease, tokens):
+                assert len(lease.pages) == before
+
+    @rule(lease=leases)
+    def publish(self, lease: Lease | None) -> None:
+        if lease is not None and not lease.released:
+            confirmed = min(len(self.ids[lease.rid]), len(lease.pages) * 2)
+            self.memory.publish(lease, self.ids[lease.rid][:confirmed], counts=True)
+
+    @rule(lease=consumes(leases))
+    def release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.memory.release(lease)
+            self.live.remove(lease)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.memory.check_integrity(self.live)
+        self.audit.check()
+        assert self.audit.live_leases == len(self.live)
+
+
+MemoryMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None, database=None)
+TestMemoryMachine = MemoryMachine.TestCase

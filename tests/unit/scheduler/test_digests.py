@@ -1,0 +1,73 @@
+"""The digest chain: the same events, the same digest; one event moved, another one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated_engine import SimulatedEngine, generate, prompt
+
+from engine.messages import Abort
+from engine.scheduler.digest import DigestChain
+
+
+def digest_of(moved: int = 5, salt: int = 0, asks: int = 0) -> tuple[str, str]:
+    engine = SimulatedEngine(pp_size=4, chunked_prefill_size=32)
+    engine.step(generate("a", prompt(70, salt)), generate("b", prompt(70, 1)))
+    for step in range(20):
+        messages = [Abort(rid="b")] if step == moved else []
+        engine.step(*messages, completions=1)
+        if asks and step % asks == 0:
+            engine.scheduler.digests.digest  # noqa: B018 - asking must not change it
+    return engine.scheduler.digests.digest, engine.scheduler.digests.plan_digest
+
+
+def test_same_events_same_digest() -> None:
+    assert digest_of() == digest_of()
+
+
+def test_one_event_moved_is_another_digest() -> None:
+    assert digest_of(moved=5)[0] != digest_of(moved=6)[0]
+
+
+def test_asking_changes_nothing() -> None:
+    assert digest_of(asks=1) == digest_of(asks=3) == digest_of()
+
+
+def test_plan_digest_leaves_out_token_values() -> None:
+    first, second = digest_of(moved=99, salt=0), digest_of(moved=99, salt=7)
+    assert first[0] != second[0]
+    assert first[1] == second[1]
+
+
+@pytest.mark.parametrize("entries", [1, 15, 16, 300])
+def test_digest_does_not_depend_on_when_it_is_folded(entries: int) -> None:
+    often, seldom = DigestChain(), DigestChain()
+    for number in range(entries):
+        for chain in (often, seldom):
+            chain.add(((Abort(rid=str(number)),), None, (), (number,)))
+        assert often.digest
+    assert often.digest == seldom.digest
+    assert often.plan_digest == seldom.plan_digest
+
+
+def test_events_that_are_changed_after_the_step_change_no_digest() -> None:
+    engine = SimulatedEngine()
+    events = [generate("r", prompt(20))]
+    engine.scheduler.step(events, 0.0)
+    events.clear()
+    again = SimulatedEngine()
+    again.scheduler.step((generate("r", prompt(20)),), 0.0)
+    assert engine.scheduler.digests.digest == again.scheduler.digests.digest
+
+
+def test_digest_is_the_same_at_any_hash_seed() -> None:
+    """In a process of its own, because the seed of hashes is chosen at its start."""
+    here = Path(__file__).parent
+    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parents[2])!r}]; import test_digests as t; print(t.digest_of())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "4711"}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == str(digest_of())
