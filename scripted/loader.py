@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripted.decorator import ScriptedTest
+from scripted.decorator import ScriptedTest, spec_of
 from scripted.errors import ScriptDefinitionError
 from scripted.run import ScriptFunction
 
-__all__ = ["load_script"]
+__all__ = ["load_script", "load_test"]
 
 _modules: dict[tuple[str, str], types.ModuleType] = {}
 
@@ -38,6 +38,19 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
             f"{file} has no generator function {name!r} at its top level; a script is found by its name"
         )
     return function
+
+
+def load_test(file: str, name: str) -> ScriptedTest:
+    """The decorated test ``name`` of ``file``, with its configuration. Raises whatever importing the file raises."""
+    module = _module(Path(file))
+    found: Any = getattr(module, name, None)
+    if isinstance(getattr(found, "scripted", None), ScriptedTest):
+        return spec_of(found)
+    there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]
+    raise ScriptDefinitionError(
+        f"{file} has no script {name!r} decorated with @scripted(config); "
+        + (f"its scripts are {', '.join(there)}" if there else "it has none at all")
+    )
 
 
 def _module(path: Path) -> types.ModuleType:

@@ -23,12 +23,13 @@ class UnknownMutant(ValueError):  # noqa: N818 - it reads as what happened
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug: ``owner.attribute`` is replaced by ``replacement``, and the failure that it causes shows ``signature``."""
+    """One bug: ``owner.attribute`` becomes ``replacement``; the failure that this causes shows ``signature``."""
 
     name: str
     origin: str
     bug: str
     signature: str
+    test: str
     owner: type
     attribute: str
     replacement: Any
@@ -55,6 +56,7 @@ MUTANTS = (
         origin="SGLang pull request 27446",
         bug="the idle check does not see microbatches in flight, so a flush is accepted while a result is on its way",
         signature="This request holds the node from another tree",
+        test="tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight",
         owner=Books,
         attribute="nothing_in_flight",
         replacement=_always(True),

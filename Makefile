@@ -1,0 +1,55 @@
+# One command a need, on a laptop and in CI alike. Everything runs in .venv, which the first command makes.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+SERVE ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types unit registered bench serve clean
+
+# Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
+# a model hub for anything: the checkpoints that tests need, they make.
+demo unit registered bench: export OMP_NUM_THREADS = 1
+unit registered: export HF_HUB_OFFLINE = 1
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
+
+install: $(INSTALLED) ## the engine and its tools, in .venv, in the versions that were tested
+
+demo: $(INSTALLED) ## the flush race on four real stage processes: the bug, the engine, a timeline to look at
+	@$(BIN)/scripted demo
+
+test: lint types unit registered ## everything that a pull request must pass
+
+lint: $(INSTALLED) ## style, and the registrations of the tests
+	$(BIN)/ruff check .
+	$(BIN)/python -m ci check
+
+types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
+	$(BIN)/mypy
+
+unit: $(INSTALLED) ## the unit tests
+	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadgroup
+
+registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
+	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error
+
+bench: $(INSTALLED) ## what it costs: steps a second, server boot, scripts a second, the gate
+	$(BIN)/python -m benchmarks
+
+serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" passes flags on
+	$(BIN)/engine serve $(SERVE)
+
+clean: ## remove .venv, caches and results
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made again when what is installed changes; an interrupted installation leaves no stamp.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
