@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sample_tree import SampleTree
 from ci.results import FileResult, FileStatus, TestOutcome
 from ci.session import SessionOptions, run_session
 
+GONE_CHECKS_MAX, GONE_PAUSE_S = 200, 0.01
 DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -61,21 +63,44 @@ def test_every_kind_of_end_in_one_process(tree: SampleTree) -> None:
     assert "assert [1] == [2]" in results[bad].tests[0].text
 
 
-def test_a_hanging_file_is_stopped_with_stacks_and_takes_its_children_along(tree: SampleTree) -> None:
-    """E02"""
-    tree.good("test_good.py")
-    pids = tree.root / "pids"
+LEAVE_A_CHILD = """
+import subprocess, sys
+CODE = "import signal, time; signal.signal(signal.SIGUSR2, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+def leave_a_child(pid_file, **options):
+    child = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, **options)
+    child.stdout.readline()
+    open(pid_file, "w").write(str(child.pid))
+    return child
+"""
+
+
+def is_gone(pid_file: Path) -> bool:
+    """Whether the process ends within a bound: a kill is carried out a moment after it was sent."""
+    pid = int(pid_file.read_text())
+    for _ in range(GONE_CHECKS_MAX):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(GONE_PAUSE_S)
+    return False
+
+
+def test_a_hanging_file_is_stopped_with_stacks_and_takes_its_children_along(
+    tree: SampleTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E02: also children in sessions of their own, which ignore the request for stacks."""
+    monkeypatch.setattr("ci.session.STACKS_TIMEOUT_S", 0.3)
+    pid_file = tree.root / "pid"
     hang = tree.write(
         "test_hang.py",
-        f"""
-        import subprocess, sys, threading
-        def wait_for_a_reply():
-            threading.Event().wait()
-        def test_hang():
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-            open({str(pids)!r}, "w").write(str(child.pid))
-            wait_for_a_reply()
-        """,
+        LEAVE_A_CHILD
+        + f"""
+import threading
+def wait_for_a_reply():
+    threading.Event().wait()
+def test_hang():
+    child = leave_a_child({str(pid_file)!r}, start_new_session=True)
+    wait_for_a_reply()
+""",
     )
     later = tree.good("test_later.py")
     results = run(tree, hang, later, timeout_s=1)
@@ -83,8 +108,17 @@ def test_a_hanging_file_is_stopped_with_stacks_and_takes_its_children_along(tree
     assert "in wait_for_a_reply" in results[hang].note
     assert [(test.name, test.error) for test in results[hang].tests] == [("test_hang", "timeout")]
     assert results[later].status is FileStatus.NOT_RUN
-    pid = int(pids.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert is_gone(pid_file)
+
+
+def test_what_a_test_leaves_behind_ends_with_its_session(tree: SampleTree) -> None:
+    pid_file = tree.root / "pid"
+    leaves = tree.write(
+        "test_leaves.py",
+        LEAVE_A_CHILD + f"CHILDREN = []\ndef test_leaves(): CHILDREN.append(leave_a_child({str(pid_file)!r}))\n",
+    )
+    assert run(tree, leaves)[leaves].status is FileStatus.PASSED
+    assert is_gone(pid_file)
 
 
 def test_a_dying_file_is_blamed_and_the_others_keep_their_results(tree: SampleTree) -> None:
@@ -156,4 +190,5 @@ def test_a_terminated_run_takes_pytest_along(tree: SampleTree) -> None:
         pid = int(pipe.read())
     run.terminate()
     assert run.wait(timeout=30) != 0
-    assert not psutil.pid_exists(pid)
+    (tree.root / "pid").write_text(str(pid))
+    assert is_gone(tree.root / "pid")

@@ -91,6 +91,8 @@ def test_the_deadline_is_of_the_file_at_work_and_else_of_the_silence() -> None:
     made.apply(Started(A, f"{A}::test_1"), 200.0)
     made.apply(Finished(A, f"{A}::test_1"), 205.0)
     assert made.deadline == 210.0  # The file's, not the test's.
+    made.apply(Started(A, f"{A}::test_2"), 206.0)
+    assert made.deadline == 210.0
     for event in run(A, "test_2", "passed"):
         made.apply(event, 207.0)
     assert made.deadline == 207.0 + BETWEEN_FILES_TIMEOUT_S
