@@ -5,8 +5,10 @@ Registered by entry point, so that any repository that installs the harness has 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from scripted.errors import ScriptError
 from scripted.session import ScriptedSession, current_session, set_session
 
 __all__: list[str] = []
+
+Harness = Callable[..., AbstractContextManager[Any]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,11 +60,19 @@ def pytest_unconfigure() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item a tier of each scripted test."""
+    wanted = metafunc.config.getoption("--tier")
     test = getattr(metafunc.function, "scripted", None)
     if isinstance(test, ScriptedTest):
-        wanted = metafunc.config.getoption("--tier")
-        tiers = [tier for tier in test.tiers if wanted in (tier, "all")]
-        metafunc.parametrize(TIER_PARAMETER, tiers)
+        metafunc.parametrize(TIER_PARAMETER, [tier for tier in test.tiers if wanted in (tier, "all")])
+    elif "harness" in metafunc.fixturenames:
+        metafunc.parametrize("harness", [tier for tier in TIERS if wanted in (tier, "all")], indirect=True)
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """``harness(config, mutant=None)`` lends an engine of each tier in turn, for tests that run scripts by hand."""
+    tier: str = request.param
+    return functools.partial(current_session().harness, tier=tier)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,60 +5,59 @@ All are forked from one preloaded parent, so that a fresh server costs a fractio
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from contextlib import ExitStack
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
-from scripted.decorator import ScriptedTest
 from scripted.server import ScriptedServer
-from scripted.wire import ScriptOptions, ScriptSucceeded
 
 __all__ = ["MAX_SERVERS", "ServerPool"]
 
 # Each server is up to six processes; more than two of them on one worker only take memory from each other.
 MAX_SERVERS: Final = 2
 
+_Key = tuple[EngineConfig, str | None]
+
 
 class ServerPool:
-    """Servers by configuration, least recently used first."""
+    """Servers by configuration and mutant, least recently used first."""
 
-    def __init__(self, *, mutant: str | None = None) -> None:
-        self._mutant = mutant
+    def __init__(self) -> None:
         self._parent: PreloadedParent | None = None
-        self._servers: OrderedDict[EngineConfig, tuple[ScriptedServer, ExitStack]] = OrderedDict()
+        self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
 
-    def run(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptSucceeded:
-        """Run a decorated test on a server of its configuration. Raises its ScriptError."""
-        __tracebackhide__ = True
-        server = self._server(test.config)
+    @contextlib.contextmanager
+    def lend(self, config: EngineConfig, mutant: str | None) -> Iterator[ScriptedServer]:
+        """A server for one script or several; it goes back to the pool unless they left it unusable."""
+        key = (config, mutant)
+        server = self._take(key)
         try:
-            return server.run(test.script, options=options, **arguments)
+            yield server
         finally:
             if not server.usable:
-                self._drop(test.config)
+                self._drop(key)
 
     def close(self) -> None:
         """End every server, and the parent."""
-        for config in list(self._servers):
-            self._drop(config)
+        for key in list(self._servers):
+            self._drop(key)
         if self._parent is not None:
             self._parent.close()
             self._parent = None
 
-    def _server(self, config: EngineConfig) -> ScriptedServer:
-        if config not in self._servers:
+    def _take(self, key: _Key) -> ScriptedServer:
+        if key not in self._servers:
             while len(self._servers) >= MAX_SERVERS:
                 self._drop(next(iter(self._servers)))
             if self._parent is None:
                 self._parent = PreloadedParent.start()
-            stack = ExitStack()
-            server = stack.enter_context(ScriptedServer.start(config, mutant=self._mutant, parent=self._parent))
-            self._servers[config] = (server, stack)
-        self._servers.move_to_end(config)
-        return self._servers[config][0]
+            config, mutant = key
+            self._servers[key] = ScriptedServer.start(config, mutant=mutant, parent=self._parent)
+        self._servers.move_to_end(key)
+        return self._servers[key]
 
-    def _drop(self, config: EngineConfig) -> None:
-        _, stack = self._servers.pop(config)
-        stack.close()
+    def _drop(self, key: _Key) -> None:
+        self._servers.pop(key).shutdown()

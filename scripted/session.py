@@ -15,7 +15,12 @@ from scripted.decorator import ScriptedTest
 from scripted.errors import BadCall
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from engine.config import EngineConfig
     from scripted.pool import ServerPool
+    from scripted.server import ScriptedServer
+    from scripted.sim import ScriptedSim
 
 __all__ = ["ScriptedSession", "current_session", "set_session"]
 
@@ -36,13 +41,19 @@ class ScriptedSession:
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
+        with self.harness(test.config, tier) as harness:
+            harness.run(test.script, options=options, **arguments)
+
+    def harness(
+        self, config: EngineConfig, tier: str, *, mutant: str | None = None
+    ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
+        """An engine of this tier for as long as the context is open: a server is shared, and replaced if it is spoilt."""
+        mutant = mutant or self.mutant
         if tier == "sim":
             from scripted.sim import ScriptedSim
 
-            with ScriptedSim.start(test.config, mutant=self.mutant) as sim:
-                sim.run(test.script, options=options, **arguments)
-        else:
-            self._servers().run(test, options, arguments)
+            return ScriptedSim.start(config, mutant=mutant)
+        return self._servers().lend(config, mutant)
 
     def close(self) -> None:
         """End every server."""
@@ -54,7 +65,7 @@ class ScriptedSession:
         if self._pool is None:
             from scripted.pool import ServerPool
 
-            self._pool = ServerPool(mutant=self.mutant)
+            self._pool = ServerPool()
         return self._pool
 
     def _replay_command(self, test: ScriptedTest, tier: str) -> str:

@@ -79,7 +79,7 @@ class DigestChain:
 
 
 def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
-    """The same without call ids: a front end numbers its calls over its whole life, which is not the scheduler's doing."""
+    """The same without call ids: a front end numbers its calls over its whole life, whatever the scheduler does."""
     for item in items:
         if type(item) in _CALLS:
             return [msgspec.structs.replace(i, call_id="") if type(i) in _CALLS else i for i in items]
@@ -87,7 +87,7 @@ def _nameless(items: Sequence[_Item]) -> Sequence[_Item]:
 
 
 def _stream(entries: Sequence[object]) -> bytes:
-    """The entries' own encodings, end to end: a list's less its header, so that it does not matter when it was folded."""
+    """The entries' own encodings, end to end; without a header, so that it does not matter when they were folded."""
     return encode(entries)[_header_bytes(len(entries)) :]
 
 
