@@ -1,7 +1,8 @@
 """How many steps a second the scheduler makes over the simulated pipeline, with the audit after every step and without.
 
-Two workloads on four stages with six microbatches in flight: the flagship, a few prompts of two chunks with a flush between
-rounds, and the same on a prefix tree that stays full. Digests are computed. Run: ``python benchmarks/scheduler_steps.py``.
+Two workloads on four stages with six microbatches in flight: the flagship, a few prompts of two chunks with a flush
+between rounds, and the same on a prefix tree that stays full. Digests are computed. Run: ``python
+benchmarks/scheduler_steps.py``.
 """
 
 from __future__ import annotations
@@ -36,13 +37,12 @@ def limits() -> Limits:
 def requests_of(round_number: int) -> tuple[Generate, ...]:
     """The requests of one round; no two rounds share a page of tokens."""
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0)
+    stride = 1 + round_number % 11
+    starts = [round_number * 7 + number * 13 for number in range(REQUESTS)]
+    prompts = [tuple((start + i * stride) % 200 for i in range(PROMPT_TOKENS)) for start in starts]
+    rids = [f"{round_number}.{number}" for number in range(REQUESTS)]
     return tuple(
-        Generate(
-            rid=f"{round_number}.{number}",
-            prompt_ids=tuple((round_number * 7 + number * 13 + i * (1 + round_number % 11)) % 200 for i in range(PROMPT_TOKENS)),
-            sampling=sampling,
-        )
-        for number in range(REQUESTS)
+        Generate(rid=rid, prompt_ids=ids, sampling=sampling) for rid, ids in zip(rids, prompts, strict=True)
     )
 
 

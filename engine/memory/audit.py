@@ -1,7 +1,7 @@
-"""The audit of the memory step by step: its own tallies of leases, locks and nodes against what the structures have booked.
+"""The audit of the memory step by step: its own tallies of leases, locks and nodes against what is booked.
 
-It looks only at what changed since it last looked, so its cost does not grow with the tree. ``KVMemory.check_integrity`` is the
-full audit that it starts from.
+It looks only at what changed since it last looked, so its cost does not grow with the tree.
+``KVMemory.check_integrity`` is the full audit that it starts from.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class MemoryAudit:
         if not self._sums_balance():
             raise IntegrityError(
                 f"{self._memory.pages} and {self._memory.rows} with {self._memory.tree.node_count} nodes, "
-                f"{self._memory.tree.locked_pages} pages of them locked, are booked, but {len(self._leases)} leases hold "
-                f"{self._held} pages and {len(self._nodes)} nodes cache {self._cached}, {self._locked} of them locked"
+                f"{self._memory.tree.locked_pages} pages of them locked, are booked, but "
+                f"{len(self._leases)} leases hold {self._held} pages and {len(self._nodes)} nodes cache "
+                f"{self._cached}, {self._locked} of them locked"
             )
 
     def _follow(self, changes: Changes) -> None:

@@ -1,7 +1,7 @@
-"""The memory of requests: page pool, rows and prefix tree together, and the one place where a request's memory is freed.
+"""The memory of requests: page pool, rows and prefix tree, and the one place where a request's memory is freed.
 
-It decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes what is
-confirmed, and releases the lease once.
+It decides nothing about order or time. A request takes a lease at admission, extends it chunk by chunk, publishes what
+is confirmed, and releases the lease once.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class KVMemory:
         return lease
 
     def extend(self, lease: Lease, tokens: int) -> bool:
-        """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must. False, and nothing taken, if it can't."""
+        """Make sure that a lease has pages for ``tokens`` tokens, evicting if it must.
+
+        False, and nothing taken, if it can't.
+        """
         need = -(-tokens // self._page_size) - len(lease.pages)
         if need <= 0:
             return True
@@ -111,8 +114,8 @@ class KVMemory:
     def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
         """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
 
-        Only while no microbatch with the request is in flight: a page whose tokens the tree has already is swapped for the
-        tree's own, and no stage may be reading the old one.
+        Only while no microbatch with the request is in flight: a page whose tokens the tree has already is swapped for
+        the tree's own, and no stage may be reading the old one.
         """
         if not self._radix_cache:
             return
@@ -170,7 +173,10 @@ class KVMemory:
                 )
 
     def check_lease(self, lease: Lease) -> None:
-        """One live lease by itself: its cached pages are those of its node's path, the others are held, its row is taken."""
+        """One live lease by itself.
+
+        Its cached pages are those of its node's path, the others are held, its row is taken.
+        """
         above = lease.cached_pages
         self.tree.check_own(lease.node)
         for node in self.tree.path(lease.node):

@@ -1,7 +1,7 @@
 """The page pool: which pages of KV are free, held by a request, or cached in the prefix tree.
 
-One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A request
-takes pages when its tokens are planned and gives them back once, at its end or at retraction.
+One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A
+request takes pages when its tokens are planned and gives them back once, at its end or at retraction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PagePool:
 
     def __init__(self, total: int, page_size: int) -> None:
         if total < 1 or page_size < 1:
-            raise ValueError(f"a page pool needs total >= 1 and page_size >= 1, got total={total}, page_size={page_size}")
+            raise ValueError(f"a page pool needs total >= 1 and page_size >= 1, got {total} and {page_size}")
         self.total = total
         self.page_size = page_size
         self._states = bytearray(total)
@@ -84,7 +84,7 @@ class PagePool:
     def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
         """Whether these pages are all in one state."""
         states, wanted = self._states, int(state)
-        return all([states[page] == wanted for page in pages])
+        return all(states[page] == wanted for page in pages)
 
     def reset(self) -> None:
         """Forget every owner. Only for an engine that is quiescent: whoever still holds a page is not asked."""

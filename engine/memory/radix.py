@@ -1,7 +1,7 @@
 """The prefix tree: a radix tree over full pages of tokens, with lock refs, hit counts and LRU eviction.
 
-It owns the pages that it caches. It never frees a locked node. A request locks the node of its matched prefix at admission,
-publishes confirmed pages, and unlocks when its memory is released.
+It owns the pages that it caches. It never frees a locked node. A request locks the node of its matched prefix at
+admission, publishes confirmed pages, and unlocks when its memory is released.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STALE_HEAP_FLOOR: Final = 64
 class Node:
     """A run of full pages. ``tokens`` is the run's token ids, ``pages`` its page numbers.
 
-    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a path
-    through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
+    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
+    path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
     """
 
     __slots__ = ("children", "generation", "hit_count", "id", "last_used", "lock_ref", "pages", "parent", "tokens")
@@ -104,11 +104,13 @@ class RadixTree:
 
     # -- publishing --
 
-    def publish(self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool) -> tuple[Node, list[int]]:
+    def publish(
+        self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool
+    ) -> tuple[Node, list[int]]:
         """Add full pages below ``node``: ``tokens`` are the ids behind the node's prefix, ``pages`` their pages.
 
-        Pages whose tokens the tree has already are given back to the pool in favour of the tree's own. Returns the deepest
-        node and the pages that the tree now holds for ``tokens``. With ``counts`` the whole path gets a hit.
+        Pages whose tokens the tree has already are given back to the pool in favour of the tree's own. Returns the
+        deepest node and the pages that the tree now holds for ``tokens``. With ``counts`` the whole path gets a hit.
         """
         self.check_own(node)
         result: list[int] = []
@@ -165,8 +167,9 @@ class RadixTree:
         """Raise IntegrityError unless the node belongs to the tree as it is now, and not to one before a reset."""
         if node.generation != self.generation:
             raise IntegrityError(
-                f"This request holds the node from another tree: node {node.id} is of tree generation {node.generation}, "
-                f"the tree is of generation {self.generation}; it was reset while the request was alive"
+                f"This request holds the node from another tree: node {node.id} is of tree generation "
+                f"{node.generation}, the tree is of generation {self.generation}; it was reset while the request was "
+                "alive"
             )
 
     def check_integrity(self) -> None:
@@ -189,7 +192,7 @@ class RadixTree:
         if parent is None or parent.children.get(key) is not node:
             raise IntegrityError(f"{node} is not a child of {parent}")
         if parent.parent is not None and parent.lock_ref < node.lock_ref:
-            raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, its parent {parent.id} has {parent.lock_ref}")
+            raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
         if len(node.tokens) != len(node.pages) * self._page_size or not node.pages:
             raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
         if not self._pool.all_are(PageState.CACHED, node.pages):

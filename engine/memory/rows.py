@@ -1,7 +1,7 @@
 """The rows: one slot in every stage's page table for each request that owns memory.
 
-The number of rows is the number of requests that may be admitted at once. A request takes one row at admission and gives it
-back with its pages.
+The number of rows is the number of requests that may be admitted at once. A request takes one row at admission and
+gives it back with its pages.
 """
 
 from __future__ import annotations

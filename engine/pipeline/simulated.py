@@ -1,7 +1,8 @@
 """A pipeline without a model: tokens are computed from fingerprints of the KV that a request really reads.
 
-Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written twice
-breaks a chain, which changes the output and is reported. Runs in the caller's thread, in launch order, in no time.
+Each KV slot holds a hash chain over the tokens that lead to it. A page that is used after free, owned twice or written
+twice breaks a chain, which changes the output and is reported. Runs in the caller's thread, in launch order, in no
+time.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _TOKENS: Final = 94
 class _Row:
     """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked.
 
-    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched behind it for the same tenant, before anybody
-    could know, computes nothing; its result is dropped.
+    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched behind it for the same tenant, before
+    anybody could know, computes nothing; its result is dropped.
     """
 
     __slots__ = ("pages", "poisoned", "seen", "spec")
@@ -123,7 +124,7 @@ class SimulatedPipeline:
         return stage
 
     def _fail(self, microbatch: Microbatch) -> Completion:
-        """Take over what a microbatch brings of pages and specs, but compute nothing, as a stage does behind a failure."""
+        """Take over a microbatch's pages and specs, but compute nothing, as a stage does behind a failure."""
         for segment in microbatch.segments:
             self._take_over(segment).poisoned = True
         stage, self._failing_stage = self._failing_stage, None

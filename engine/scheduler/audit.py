@@ -1,7 +1,7 @@
 """The audit of the scheduler step by step: where every request is and how often it is in flight, by tallies of its own.
 
-It looks only at what changed since it last looked. ``Books.check_integrity`` and ``KVMemory.check_integrity`` are the full audit
-that it starts from.
+It looks only at what changed since it last looked. ``Books.check_integrity`` and ``KVMemory.check_integrity`` are the
+full audit that it starts from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The books: where every live request is, and which microbatches are in flight.
 
-One registry and one place for each request. ``is_quiescent`` and ``is_fully_idle`` are defined here and nowhere else; all
-that is destructive asks them.
+One registry and one place for each request. ``is_quiescent`` and ``is_fully_idle`` are defined here and nowhere else;
+all that is destructive asks them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Books:
     @property
     def is_quiescent(self) -> bool:
         """Nothing in flight and no request owns memory. Requests that wait own nothing and do not count."""
-        return self.nothing_in_flight and self.chunked is None and not (self.running or self.retracting or self.releasing)
+        nobody_owns_memory = self.chunked is None and not (self.running or self.retracting or self.releasing)
+        return nobody_owns_memory and self.nothing_in_flight
 
     @property
     def is_fully_idle(self) -> bool:
@@ -165,7 +166,7 @@ class Books:
         if not self._is_in_place(request):
             raise IntegrityError(f"{request} is not where it says")
         if (self.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
-            raise IntegrityError(f"{request} ended but is registered, or is alive and not; it ended by {request.finish_reason}")
+            raise IntegrityError(f"{request} (end: {request.finish_reason}) is registered or alive, but not both")
         if (lease is None) is not (place is Place.WAITING or place is Place.GONE):
             raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
         if not request.in_flight and place in _ONLY_IN_FLIGHT:

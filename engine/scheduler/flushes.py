@@ -13,7 +13,7 @@ __all__ = ["Flushes"]
 
 
 class Flushes:
-    """At most one flush waits. ``deadline`` is when it gives up, in seconds on the clock of the steps; None: none waits."""
+    """At most one flush waits. ``deadline``, in seconds, is when it gives up; None when no flush waits."""
 
     def __init__(self, books: Books, memory: KVMemory) -> None:
         self._books = books

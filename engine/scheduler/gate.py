@@ -1,7 +1,8 @@
 """The step gate: the one object that decides which events the next step sees and when it runs.
 
-The production scheduler exposes this hook and nothing else. A gate is where the loop waits, so it is where the loop can be
-frozen; implementations live with whoever needs them (the live gate beside the sockets, the scripted one in the harness).
+The production scheduler exposes this hook and nothing else. A gate is where the loop waits, so it is where the loop
+can be frozen; implementations live with whoever needs them (the live gate beside the sockets, the scripted one in the
+harness).
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(Protocol):
-    """Feeds the loop. Entered before the first step and left after the last, with the exception if the loop died of one."""
+    """Feeds the loop.
+
+    Entered before the first step and left after the last, with the exception if the loop died of one.
+    """
 
     def __enter__(self) -> Self: ...
 

@@ -13,7 +13,10 @@ __all__ = ["run_loop"]
 
 
 def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbox) -> None:
-    """Run steps until the gate says that there are no more. An exception of a step ends the loop and is the gate's to see."""
+    """Run steps until the gate says that there are no more.
+
+    An exception of a step ends the loop and is the gate's to see.
+    """
     result: StepResult | None = None
     with gate:
         while (step := gate.next_step(result)) is not None:

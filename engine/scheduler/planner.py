@@ -1,7 +1,7 @@
 """The planner: what the next microbatch computes, within the token budget and the memory that there is.
 
-Prefill goes before decode. It admits from the queue, splits prompts, retracts when decode runs out of pages. It launches
-nothing and replies nothing; it moves requests between the places of the books.
+Prefill goes before decode. It admits from the queue, splits prompts, retracts when decode runs out of pages. It
+launches nothing and replies nothing; it moves requests between the places of the books.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Planner:
         return plan if plan.tokens else None
 
     def retract(self, request: Request) -> None:
-        """Send a request that is in no microbatch back to the queue; it computes prompt and output anew when it returns."""
+        """Send a request that is in no microbatch back to the queue, to compute prompt and output anew."""
         assert not request.in_flight, f"{request} is retracted while it is in flight"
         assert request.lease is not None, f"{request} is retracted, but owns no memory"
         self._books.take_out(request)
@@ -76,6 +76,18 @@ class Planner:
         request.retractions += 1
         self._counters.retractions += 1
         self._books.enqueue(request)
+
+    def retract_all(self) -> None:
+        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
+        for request in list(self._books.requests.values()):
+            if request.lease is None or request.place is Place.RETRACTING:
+                continue
+            if not request.in_flight:
+                self.retract(request)
+                continue
+            self._books.take_out(request)
+            request.place = Place.RETRACTING
+            self._books.retracting.append(request)
 
     # -- prefill --
 
@@ -91,7 +103,7 @@ class Planner:
                 break
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; behind one that did not fit only until it was passed over too often."""
+        """The waiting requests to try, in order; behind one that did not fit until it was passed over too often."""
         if not (self._memory.rows.free or self._limits.priority_preemption):
             return
         blocked: Request | None = None
@@ -139,7 +151,10 @@ class Planner:
         return True
 
     def _add_chunk(self, plan: Plan, request: Request) -> bool:
-        """Add the next part of a prompt that fits the budget; it leaves ``chunked`` with its last. False: no memory for it."""
+        """Add the next part of a prompt that fits the budget; False when there is no memory for it.
+
+        With its last part a request leaves ``chunked``.
+        """
         start = request.planned_tokens
         end = min(start + self._limits.prefill_budget_tokens - plan.tokens, request.prefill_tokens)
         lease = request.lease
@@ -158,7 +173,7 @@ class Planner:
     # -- decode --
 
     def _decode_share(self) -> int:
-        """Running requests in one microbatch: spread over the stages, so that none of them idles behind one big batch."""
+        """Running requests in one microbatch: spread over the stages, so that none idles behind one big batch."""
         return -(-len(self._books.running) // self._limits.pp_size)
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
@@ -214,7 +229,7 @@ class Planner:
         ]
 
     def _preempt_for(self, request: Request) -> None:
-        """Retract requests of lower priority until this one fits, but only if retracting all of them would be enough."""
+        """Retract requests of lower priority until this one fits, if retracting all of them would be enough."""
         memory, victims = self._memory, self._victims_of(request)
         need = memory.pages_for(len(request.ids)) + len(self._books.running)
         if not victims or need > memory.available_pages_without([v.lease for v in victims if v.lease is not None]):

@@ -13,7 +13,8 @@ from engine.scheduler.request import Request
 
 __all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "Policy", "policy_named"]
 
-# Matching every waiting prompt against the tree costs a walk each; in a longer queue than this it is first come first served.
+# Matching every waiting prompt against the tree costs a walk each; in a longer queue than this it is first come first
+# served.
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
 Policy = Callable[[Sequence[Request], KVMemory], Sequence[Request]]
@@ -24,7 +25,7 @@ def policy_named(name: str) -> Policy:
     return {"fcfs": _first_come, "lpm": _longest_prefix, "priority": _highest_priority}[name]
 
 
-def _first_come(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG001 - a policy's signature
+def _first_come(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG001
     return waiting
 
 

@@ -1,6 +1,7 @@
 """A request as the scheduler holds it, from admission to its one terminal reply.
 
-It owns no behaviour that needs another structure: the scheduler moves it from place to place, the memory fills its lease.
+It owns no behaviour that needs another structure: the scheduler moves it from place to place, the memory fills its
+lease.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ __all__ = ["Place", "Request"]
 class Place(StrEnum):
     """Where a request is. It is in exactly one place at a time.
 
-    ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched, the
-    result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
+    ``WAITING`` in the queue, owning nothing; ``CHUNKED`` partly prefilled; ``DISPATCHED`` all of its prompt launched,
+    the result of the last part not yet back; ``RUNNING`` decoding; ``RETRACTING`` on its way back to the queue and
     ``RELEASING`` already ended, both only until the last microbatch with it is back; ``GONE`` ended and freed.
     """
 

@@ -1,7 +1,7 @@
 """The scheduler: a pure state machine. Events in, at most one microbatch and some replies out.
 
-No sockets, threads, torch or clock: the same events at the same times give the same plans, replies and digest. A request
-enters by ``Generate``, moves through the books, and leaves by exactly one terminal reply.
+No sockets, threads, torch or clock: the same events at the same times give the same plans, replies and digest. A
+request enters by ``Generate``, moves through the books, and leaves by exactly one terminal reply.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Scheduler:
         )
 
     def audit(self) -> None:
-        """Check everything against everything. Raises IntegrityError that names the first thing that does not balance."""
+        """Check everything against everything. Raises IntegrityError that names what does not balance."""
         self.memory.check_integrity(self.books.leases())
         self.books.check_integrity()
 
@@ -180,7 +180,8 @@ class Scheduler:
             return  # It was given up when the pipeline failed.
         if completion.microbatch_id != launched.microbatch.id:
             raise IntegrityError(
-                f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, which was launched first"
+                f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, "
+                "which was launched first"
             )
         self.books.land()
         if completion.error is not None:
@@ -202,7 +203,8 @@ class Scheduler:
             used += 1
         if used != len(tokens):
             raise IntegrityError(
-                f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, but {used} of its segments emit one"
+                f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, "
+                f"but {used} of its segments emit one"
             )
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
@@ -310,7 +312,7 @@ class Scheduler:
             self._free(request)
 
     def _release_if_landed(self, request: Request) -> None:
-        """Finish what had to wait for a request's last microbatch in flight: its release, or its way back to the queue."""
+        """Do what had to wait for a request's last microbatch in flight: release it or send it to the queue."""
         if request.in_flight:
             return
         if request.place is Place.RELEASING:
@@ -350,20 +352,8 @@ class Scheduler:
         if pause.mode is PauseMode.ABORT:
             self._on_abort_all(AbortAll())
         elif pause.mode is PauseMode.RETRACT:
-            self._retract_all()
+            self.planner.retract_all()
         self._answer(pause.call_id, ok=True, message=f"paused ({pause.mode}): {self.books.what_is_busy()}")
-
-    def _retract_all(self) -> None:
-        """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
-        for request in list(self.books.requests.values()):
-            if request.lease is None or request.place is Place.RETRACTING:
-                continue
-            if not request.in_flight:
-                self.planner.retract(request)
-                continue
-            self.books.take_out(request)
-            request.place = Place.RETRACTING
-            self.books.retracting.append(request)
 
     def _on_continue(self, message: ContinueGeneration) -> None:
         self.books.paused = None

@@ -1,4 +1,4 @@
-"""The simulated pipeline: tokens come from the KV that is really read, so every wrong page shows; and faults on demand."""
+"""The simulated pipeline: tokens come from the KV that is really read, so every wrong page shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ GREEDY = SamplingSpec(seed=0)
 
 
 def pipeline_of(pages: int = 8) -> SimulatedPipeline:
-    return SimulatedPipeline(Limits.of(EngineConfig(pp_size=2, page_size=4, max_total_tokens=4 * pages), EMBEDDED_FACTS))
+    config = EngineConfig(pp_size=2, page_size=4, max_total_tokens=4 * pages)
+    return SimulatedPipeline(Limits.of(config, EMBEDDED_FACTS))
 
 
 def segment(
@@ -95,10 +96,8 @@ def test_logprobs_have_one_entry_a_token() -> None:
 
 
 def test_sampling_depends_on_seed_and_position_alone() -> None:
-    tokens = [
-        completion_of(pipeline_of(), segment((1, 2), pages=(0,), spec=SamplingSpec(seed=seed, temperature=1.0))).token_ids
-        for seed in (1, 2, 1)
-    ]
+    specs = [SamplingSpec(seed=seed, temperature=1.0) for seed in (1, 2, 1)]
+    tokens = [completion_of(pipeline_of(), segment((1, 2), pages=(0,), spec=spec)).token_ids for spec in specs]
     assert tokens[0] == tokens[2] != tokens[1]
 
 

@@ -1,7 +1,7 @@
 """A scheduler on a simulated pipeline, driven step by step: completions come back when a test says so.
 
-After every step it checks what must hold after every step: the audit, the token budget, the depth, and that a gate which was
-told that nothing more can be done would have missed nothing.
+After every step it checks what must hold after every step: the audit, the token budget, the depth, and that a gate
+which was told that nothing more can be done would have missed nothing.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def test_longest_prefix_match_goes_first() -> None:
     """B17"""
     engine = SimulatedEngine(schedule_policy="lpm", page_size=4, chunked_prefill_size=64)
     engine.run(generate("seed", prompt(40)))
-    engine.step(generate("none", prompt(40, 1)), generate("some", prompt(20) + prompt(20, 2)), generate("most", prompt(40)))
+    prompts = {"none": prompt(40, 1), "some": prompt(20) + prompt(20, 2), "most": prompt(40)}
+    engine.step(*[generate(rid, ids) for rid, ids in prompts.items()])
     engine.drain()
     started = list(dict.fromkeys(rid for microbatch in engine.microbatches for rid in microbatch.rids))
     assert started == ["seed", "most", "some", "none"]

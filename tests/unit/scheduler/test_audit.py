@@ -1,4 +1,7 @@
-"""The audits: each way in which the books could stop balancing is found, by the full one and by the one that follows changes."""
+"""The audits.
+
+Each way in which the books could stop balancing is found, by the full one and by the one that follows changes.
+"""
 
 from __future__ import annotations
 

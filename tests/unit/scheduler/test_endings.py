@@ -13,7 +13,7 @@ PP4 = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 
 def is_clean(engine: SimulatedEngine) -> bool:
     memory = engine.scheduler.memory
-    return engine.scheduler.is_fully_idle and memory.pages.held == 0 and memory.rows.free == memory.rows.total
+    return engine.scheduler.is_fully_idle and not memory.pages.held and memory.rows.free == memory.rows.total
 
 
 def test_finished_requests_leave_every_registry() -> None:
@@ -21,7 +21,7 @@ def test_finished_requests_leave_every_registry() -> None:
     engine = SimulatedEngine(**PP4)
     engine.run(*[generate(f"r{number}", prompt(30, number)) for number in range(5)])
     books = engine.scheduler.books
-    assert not (books.requests or books.waiting or books.running or books.releasing or books.in_flight)
+    assert [*books.requests, *books.waiting, *books.running, *books.releasing, *books.in_flight] == []
     assert is_clean(engine)
 
 
@@ -47,7 +47,7 @@ def test_abort_at_any_moment_frees_once(landed: int) -> None:
     engine.abort("r")
     engine.abort("r")
     assert engine.life("r").finish_reason is FinishReason.ABORT
-    assert engine.in_flight or is_clean(engine)
+    assert is_clean(engine) is (engine.in_flight == 0)
     engine.drain()
     assert is_clean(engine)
     assert len(engine.life("r").tokens) == tokens
@@ -90,7 +90,8 @@ def test_abort_by_a_stop_string_counts_as_a_finish() -> None:
     engine.step(generate("r", prompt(20), 9))
     engine.step(Abort(rid="r", finish_reason=FinishReason.STOP), completions=1)
     stats = engine.scheduler.stats()
-    assert (engine.life("r").finish_reason, stats.requests_finished, stats.requests_aborted) == (FinishReason.STOP, 1, 0)
+    assert engine.life("r").finish_reason is FinishReason.STOP
+    assert (stats.requests_finished, stats.requests_aborted) == (1, 0)
 
 
 def test_failed_microbatch_fails_its_own_requests_only() -> None:

@@ -85,7 +85,8 @@ def test_deferred_request_keeps_no_lock_and_no_page() -> None:
 def test_hit_counts_settle_at_two_for_prompt_and_one_for_output() -> None:
     engine = SimulatedEngine(page_size=4, chunked_prefill_size=8)
     engine.run(generate("r", prompt(16), 9))
-    assert [(len(node.pages), node.hit_count) for node in engine.scheduler.memory.tree.nodes()] == [(2, 2), (2, 2), (2, 1)]
+    nodes = engine.scheduler.memory.tree.nodes()
+    assert [(len(node.pages), node.hit_count) for node in nodes] == [(2, 2), (2, 2), (2, 1)]
 
 
 def test_published_only_when_confirmed() -> None:

@@ -131,5 +131,8 @@ def check_end(engine: SimulatedEngine, config: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_random_schedule(seed: int) -> None:
-    """B02, B06, B07, B11, B12, B15: whatever the order of events, nothing leaks, ends twice, hangs or says other tokens."""
+    """B02, B06, B07, B11, B12, B15.
+
+    Whatever the order of events, nothing leaks, ends twice, hangs or says other tokens.
+    """
     run_schedule(seed, faults=seed % 3 == 0)

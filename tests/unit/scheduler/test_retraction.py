@@ -67,7 +67,8 @@ def test_nobody_is_preempted_in_vain() -> None:
         page_size=4, max_total_tokens=64, schedule_policy="priority", priority_preemption=True, pp_size=2
     )
     engine.run(generate("seed", prompt(24)))
-    engine.step(generate("a", prompt(24) + (1, 2), 6), generate("b", prompt(24) + (3, 4), 6), generate("c", prompt(16, 9), 8, priority=7))
+    sharing = [generate(rid, (*prompt(24), salt, salt), 6) for rid, salt in (("a", 1), ("b", 3))]
+    engine.step(*sharing, generate("c", prompt(16, 9), 8, priority=7))
     while "c" not in engine.scheduler.books.running:
         engine.step(completions=1)
     engine.step(generate("high", prompt(44, 3), 2, priority=5))
