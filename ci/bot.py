@@ -3,6 +3,7 @@
 Runs the default branch's code only. The pull request's head is a folder that is read; its code runs in other jobs.
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Bot:
             if command is None:
                 return "ignored: no command on the first line"
             name = name_of(command)
-            self.github.react(event.comment.id, "eyes")
+            self._react(event, "eyes")
             pull = self.github.pull_request(event.issue.number)
             self._check(command, event, pull)
             text, reaction = self._carry_out(command, event), "rocket"
@@ -114,8 +115,13 @@ class Bot:
         except CiError as exc:
             text, reaction = answers.refused(str(exc)), "-1"
         self.github.comment(event.issue.number, text, f"ci:c{event.comment.id}")
-        self.github.react(event.comment.id, reaction)
+        self._react(event, reaction)
         return text
+
+    def _react(self, event: CommentEvent, content: str) -> None:
+        """React if GitHub lets us: a reaction is a courtesy, and must not cost the answer."""
+        with contextlib.suppress(GitHubError):
+            self.github.react(event.comment.id, content)
 
     def _check(self, command: Command, event: CommentEvent, pull: PullRequest) -> None:
         if pull.state != "open":
@@ -168,6 +174,9 @@ class Bot:
                 f"suites: {', '.join(sorted(self.catalogue.cpu_suites))}; stages: "
                 f"{', '.join(sorted(self.catalogue.cuda_stages))}; runners: {', '.join(sorted(self.catalogue.runners))}"
             )
+        entries = [entry for file in self.registry.files for entry in file.registrations]
+        if not any((entry.group, entry.runner) == (command.stage, runner) for entry in entries):
+            raise CommandRefusedError(f"no test is registered for {quoted(command.stage)} on {quoted(runner)}")
         link = self._dispatch(STAGE_WORKFLOW, event, 1, runner, STAGE_TIMEOUT_MINUTES, inputs)
         return answers.staged(command.stage, link, local, self.sha)
 

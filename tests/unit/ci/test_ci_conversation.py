@@ -209,6 +209,8 @@ def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) ->
         ("/rerun-group ../..", "without .."),
         ("/rerun-stage base-cpp", "suites: base-cpu, extra-cpu, nightly-cpu; stages: base-a, extra-b"),
         ("/rerun-stage extra-b", "no stage with a runner"),
+        ("/rerun-stage extra-cpu", "no test is registered for `extra-cpu` on `cpu`"),
+        ("/rerun-stage extra-b 1-gpu", "no test is registered for `extra-b` on `1-gpu`"),
         ("/explore test_flush", "is no scenario"),
         ("/explore --x=y a.py::b", "has no option"),
         ("/explore ../../a.py::b", "without .."),
@@ -246,6 +248,14 @@ def test_trouble_on_the_way_is_answered_too(fake: FakeGitHub, tree: SampleTree) 
     assert "`/rerun-test` did not get through" in fake.answer
     assert "503" in fake.answer
     assert fake.reactions == ["eyes", "confused"]
+
+
+def test_a_reaction_that_is_not_allowed_does_not_cost_the_answer(fake: FakeGitHub, tree: SampleTree) -> None:
+    for _ in range(2):
+        fake.fail("reactions", (403, {"message": "Resource not accessible by integration"}, {}))
+    say(fake, tree, "/rerun-test test_flush.py")
+    assert len(fake.dispatches) == 1
+    assert fake.answer.startswith("Running on")
 
 
 def test_short_trouble_does_not_show(fake: FakeGitHub, tree: SampleTree) -> None:
@@ -309,7 +319,7 @@ def test_hostile_comments_start_nothing_that_was_not_registered(
     say(fake, tree, f"{name} {text}{'x' * padding}" if padding else f"{name} {text}")
     for workflow, inputs in fake.dispatches:
         check_inputs(tree, workflow, {name: str(value) for name, value in inputs.items()})
-    assert len(fake.comments) == bool(fake.reactions)
+    assert len(fake.comments) == bool(fake.reactions), "answered if and only if it was a command"
     for comment in fake.comments:
         assert str(comment["body"]).isascii()
         assert str(comment["body"]).count("<!--") == 1
