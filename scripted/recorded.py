@@ -73,12 +73,8 @@ def run_recorded(
     try:
         success = harness.run(test.script, options=options, **(arguments or {}))
     except ScriptError as exc:
-        return RecordedRun(
-            success=None, error=exc, trace=header.failed(exc), seconds=time.perf_counter() - started
-        )
-    return RecordedRun(
-        success=success, error=None, trace=header.passed(success), seconds=time.perf_counter() - started
-    )
+        return RecordedRun(success=None, error=exc, trace=header.failed(exc), seconds=time.perf_counter() - started)
+    return RecordedRun(success=success, error=None, trace=header.passed(success), seconds=time.perf_counter() - started)
 
 
 @dataclass(frozen=True)

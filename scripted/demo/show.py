@@ -1,0 +1,143 @@
+"""The course of the demo: both runs on real processes, what they must show, the terminal and the page.
+
+Says so and fails if a run does not show what it should: a demo that is green whatever happens shows nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from engine.launch.preload import PreloadedParent
+from scripted.decorator import spec_of
+from scripted.demo.race import flush_race
+from scripted.demo.story import Race
+from scripted.errors import ServerDied
+from scripted.gallery import Mutant, mutant_named
+from scripted.recorded import RecordedRun, run_recorded
+from scripted.server import ScriptedServer
+from scripted.table import step_table
+from scripted.timeline import render_timeline
+from scripted.trace import Trace
+
+__all__ = ["run_demo"]
+
+BUG: Final = "flush-ignores-in-flight"
+TITLE: Final = "The flush race"
+PLAIN_WIDTH_COLUMNS: Final = 118
+REFUSED: Final = 400
+
+
+def run_demo(page: Path) -> bool:
+    """Run both halves, print them, write the timeline to ``page``; True when both showed what they should."""
+    began = time.monotonic()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
+    with PreloadedParent.start() as parent:
+        # While the parent imports what the servers need.
+        _introduce(console)
+        bug = Half.run("1. An engine with the bug", mutant_named(BUG), parent)
+        bug.show(console)
+        engine = Half.run("2. This engine", None, parent)
+        engine.show(console)
+    problems = [*bug.problems(), *engine.problems()]
+    traces = [half.trace for half in (engine, bug) if half.trace is not None]
+    if traces:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(render_timeline(traces), encoding="utf-8")
+        console.print(f"Both runs as a timeline, step by step: {page}", soft_wrap=True)
+    for problem in problems:
+        console.print(f"NOT SHOWN: {problem}", style="bold red", soft_wrap=True)
+    console.print(f"{'failed' if problems else 'done'} in {time.monotonic() - began:.1f} s")
+    return not problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """One of the two runs; ``mutant`` is None for the engine as it is."""
+
+    title: str
+    mutant: Mutant | None
+    outcome: RecordedRun
+    pids: dict[str, int]
+
+    @classmethod
+    def run(cls, title: str, mutant: Mutant | None, parent: PreloadedParent) -> Half:
+        """Start a server, run the script in it, end the server."""
+        test, name = spec_of(flush_race), None if mutant is None else mutant.name
+        with ScriptedServer.start(test.config, mutant=name, parent=parent) as server:
+            pids = {} if server.serving is None else server.serving.pids
+            outcome = run_recorded(server, test, title=TITLE, tier="server", mutant=name, every_step=mutant is None)
+        return cls(title=title, mutant=mutant, outcome=outcome, pids=pids)
+
+    @property
+    def trace(self) -> Trace | None:
+        """What was recorded."""
+        return self.outcome.trace
+
+    def show(self, console: Console) -> None:
+        """Print what runs, the steps around the flush, and the story."""
+        console.print()
+        console.rule(self.title, align="left", characters="-")
+        about = "The engine as it is." if self.mutant is None else f"Mutant {self.mutant.name}: {self.mutant.bug}."
+        console.print(about)
+        console.print("Processes: " + ", ".join(f"{name} ({pid})" for name, pid in sorted(self.pids.items())))
+        race = self._race()
+        if self.trace is None or race is None:
+            console.print(self.outcome.error.report.render() if self.outcome.error else "no step was recorded")
+            return
+        console.print(step_table(self.trace.records, self.trace.header.limits, around=race.flush.step))
+        story = Table.grid(padding=(0, 2))
+        story.add_column(no_wrap=True)
+        story.add_column()
+        for step, sentence in race.sentences():
+            story.add_row(f"step {step}", sentence)
+        console.print(Padding(story, (1, 0)))
+
+    def problems(self) -> list[str]:
+        """What this half should have shown and did not."""
+        race = self._race()
+        if race is None:
+            return [f"{self.title}: the window never opened, or the flush was never answered"]
+        wanted = self._of_the_engine(race) if self.mutant is None else self._of_the_bug(race, self.mutant)
+        wanted["the flush arrives in the first step of the window"] = race.flushed_in_the_window
+        return [f"{self.title}: {what}" for what, shown in wanted.items() if not shown]
+
+    def _of_the_bug(self, race: Race, mutant: Mutant) -> dict[str, bool]:
+        error = self.outcome.error
+        return {
+            "the flush is accepted": race.answer.ok,
+            "the server dies": isinstance(error, ServerDied),
+            f"the scheduler dies of {mutant.signature!r}": mutant.signature in (race.end.error or ""),
+        }
+
+    def _of_the_engine(self, race: Race) -> dict[str, bool]:
+        return {
+            "the script passes": self.outcome.passed,
+            f"the flush is refused with {REFUSED} for what is in flight": not race.answer.ok
+            and "in_flight=" in race.answer.message,
+            "the request completes": race.finish_reason == "length",
+        }
+
+    def _race(self) -> Race | None:
+        return None if self.trace is None else Race.of(self.trace.records)
+
+
+def _introduce(console: Console) -> None:
+    """Say what will be seen, and show the script."""
+    script = spec_of(flush_race).script
+    body = inspect.getsource(script).partition('"""\n')[2]
+    console.print(
+        f"{TITLE}, on real processes: an HTTP server, a scheduler and four pipeline stages. A script runs inside the "
+        "scheduler, which makes a step only when the script says so:"
+    )
+    console.print()
+    console.print(textwrap.indent(textwrap.dedent(body).rstrip(), "    "), soft_wrap=True)
