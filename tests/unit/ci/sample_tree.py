@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from functools import cached_property
 from pathlib import Path
 
 from ci.registry import Registry, read_registry
@@ -35,6 +36,11 @@ class SampleTree:
     @property
     def registry(self) -> Registry:
         return read_registry(self.root, self.catalogue)
+
+    @cached_property
+    def settled(self) -> tuple[Catalogue, Registry]:
+        """Both, read once: for tests that hold many conversations about files that stay as they are."""
+        return self.catalogue, self.registry
 
     def write(self, path: str, text: str) -> str:
         file = self.root / "tests" / "registered" / path

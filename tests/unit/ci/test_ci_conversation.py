@@ -68,12 +68,13 @@ def tree(tmp_path: Path) -> SampleTree:
 
 
 def say(fake: FakeGitHub, tree: SampleTree, body: str, login: str = "maintainer", **changes: object) -> str:
+    catalogue, registry = tree.settled
     bot = Bot(
         github=fake.client(),
-        catalogue=tree.catalogue,
+        catalogue=catalogue,
         permissions=Permissions.load(tree.root),
         times=MeasuredTimes({}),
-        registry=tree.registry,
+        registry=registry,
         sha=SHA,
     )
     return bot.handle(msgspec.convert(event(body, login, **changes), CommentEvent))
@@ -329,7 +330,7 @@ def test_hostile_comments_start_nothing_that_was_not_registered(
 
 def check_inputs(tree: SampleTree, workflow: str, inputs: dict[str, str]) -> None:
     if workflow == "rerun-test.yml":
-        known = {file.path for file in tree.registry.files}
+        known = {file.path for file in tree.settled[1].files}
         specs = RerunRequest.from_json(inputs.pop("request")).specs
         assert {spec.partition("::")[0] for spec in specs} <= known
     json.loads(inputs.pop("runner"))
