@@ -19,7 +19,7 @@ PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
 @scripted(PP4, tiers=("server", "sim"), must_reach=["the window is open"])
 def flush_race(t: ScriptContext) -> Generator[None, None, None]:
     """A prompt of two chunks, and a flush between the launch of the second and its result."""
-    r = t.start_req(prompt_len=2 * CHUNK - 3, max_new_tokens=2)
+    r = t.start_req(rid="r", prompt_len=2 * CHUNK - 3, max_new_tokens=2)
     yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
     t.sometimes("the window is open", r.chunks_done == 2 and not r.output_ids)
     flush = t.flush_cache()
