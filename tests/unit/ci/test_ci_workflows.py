@@ -9,6 +9,7 @@ import yaml
 from sample_tree import REPOSITORY
 
 from ci import bot
+from ci.suites import Catalogue
 
 FOLDER = REPOSITORY / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
@@ -97,3 +98,12 @@ def test_dispatched_workflows_take_what_the_bot_sends(name: str) -> None:
     assert len(inputs) <= 10  # GitHub's limit.
     used = set(re.findall(r"inputs\.(\w+)", (FOLDER / name).read_text()))
     assert used == set(inputs)
+
+
+def test_every_gpu_runner_of_the_catalogue_is_known_to_the_workflows() -> None:
+    catalogue = Catalogue.load(REPOSITORY)
+    gpu_runners = set(catalogue.runners) - {"cpu"}
+    matrix = jobs(FOLDER / "pull-request-label.yml")["cuda"]["strategy"]["matrix"]["runner"]
+    labels = yaml.safe_load((FOLDER.parent / "actionlint.yaml").read_text())["self-hosted-runner"]["labels"]
+    assert set(matrix) == set(labels) == gpu_runners
+    assert all(catalogue.runner_labels(runner) == ("self-hosted", runner) for runner in gpu_runners)
