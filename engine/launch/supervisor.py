@@ -75,10 +75,12 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
 
 
 def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
+    from engine.model.capacity import measure_kv_tokens
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
-    return facts, Limits.of(settings, facts)
+    capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
+    return facts, Limits.of(settings, facts, capacity)
 
 
 def _failed_start(exc: EngineError) -> DeathReport:

@@ -1,0 +1,89 @@
+"""How many tokens of KV fit beside the weights: measured on the device, before anything is loaded.
+
+Used where the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process, which
+still has to fork.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.errors import ConfigError
+from engine.limits import ModelFacts
+from engine.model.checkpoint import resolve_folder
+
+__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens"]
+
+# Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for everybody
+# else on the machine.
+KV_SHARE_CUDA: Final = 0.85
+KV_SHARE_CPU: Final = 0.4
+
+
+def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
+    """KV capacity in tokens; None for the embedded model, which has the same capacity everywhere.
+
+    No more than what all running requests could use at their full length. Raises ConfigError, with the sizes in bytes,
+    when the weights leave no room for a single page.
+    """
+    if config.model == EMBEDDED_MODEL:
+        return None
+    on_cuda = _is_cuda(config)
+    free = _free_cuda_bytes() if on_cuda else psutil.virtual_memory().available
+    share = KV_SHARE_CUDA if on_cuda else KV_SHARE_CPU
+    weights = _weight_bytes(resolve_folder(config))
+    tokens = int((free - weights) * share) // facts.kv_bytes_per_token
+    if tokens < config.page_size:
+        raise ConfigError(
+            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no room for "
+            f"a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or use a smaller model"
+        )
+    return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
+
+
+def _is_cuda(config: EngineConfig) -> bool:
+    if config.device != "auto":
+        return config.device.startswith("cuda")
+    import torch
+
+    # Asks the driver without opening a context.
+    return torch.cuda.is_available()
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _free_cuda_bytes() -> int:
+    """Free memory of the CUDA device, asked by a child that ends at once: a process with a context must not be forked."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _report_free_cuda_bytes(writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    if not answer:
+        raise ConfigError(
+            "device must be usable, got cuda, which did not start; set --device cpu or --max-total-tokens"
+        )
+    return msgspec.msgpack.decode(answer, type=int)
+
+
+def _report_free_cuda_bytes(writer: int) -> None:
+    """Write the number and end, whatever happens; never returns into the caller's stack."""
+    try:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info()
+        os.write(writer, msgspec.msgpack.encode(free))
+    finally:
+        os._exit(0)

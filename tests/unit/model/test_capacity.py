@@ -1,0 +1,46 @@
+"""KV capacity measured beside the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.limits import EMBEDDED_FACTS, ModelFacts
+from engine.model import capacity
+
+FACTS = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=2, kv_bytes_per_token=100)
+
+
+def checkpoint(folder: Path, weight_bytes: int) -> EngineConfig:
+    (folder / "model.safetensors").write_bytes(bytes(weight_bytes))
+    return EngineConfig(model=str(folder), device="cpu", max_running_requests=64)
+
+
+def free_memory(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=free_bytes))
+
+
+def test_kv_gets_its_share_of_what_the_weights_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B17: the capacity is sized from the device when it is not set."""
+    free_memory(monkeypatch, 101_000)
+    config = checkpoint(tmp_path, 1_000)
+    assert capacity.measure_kv_tokens(config, FACTS) == int(100_000 * capacity.KV_SHARE_CPU) // 100
+
+
+def test_no_more_than_all_running_requests_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_memory(monkeypatch, 10**12)
+    assert capacity.measure_kv_tokens(checkpoint(tmp_path, 10), FACTS) == 64 * 1000
+
+
+def test_weights_that_leave_no_room_are_refused_with_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_memory(monkeypatch, 5_000)
+    with pytest.raises(ConfigError, match=r"5000 bytes free.*4900 bytes of weights"):
+        capacity.measure_kv_tokens(checkpoint(tmp_path, 4_900), FACTS)
+
+
+def test_the_embedded_model_has_the_same_capacity_everywhere() -> None:
+    assert capacity.measure_kv_tokens(EngineConfig(), EMBEDDED_FACTS) is None
