@@ -16,8 +16,10 @@ import uvicorn
 from tokenizers import Tokenizer
 
 from engine.errors import ProcessDiedError
-from engine.frontend.app import FrontEnd, build_app
+from engine.frontend.app import build_app
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.front import FrontEnd
 from engine.frontend.problems import ApiError
 from engine.frontend.tokenizer import load_tokenizer
 from engine.launch.control import SUPERVISOR, Control, ProcessDied, Ready, Serving, Shutdown
@@ -39,9 +41,9 @@ def run_frontend(
     control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
 ) -> None:
     """Serve until the supervisor says otherwise or is gone. Raises ProcessDiedError when another process died."""
-    tokenizer = load_tokenizer(settings)
+    tokenizer, template = load_tokenizer(settings)
     try:
-        asyncio.run(_serve(control, settings, limits, tokenizer, listener, folder))
+        asyncio.run(_serve(control, settings, limits, tokenizer, template, listener, folder))
     except ProcessDiedError as exc:
         if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
             _clear_up(folder, exc)
@@ -118,11 +120,12 @@ async def _serve(
     settings: ServerSettings,
     limits: Limits,
     tokenizer: Tokenizer,
+    template: ChatTemplate,
     listener: socket.socket,
     folder: PrivateDir,
 ) -> None:
     client = EngineClient(folder.path)
-    front = FrontEnd(settings=settings, limits=limits, tokenizer=tokenizer, client=client)
+    front = FrontEnd(settings=settings, limits=limits, tokenizer=tokenizer, client=client, template=template)
     life = _Life(control, front)
     asyncio.get_running_loop().add_reader(control.fileno(), life.listen)
     server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))

@@ -16,6 +16,12 @@ from engine.frontend.problems import ApiError
 from engine.messages import FinishReason, PauseMode, SamplingParams
 
 __all__ = [
+    "MAX_INT32",
+    "MAX_RID_CHARS",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
+    "MAX_STOP_TOKEN_IDS",
+    "MAX_TOP_LOGPROBS",
     "AbortBody",
     "GenerateAnswer",
     "GenerateBody",
@@ -23,6 +29,8 @@ __all__ = [
     "OutputLogprob",
     "PauseBody",
     "SamplingBody",
+    "StopString",
+    "StrictBody",
     "parse_body",
 ]
 
@@ -33,6 +41,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_SHOWN_VALUE_CHARS = 80
 MAX_INT32 = 2**31 - 1
+# How a validator names the branches of a union of plain types.
+BRANCHES = {"str", "int", "float", "bool"}
 
 _DEFAULTS = SamplingParams()
 
@@ -40,11 +50,13 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class StrictBody(BaseModel):
+    """A body that takes its own fields only, each of its own type: "1" is no number and 1 is no truth."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class SamplingBody(_Strict):
+class SamplingBody(StrictBody):
     """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
 
     max_new_tokens: int = Field(default=_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
@@ -86,7 +98,7 @@ class SamplingBody(_Strict):
         return SamplingParams(**values, stop=self.stop_strings, stop_token_ids=tuple(self.stop_token_ids))
 
 
-class GenerateBody(_Strict):
+class GenerateBody(StrictBody):
     """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
 
     text: str | None = None
@@ -111,7 +123,7 @@ class GenerateBody(_Strict):
         return self
 
 
-class AbortBody(_Strict):
+class AbortBody(StrictBody):
     """The body of ``POST /abort_request``: exactly one of an exact ``rid`` and ``abort_all=true``."""
 
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
@@ -125,7 +137,7 @@ class AbortBody(_Strict):
         return self
 
 
-class PauseBody(_Strict):
+class PauseBody(StrictBody):
     """The body of ``POST /pause_generation``."""
 
     # JSON has no enums, so a plain string is one here.
@@ -192,4 +204,5 @@ def _remedy(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
 
 def _path(loc: tuple[int | str, ...]) -> str:
     """A field's path; the names that a validator gives to the branches of a union are no part of it."""
-    return ".".join(str(part) for part in loc if isinstance(part, int) or part.isidentifier())
+    parts = [part for part in loc if isinstance(part, int) or (part.isidentifier() and part not in BRANCHES)]
+    return ".".join(map(str, parts))

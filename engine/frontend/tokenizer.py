@@ -1,6 +1,6 @@
-"""The checkpoint's tokenizer: text to token ids and back.
+"""The checkpoint's tokenizer: text to token ids and back, and the chat template that comes with it.
 
-Owns loading it. Stateless for requests; a stream's state is its detokenizer's.
+Owns loading them. Stateless for requests; a stream's state is its detokenizer's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.frontend.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["load_tokenizer"]
 
 
-def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    """The fast tokenizer of the configured model. Raises CheckpointError when the folder has none that works."""
+def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
+    """The fast tokenizer of the configured model and its chat template.
+
+    Raises CheckpointError when the folder has no tokenizer that works.
+    """
     # Seconds of import, which the supervisor did before the fork.
     from transformers import AutoTokenizer
 
@@ -33,4 +37,4 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         raise CheckpointError(
             f"{folder} must hold a fast tokenizer, got a {type(tokenizer).__name__}; convert it to tokenizer.json"
         )
-    return backend
+    return backend, ChatTemplate(tokenizer)

@@ -28,6 +28,7 @@ class ServerSettings(EngineConfig):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
+    served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
     gate: str = Field(
         LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
     )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import zmq
 import zmq.asyncio
+from jinja2.exceptions import TemplateError
+from real_servers import RealServer, running
 
-from engine.frontend.app import FrontEnd, build_app
+from engine.frontend.app import build_app
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.front import FrontEnd
+from engine.launch.preload import PreloadedParent
 from engine.launch.private_dir import replies_address, requests_address
 from engine.launch.settings import ServerSettings
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -29,11 +35,25 @@ class ByteTokenizer:
         def __init__(self, ids: list[int]) -> None:
             self.ids = ids
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
         return self.Encoding(list(text.encode()))
+
+    def id_to_token(self, token_id: int) -> str:
+        return f"<0x{token_id:02X}>"
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(token_id for token_id in ids if token_id < 256).decode(errors="replace")
+
+
+class TemplateSource:
+    """A tokenizer's template: each message in brackets."""
+
+    chat_template: str | None = "brackets"
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+        if conversation[-1]["role"] == "assistant":
+            raise TemplateError("the last message must be the user's")
+        return "".join(f"[{message['role']}:{message['content']}]" for message in conversation)
 
 
 class FakeScheduler:
@@ -70,8 +90,14 @@ class Stage:
         self.limits = Limits.of(self.settings, EMBEDDED_FACTS)
         self.client = EngineClient(private_dir)
         self.tokenizer = ByteTokenizer()
+        self.template_source = TemplateSource()
         self.front = FrontEnd(
-            settings=self.settings, limits=self.limits, tokenizer=self.tokenizer, client=self.client, serving=True
+            settings=self.settings,
+            limits=self.limits,
+            tokenizer=self.tokenizer,
+            client=self.client,
+            template=ChatTemplate(self.template_source),
+            serving=True,
         )
         self.app = build_app(self.front)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://engine")
@@ -111,3 +137,16 @@ def play(tmp_path: Path):
 @pytest.fixture
 def byte_tokenizer() -> ByteTokenizer:
     return ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def parent() -> Iterator[PreloadedParent]:
+    with PreloadedParent.start() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def server(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """One server of the embedded model a module."""
+    with running(parent, tmp_path_factory.mktemp("s")) as started:
+        yield started

@@ -321,7 +321,7 @@ def test_flush_with_a_bad_timeout(play, query: str) -> None:
 
 def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.MonkeyPatch) -> None:
     """C06, C08"""
-    monkeypatch.setattr("engine.frontend.app.STATS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
         frozen = (await stage.http.get("/server_info")).json()
@@ -329,7 +329,7 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
         assert frozen["settings"]["pp_size"] == 1
         assert "secret-option" not in str(frozen)
         assert isinstance(await stage.scheduler.receive(), GetStats)
-        monkeypatch.setattr("engine.frontend.app.STATS_TIMEOUT_S", 5.0)
+        monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 5.0)
         answer = asyncio.create_task(stage.http.get("/server_info"))
         asked = await stage.scheduler.receive()
         numbers = {name: 3 for name in EngineStats.__struct_fields__ if name != "paused"}

@@ -1,0 +1,53 @@
+"""The tokenizer's own chat template: messages to the prompt that the model was trained on.
+
+Owns what a template's refusal looks like to a client. Never invents a template: a model without one has no chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jinja2.exceptions import TemplateError
+
+from engine.frontend.problems import ApiError
+
+__all__ = ["ChatTemplate", "TemplateSource"]
+
+
+class TemplateSource(Protocol):
+    """The part of a transformers tokenizer that is needed here."""
+
+    chat_template: str | dict[str, str] | None
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+        """The prompt of a conversation."""
+        ...
+
+
+class ChatTemplate:
+    """Renders conversations. Made from a tokenizer, with or without a template."""
+
+    def __init__(self, source: TemplateSource) -> None:
+        self._source = source
+
+    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
+        """The prompt that asks the assistant for its next message.
+
+        Raises ApiError (400) when the model has no template or the template refuses the conversation.
+        """
+        if self._source.chat_template is None:
+            raise ApiError.invalid(
+                "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
+            )
+        conversation = [dict(message) for message in messages]
+        try:
+            prompt = self._source.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True, **variables
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as exc:
+            raise ApiError.invalid(
+                f"the model's chat template must accept the messages, but: {exc}; change roles or order",
+                param="messages",
+            ) from exc
+        return str(prompt)

@@ -1,0 +1,93 @@
+"""Several generations that answer one HTTP request: sent together, read as they come, aborted together.
+
+Owns their merging; each one's text is its own. The request is over when the last of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from engine.frontend.detokenizer import Decoder
+from engine.frontend.engine_client import EngineClient
+from engine.frontend.generation import Generation
+from engine.frontend.problems import ApiError
+from engine.frontend.protocol import GenerateAnswer
+from engine.messages import Generate
+
+__all__ = ["Choices", "IndexedPiece"]
+
+IndexedPiece = tuple[int, GenerateAnswer]
+
+
+class Choices:
+    """The answers of one or more requests. Construction sends all, or none: it raises ApiError when one is refused."""
+
+    def __init__(self, client: EngineClient, decoder: Decoder, messages: Sequence[Generate]) -> None:
+        self._generations: list[Generation] = []
+        try:
+            for message in messages:
+                self._generations.append(Generation(client, decoder, message))
+        except ApiError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Ask the scheduler to end all of them; a no-op for those that have ended."""
+        for generation in self._generations:
+            generation.abort()
+
+    async def pieces(self) -> AsyncGenerator[IndexedPiece, None]:
+        """All pieces with the index of their choice, in the order in which they come.
+
+        Raises ApiError when a choice was refused or failed; the others are aborted then.
+        """
+        if len(self._generations) == 1:  # The usual case needs no task and no queue of its own.
+            async for piece in self._generations[0].pieces():
+                yield 0, piece
+            return
+        try:
+            async with aclosing(_merged(self._generations)) as merged:
+                async for indexed in merged:
+                    yield indexed
+        finally:
+            self.abort()
+
+    async def whole(self) -> list[GenerateAnswer]:
+        """The answers in one, by index. Raises ApiError as ``pieces`` does."""
+        if len(self._generations) == 1:
+            return [await self._generations[0].whole()]
+        answers = asyncio.gather(*(generation.whole() for generation in self._generations))
+        try:
+            return await answers
+        finally:
+            self.abort()
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[IndexedPiece, None]:
+    merged: asyncio.Queue[IndexedPiece | ApiError | None] = asyncio.Queue()
+
+    async def forward(index: int, generation: Generation) -> None:
+        try:
+            async for piece in generation.pieces():
+                merged.put_nowait((index, piece))
+            merged.put_nowait(None)
+        except ApiError as exc:
+            merged.put_nowait(exc)
+
+    tasks = [asyncio.create_task(forward(index, generation)) for index, generation in enumerate(generations)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await merged.get()
+            if isinstance(item, ApiError):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

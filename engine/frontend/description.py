@@ -1,0 +1,110 @@
+"""The OpenAPI description of the routes: bodies and answers by the types that the code itself uses.
+
+Owns how types become schemas. The routes read their bodies themselves, within a bound and with errors of their own, so
+the framework cannot see these types by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from engine.frontend.problems import ProblemBody
+
+__all__ = ["Description"]
+
+SCHEMAS = "#/components/schemas/"
+ERRORS = {
+    400: "The request breaks a rule; the message names field, rule and value.",
+    401: "The key is missing or wrong.",
+    403: "This route is closed here.",
+    404: "There is no such model or route.",
+    409: "The rid belongs to a live request.",
+    413: "The body is larger than max_body_bytes.",
+    429: "The queue is full; come back later.",
+    500: "The engine could not compute this request.",
+    503: "The server is starting, draining, or going down.",
+}
+
+
+class Description:
+    """Collects what the routes say of themselves."""
+
+    def __init__(self) -> None:
+        self._bodies: set[type[BaseModel]] = set()
+        self._answers: set[type[msgspec.Struct]] = {ProblemBody}
+
+    def route(
+        self,
+        *,
+        answer: type[msgspec.Struct] | None = None,
+        body: type[BaseModel] | None = None,
+        body_required: bool = True,
+        event: type[msgspec.Struct] | None = None,
+        query: tuple[tuple[str, float, str], ...] = (),
+        errors: tuple[int, ...] = (),
+        tag: str,
+    ) -> dict[str, Any]:
+        """Keyword arguments for the framework's route decorator.
+
+        ``answer`` is the body of a 200 (None: plain text), ``event`` that of each server-sent event of a stream;
+        ``query`` are optional parameters from 0 as (name, maximum, description); ``errors`` are the statuses beyond
+        those that any route may have.
+        """
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
+        if answer is not None:
+            content["application/json"] = {"schema": self._answer(answer)}
+        if event is not None:
+            # One line of a stream; the media type has no schema of its own for a sequence of events.
+            self._answer(event)
+            note = f"events of {SCHEMAS}{event.__name__}, then data: [DONE]"
+            content["text/event-stream"] = {"schema": {"type": "string", "description": note}}
+        responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
+        problem = {"application/json": {"schema": self._answer(ProblemBody)}}
+        for status in sorted({401, 403, 503, *errors, *((400, 413) if body or query else ())}):
+            responses[str(status)] = {"description": ERRORS[status], "content": problem}
+        operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}
+        if body is not None:
+            self._bodies.add(body)
+            schema = {"$ref": SCHEMAS + body.__name__}
+            operation["requestBody"] = {
+                "required": body_required,
+                "content": {"application/json": {"schema": schema}},
+            }
+        if query:
+            operation["parameters"] = [
+                {"name": name, "in": "query", "required": False, "description": text, "schema": _number(maximum)}
+                for name, maximum, text in query
+            ]
+        return {"openapi_extra": operation, "response_class": Response, "tags": [tag]}
+
+    def install(self, app: FastAPI) -> None:
+        """Have an application describe itself, once all its routes are there."""
+        description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        components = description.setdefault("components", {})
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        components["schemas"] = self._schemas()
+        app.openapi = lambda: description  # type: ignore[method-assign] # the framework's own way to replace it
+
+    def _answer(self, answer: type[msgspec.Struct]) -> dict[str, Any]:
+        self._answers.add(answer)
+        return {"$ref": SCHEMAS + answer.__name__}
+
+    def _schemas(self) -> dict[str, Any]:
+        bodies = sorted(self._bodies, key=lambda body: body.__name__)
+        answers = sorted(self._answers, key=lambda answer: answer.__name__)
+        _, taken = models_json_schema([(body, "validation") for body in bodies], ref_template=SCHEMAS + "{model}")
+        _, given = msgspec.json.schema_components(answers, ref_template=SCHEMAS + "{name}")
+        defined: dict[str, Any] = taken.get("$defs", {})
+        overlap = defined.keys() & given.keys()
+        assert not overlap, f"a body and an answer must not share a name, got {sorted(overlap)}"
+        return defined | given
+
+
+def _number(maximum: float) -> dict[str, Any]:
+    return {"type": "number", "minimum": 0, "maximum": maximum}

@@ -1,0 +1,226 @@
+"""What clients of the OpenAI protocol may send: every field is honoured, or refused with 400.
+
+Owns the rules of single fields and between fields. A field that the protocol knows and this engine cannot honour is
+accepted with its neutral value only, because many clients send those.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from engine.frontend.protocol import (
+    MAX_INT32,
+    MAX_RID_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    StopString,
+    StrictBody,
+)
+from engine.messages import SamplingParams
+
+__all__ = ["ChatBody", "ChatMessageBody", "CompletionBody", "OpenAiBody", "StreamOptions"]
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+MAX_USER_CHARS = 256
+# The protocol's own default of a completion; a chat may fill the context.
+DEFAULT_COMPLETION_TOKENS = 16
+TEMPLATE_ARGUMENTS = {"conversation", "messages", "tokenize", "add_generation_prompt", "chat_template", "tools"}
+
+
+class NullableBody(StrictBody):
+    """A body in which null stands for a field's default, as the protocol has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
+
+
+class StreamOptions(NullableBody):
+    """``stream_options``: ``include_usage`` adds a last event with the token counts."""
+
+    include_usage: bool = False
+
+
+class TextFormat(StrictBody):
+    """``response_format``: plain text, the only one."""
+
+    type: Literal["text"]
+
+
+class OpenAiBody(NullableBody):
+    """The fields that both protocols share, the field's usual extra ones among them."""
+
+    model: str | None = Field(None, description="the served model's name; left out: the served model")
+    stream: bool = False
+    stream_options: StreamOptions | None = Field(None, description="only with stream=true")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; a given seed counts up with them")
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1, le=MAX_INT32, description="-1: no limit")
+    min_p: float = Field(0.0, ge=0, le=1)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=2)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stop: StopString | list[StopString] = Field(default=[], max_length=MAX_STOP_CHARS)
+    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    min_tokens: int = Field(0, ge=0, le=MAX_INT32)
+    priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
+    rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
+    user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
+    logit_bias: dict[str, float] | None = Field(None, max_length=0, description="not honoured: only empty")
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _shared_rules(self) -> Self:
+        if self.top_k == 0:
+            raise ValueError("top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true, got it without; remove it or set stream")
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            count = len(self.stop_strings)
+            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
+                "lower it or raise max_tokens"
+            )
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most tokens of output that were asked for, by whatever field; None: as many as there is room for."""
+        return self.max_tokens
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, however it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """True when a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_new_tokens: int, index: int) -> SamplingParams:
+        """How the tokens of the choice with this index are chosen."""
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            # One seed for all would make n equal choices.
+            seed=None if self.seed is None else (self.seed + index) % 2**63,
+            stop=self.stop_strings,
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class CompletionBody(OpenAiBody):
+    """The body of ``POST /v1/completions``. ``prompt`` is one text or many, or token ids of one prompt or many."""
+
+    prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(max_length=MAX_PROMPTS)]
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="so many most likely tokens, and the chosen one"
+    )
+    best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
+    echo: Literal[False] = Field(default=False, description="not honoured: only false")
+    suffix: None = Field(None, description="not honoured: only null")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens of output."""
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @model_validator(mode="after")
+    def _choices_are_bounded(self) -> Self:
+        if len(self.prompts) * self.n > MAX_CHOICES:
+            raise ValueError(
+                f"prompts times n must be at most {MAX_CHOICES} choices, got {len(self.prompts)} times {self.n}; "
+                "send several requests"
+            )
+        if not self.prompts:
+            raise ValueError("prompt must hold at least 1 prompt, got an empty list; send a text or token ids")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [entry for entry in self.prompt if isinstance(entry, int)]
+        return [ids] if ids else [entry for entry in self.prompt if not isinstance(entry, int)]
+
+
+class TextPart(StrictBody):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessageBody(NullableBody):
+    """One message. The fields of an answer's message are accepted, so that it can be sent back as it came."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    refusal: None = None
+    tool_calls: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content; parts stand on lines of their own."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+class ChatBody(OpenAiBody):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessageBody] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description="only with logprobs=true")
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        default={}, description="variables of the model's chat template, such as enable_thinking"
+    )
+    tools: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="not honoured: only empty")
+    tool_choice: Literal["none", "auto"] | None = Field(None, description="without tools both mean none")
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most tokens of output; None: as many as there is room for."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @model_validator(mode="after")
+    def _chat_rules(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError(
+                f"max_tokens and max_completion_tokens must agree, got {self.max_tokens} and "
+                f"{self.max_completion_tokens}; send max_completion_tokens only"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs")
+        taken = sorted(TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys())
+        if taken:
+            raise ValueError(f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them")
+        return self

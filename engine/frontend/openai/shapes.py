@@ -1,0 +1,209 @@
+"""Answers of the engine in the shapes of the OpenAI protocol, whole and as events of a stream.
+
+Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP request. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from engine.frontend.detokenizer import Decoder, Detokenizer
+from engine.frontend.openai.answers import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptDetails,
+    TopLogprob,
+    Usage,
+)
+from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
+from engine.frontend.token_texts import TokenTexts, Vocabulary
+
+__all__ = ["ChatShape", "CompletionShape"]
+
+
+class _Counts:
+    """Token counts of all choices; ``n`` neighbouring choices share a prompt."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._last: dict[int, MetaInfo] = {}
+
+    def note(self, index: int, meta: MetaInfo) -> None:
+        self._last[index] = meta
+
+    def usage(self) -> Usage:
+        prompts = [meta for index, meta in self._last.items() if index % self._n == 0]
+        prompt_tokens = sum(meta.prompt_tokens for meta in prompts)
+        completion_tokens = sum(meta.completion_tokens for meta in self._last.values())
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptDetails(cached_tokens=sum(meta.cached_tokens for meta in prompts)),
+        )
+
+
+class CompletionShape:
+    """Answers of ``/v1/completions``."""
+
+    def __init__(
+        self, rid: str, model: str, tokenizer: Vocabulary, *, n: int, logprobs: bool, include_usage: bool
+    ) -> None:
+        self._rid = rid
+        self._model = model
+        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        self._counts = _Counts(n)
+        self._offsets: dict[int, _Offsets] = {}
+        self._created_s = int(time.time())
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+        """The answer in one."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return self._answer(choices, self._counts.usage())
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
+        """One event for a piece that shows something."""
+        choice = self._choice(index, piece)
+        if choice.text or choice.finish_reason or choice.logprobs:
+            yield self._answer([choice], None if self._include_usage else msgspec.UNSET)
+
+    def last_events(self) -> Iterator[msgspec.Struct]:
+        """The token counts, if asked for."""
+        if self._include_usage:
+            yield self._answer([], self._counts.usage())
+
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> CompletionAnswer:
+        return CompletionAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+
+    def _choice(self, index: int, piece: GenerateAnswer) -> CompletionChoice:
+        self._counts.note(index, piece.meta_info)
+        return CompletionChoice(
+            index=index,
+            text=piece.text,
+            logprobs=self._spelled(index, _entries(piece)) if self._logprobs else None,
+            finish_reason=piece.meta_info.finish_reason,
+        )
+
+    def _spelled(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
+        offsets = self._offsets.setdefault(index, _Offsets(self._tokenizer))
+        text_of = self._texts.text_of
+        return CompletionLogprobs(
+            tokens=[text_of(entry.token_id) for entry in entries],
+            token_logprobs=[entry.logprob for entry in entries],
+            top_logprobs=[{text_of(token_id): logprob for token_id, logprob in entry.top} for entry in entries],
+            text_offset=[offsets.before(entry.token_id) for entry in entries],
+        )
+
+
+class ChatShape:
+    """Answers of ``/v1/chat/completions``."""
+
+    def __init__(
+        self, rid: str, model: str, tokenizer: Vocabulary, *, n: int, logprobs: bool, include_usage: bool
+    ) -> None:
+        self._rid = rid
+        self._model = model
+        self._texts = TokenTexts(tokenizer)
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        self._counts = _Counts(n)
+        self._begun: set[int] = set()
+        self._created_s = int(time.time())
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+        """The answer in one."""
+        choices = []
+        for index, answer in enumerate(answers):
+            self._counts.note(index, answer.meta_info)
+            choices.append(
+                ChatChoice(
+                    index=index,
+                    message=ChatMessage(content=answer.text),
+                    logprobs=self._spelled(answer),
+                    finish_reason=answer.meta_info.finish_reason,
+                )
+            )
+        usage = self._counts.usage()
+        return ChatAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
+        """The role before a choice's first piece, then an event for each piece that shows something."""
+        self._counts.note(index, piece.meta_info)
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._event(index, ChatDelta(role="assistant", content=""))
+        logprobs = self._spelled(piece)
+        if piece.text or logprobs:
+            yield self._event(index, ChatDelta(content=piece.text), logprobs=logprobs)
+        if piece.meta_info.finish_reason is not None:
+            yield self._event(index, ChatDelta(), finish_reason=piece.meta_info.finish_reason)
+
+    def last_events(self) -> Iterator[msgspec.Struct]:
+        """The token counts, if asked for."""
+        if self._include_usage:
+            yield self._chunk([], self._counts.usage())
+
+    def _event(
+        self,
+        index: int,
+        delta: ChatDelta,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        return self._chunk([choice], None if self._include_usage else msgspec.UNSET)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> ChatChunk:
+        return ChatChunk(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+
+    def _spelled(self, piece: GenerateAnswer) -> ChatLogprobs | None:
+        if not self._logprobs or not _entries(piece):
+            return None
+        return ChatLogprobs(content=[self._spelled_entry(entry) for entry in _entries(piece)])
+
+    def _spelled_entry(self, entry: OutputLogprob) -> ChatLogprob:
+        texts = self._texts
+        return ChatLogprob(
+            token=texts.text_of(entry.token_id),
+            logprob=entry.logprob,
+            bytes=list(texts.bytes_of(entry.token_id)),
+            top_logprobs=[
+                TopLogprob(token=texts.text_of(token_id), logprob=logprob, bytes=list(texts.bytes_of(token_id)))
+                for token_id, logprob in entry.top
+            ],
+        )
+
+
+class _Offsets:
+    """Where each token of one choice begins in its text."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._detokenizer = Detokenizer(decoder)
+        self._chars = 0
+
+    def before(self, token_id: int) -> int:
+        """The offset of the next token, in characters; one inside a character has that character's offset."""
+        offset = self._chars
+        self._chars += len(self._detokenizer.push(token_id))
+        return offset
+
+
+def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
+    entries = piece.meta_info.output_logprobs
+    return entries if isinstance(entries, tuple) else ()

@@ -1,0 +1,79 @@
+"""Routes for operators: flush, abort, pause and continue. Each is one message to the scheduler and its answer."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from engine.frontend.description import Description
+from engine.frontend.exchange import read_body
+from engine.frontend.front import FrontEnd
+from engine.frontend.problems import ApiError
+from engine.frontend.protocol import AbortBody, PauseBody, parse_body
+from engine.messages import Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, PauseGeneration
+
+__all__ = ["ADMIN_PATHS", "add_administration"]
+
+ADMIN = "administration"
+ADMIN_PATHS = frozenset({"/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"})
+MAX_FLUSH_TIMEOUT_S = 3600.0
+FLUSH_QUERY = (("timeout", MAX_FLUSH_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
+
+
+def add_administration(app: FastAPI, front: FrontEnd, description: Description) -> None:
+    """Add the operators' routes."""
+
+    async def read(request: Request) -> bytes:
+        return await read_body(request, front.settings.max_body_bytes)
+
+    for method in (app.get, app.post):
+
+        @method("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
+        async def flush_cache(request: Request) -> Response:
+            """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
+            timeout_s = _read_timeout(request)
+            return _call_answer(
+                await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
+            )
+
+    @app.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
+    async def abort_request(request: Request) -> Response:
+        """End one request by its exact rid, or all."""
+        body = parse_body(AbortBody, await read(request))
+        if body.rid is None:
+            return _call_answer(await front.client.call(lambda call_id: AbortAll(call_id=call_id)))
+        rid = body.rid
+        return _call_answer(await front.client.call(lambda call_id: Abort(rid=rid, call_id=call_id)))
+
+    @app.post("/pause_generation", **description.route(body=PauseBody, body_required=False, errors=(429,), tag=ADMIN))
+    async def pause_generation(request: Request) -> Response:
+        """Stop planning: live requests go back to the queue, stay where they are, or end."""
+        body = parse_body(PauseBody, await read(request))
+        return _call_answer(await front.client.call(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode)))
+
+    @app.post("/continue_generation", **description.route(errors=(400, 429), tag=ADMIN))
+    async def continue_generation() -> Response:
+        """Resume after a pause."""
+        return _call_answer(await front.client.call(lambda call_id: ContinueGeneration(call_id=call_id)))
+
+
+def _read_timeout(request: Request) -> float | None:
+    """The ``timeout`` of a deferred flush in seconds. Raises ApiError (400)."""
+    unknown = set(request.query_params) - {"timeout"}
+    if unknown:
+        message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
+        raise ApiError.invalid(message, param=min(unknown))
+    text = request.query_params.get("timeout")
+    if text is None:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError as exc:
+        raise ApiError.invalid(f"timeout must be a number of seconds, got {text!r}", param="timeout") from exc
+    if not 0 <= timeout_s <= MAX_FLUSH_TIMEOUT_S:
+        raise ApiError.invalid(f"timeout must be from 0 to {MAX_FLUSH_TIMEOUT_S} seconds, got {text}", param="timeout")
+    return timeout_s
+
+
+def _call_answer(answer: CallAnswer) -> Response:
+    return PlainTextResponse(answer.message, status_code=200 if answer.ok else 400)

@@ -1,0 +1,85 @@
+"""Routes that tell: health, the model, the server. None of them needs a running loop."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
+
+from engine import __version__
+from engine.frontend.description import Description
+from engine.frontend.exchange import json_answer
+from engine.frontend.front import FrontEnd
+from engine.frontend.problems import ApiError
+from engine.limits import Limits
+from engine.messages import EngineStats
+
+__all__ = ["ModelInfo", "ServerInfo", "add_information"]
+
+INFORMATION = "information"
+# The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
+STATS_TIMEOUT_S = 1.0
+# What /server_info does not show: free text of a harness.
+HIDDEN_SETTINGS = frozenset({"gate_options"})
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/model_info``; sizes are in tokens."""
+
+    model: str
+    vocab_size: int
+    context_length: int
+    max_total_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer within the bound."""
+
+    version: str
+    settings: dict[str, str | int | float | bool | None]
+    limits: Limits
+    processes: dict[str, int]
+    open_requests: int
+    stats: EngineStats | None
+
+
+def add_information(app: FastAPI, front: FrontEnd, description: Description) -> None:
+    """Add the routes that tell."""
+
+    @app.get("/health", **description.route(tag=INFORMATION))
+    async def health() -> Response:
+        """Say whether requests can be served: 200 or 503."""
+        if front.client.broken is not None:
+            raise front.client.broken
+        if not front.serving:
+            raise ApiError.unavailable("the server is starting; ask again until it is ready")
+        return PlainTextResponse("ok")
+
+    @app.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
+    async def model_info() -> Response:
+        """Describe the model."""
+        limits = front.limits
+        return json_answer(
+            ModelInfo(
+                model=front.settings.model,
+                vocab_size=limits.vocab_size,
+                context_length=limits.context_length,
+                max_total_tokens=limits.total_pages * limits.page_size,
+                eos_token_ids=limits.eos_token_ids,
+            )
+        )
+
+    @app.get("/server_info", **description.route(answer=ServerInfo, tag=INFORMATION))
+    async def server_info() -> Response:
+        """Describe the server: settings without secrets, processes, counters."""
+        return json_answer(
+            ServerInfo(
+                version=__version__,
+                settings=front.settings.model_dump(mode="json", exclude=set(HIDDEN_SETTINGS)),
+                limits=front.limits,
+                processes=front.pids,
+                open_requests=front.client.open_requests,
+                stats=await front.client.stats(STATS_TIMEOUT_S),
+            )
+        )

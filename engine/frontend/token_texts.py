@@ -1,0 +1,67 @@
+"""Single tokens as text and as bytes, for logprobs: a token may be a part of a character and then has no text.
+
+Owns the rule by which such a token is named. Looks at one token at a time; the text of an output is the detokenizer's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.frontend.detokenizer import REPLACEMENT
+
+__all__ = ["TokenTexts", "Vocabulary"]
+
+CACHED_TOKENS = 65_536
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        ...
+
+    def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
+        """A token's piece as the vocabulary spells it."""
+        ...
+
+
+class TokenTexts:
+    """Texts and bytes of a vocabulary's tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.bytes_of = functools.lru_cache(CACHED_TOKENS)(self._bytes_of)
+
+    def text_of(self, token_id: int) -> str:
+        r"""A token's text; a part of a character is spelled like ``bytes:\xe2\x82``."""
+        data = self.bytes_of(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        text = self._vocabulary.decode([token_id], skip_special_tokens=False)
+        if REPLACEMENT not in text:
+            return text.encode()
+        piece = self._vocabulary.id_to_token(token_id) or ""
+        fallback = _FALLBACK_BYTE.fullmatch(piece)
+        if fallback is not None:
+            return bytes([int(fallback.group(1), 16)])
+        alphabet = _byte_alphabet()
+        if piece and all(character in alphabet for character in piece):
+            return bytes(alphabet[character] for character in piece)
+        return text.encode()
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: itself if visible, else from 256 up."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(256 + rank): byte for rank, byte in enumerate(hidden)}

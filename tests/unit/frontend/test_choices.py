@@ -1,0 +1,126 @@
+"""Several requests behind one HTTP request: sent together, merged as they come, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.messages import Abort, FinishReason, Refusal, RefusalKind, TokenLogprob, TokenOutput
+
+
+def _post(stage, **body):
+    body = {"prompt": [1], "rid": "r", "n": 2, **body}
+    return asyncio.create_task(stage.http.post("/v1/completions", json=body))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusal_of_one_choice_aborts_the_other_and_has_its_status(play, stream: bool) -> None:
+    """C07: half an answer is none."""
+
+    async def scene(stage) -> None:
+        answer = _post(stage, stream=stream)
+        assert [(await stage.scheduler.receive()).rid for _ in range(2)] == ["r-0", "r-1"]
+        await stage.scheduler.reply(Refusal(rid="r-1", kind=RefusalKind.BUSY, message="full"))
+        assert await stage.scheduler.receive() == Abort(rid="r-0")
+        response = await answer
+        assert (response.status_code, response.json()["error"]["message"]) == (429, "full")
+        assert stage.client.open_requests == 1
+        await stage.scheduler.reply(TokenOutput(rid="r-0", finish_reason=FinishReason.ABORT))
+        while stage.client.open_requests:
+            await asyncio.sleep(0)
+
+    play(scene)
+
+
+def test_live_rid_of_one_choice_sends_no_half(play) -> None:
+    """C05"""
+
+    async def scene(stage) -> None:
+        single = asyncio.create_task(stage.http.post("/generate", json={"input_ids": [1], "rid": "r-1"}))
+        await stage.scheduler.receive()
+        answer = _post(stage)
+        assert (await stage.scheduler.receive()).rid == "r-0"
+        assert await stage.scheduler.receive() == Abort(rid="r-0")
+        assert (await answer).status_code == 409
+        await stage.scheduler.reply(TokenOutput(rid="r-1", finish_reason=FinishReason.LENGTH))
+        assert (await single).status_code == 200
+
+    play(scene)
+
+
+def test_seed_counts_up_with_the_choices_of_each_prompt(play) -> None:
+    """C02: the choices of a prompt differ, equal prompts get equal choices."""
+
+    async def scene(stage) -> None:
+        answer = _post(stage, prompt=[[1], [1]], seed=5, max_tokens=1)
+        messages = [await stage.scheduler.receive() for _ in range(4)]
+        assert [message.sampling.seed for message in messages] == [5, 6, 5, 6]
+        for number, message in enumerate(messages):
+            await stage.scheduler.reply(
+                TokenOutput(
+                    rid=message.rid,
+                    token_ids=(97 + number,),
+                    finish_reason=FinishReason.LENGTH,
+                    prompt_tokens=3,
+                    completion_tokens=1,
+                )
+            )
+        body = (await answer).json()
+        assert [choice["text"] for choice in body["choices"]] == ["a", "b", "c", "d"]
+        assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (6, 4)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("content", "messages", "part"),
+    [
+        ("brackets", [{"role": "assistant", "content": "x"}], "the last message must be the user's"),
+        (None, [{"role": "user", "content": "x"}], "this model's tokenizer has none"),
+    ],
+)
+def test_template_s_refusal_is_the_client_s_error(play, content, messages, part: str) -> None:
+    """C04"""
+
+    async def scene(stage) -> None:
+        stage.template_source.chat_template = content
+        response = await stage.http.post("/v1/chat/completions", json={"messages": messages})
+        assert response.status_code == 400
+        assert part in response.json()["error"]["message"]
+
+    play(scene)
+
+
+def test_chat_without_a_limit_takes_the_room_that_is_there(play) -> None:
+    """B09: the default of a chat never makes it unservable."""
+
+    async def scene(stage) -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = asyncio.create_task(stage.http.post("/v1/chat/completions", json=body))
+        message = await stage.scheduler.receive()
+        assert bytes(message.prompt_ids) == b"[user:hi]"
+        assert len(message.prompt_ids) + message.sampling.max_new_tokens == 33
+        await stage.scheduler.reply(TokenOutput(rid=message.rid, finish_reason=FinishReason.LENGTH))
+        assert (await answer).status_code == 200
+
+    play(scene, max_total_tokens=32)
+
+
+def test_part_of_a_character_is_named_by_its_bytes(play) -> None:
+    """C02"""
+
+    async def scene(stage) -> None:
+        answer = _post(stage, n=1, logprobs=0)
+        await stage.scheduler.receive()
+        logprobs = (TokenLogprob(-0.5),) * 4
+        ids = tuple("\u20aca".encode())
+        await stage.scheduler.reply(
+            TokenOutput(rid="r", token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+        )
+        (choice,) = (await answer).json()["choices"]
+        assert choice["text"] == "\u20aca"
+        assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "a"]
+        assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1]
+
+    play(scene)

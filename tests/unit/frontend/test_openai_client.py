@@ -1,0 +1,283 @@
+"""The official OpenAI client, unmodified, against a real server of the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from real_servers import RealServer
+
+GREEDY: dict[str, Any] = {"model": "embedded", "temperature": 0}
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=20) as made:
+        yield made
+
+
+def test_models(client: openai.OpenAI) -> None:
+    """C01"""
+    (card,) = client.models.list().data
+    assert (card.id, card.object) == ("embedded", "model")
+    assert client.models.retrieve("embedded") == card
+    with pytest.raises(openai.NotFoundError, match="model must be 'embedded'"):
+        client.models.retrieve("other/model")
+
+
+def test_completion_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
+    """C01, C03: with usage both ways."""
+    whole = client.completions.create(prompt="hello", max_tokens=20, **GREEDY)
+    assert (whole.object, whole.choices[0].finish_reason) == ("text_completion", "length")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (5, 20, 25)
+    options = {"include_usage": True}
+    with client.completions.create(
+        prompt="hello", max_tokens=20, stream=True, stream_options=options, **GREEDY
+    ) as stream:
+        chunks = list(stream)
+    *content, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in content) == whole.choices[0].text
+    assert content[-1].choices[0].finish_reason == "length"
+    assert all(chunk.usage is None for chunk in content)
+    assert last.choices == []
+    assert last.usage.total_tokens == 25
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_default_lengths_are_the_protocol_s(client: openai.OpenAI) -> None:
+    """C01: 16 tokens for a completion."""
+    assert client.completions.create(prompt="hello", **GREEDY).usage.completion_tokens == 16
+
+
+def test_prompts_of_every_form(client: openai.OpenAI) -> None:
+    """C01: text, ids, many of either; the choices come in the order of the prompts."""
+    one = client.completions.create(prompt="ab", max_tokens=4, **GREEDY).choices[0].text
+    other = client.completions.create(prompt=[99, 100], max_tokens=4, **GREEDY).choices[0].text
+    for prompts in (["ab", "cd"], [[97, 98], [99, 100]]):
+        answer = client.completions.create(prompt=prompts, max_tokens=4, **GREEDY)
+        assert [(choice.index, choice.text) for choice in answer.choices] == [(0, one), (1, other)]
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 8)
+
+
+def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI) -> None:
+    """C01, C04"""
+    whole = client.chat.completions.create(messages=HELLO, max_completion_tokens=20, **GREEDY)
+    (choice,) = whole.choices
+    assert (choice.message.role, choice.finish_reason, whole.object) == ("assistant", "length", "chat.completion")
+    template = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    # Each of the five special tokens is one token, every other character is one.
+    expected_tokens = len(template) - 5 * (len("<|im_end|>") - 1) - 3 * (len("<|im_start|>") - len("<|im_end|>"))
+    assert whole.usage.prompt_tokens == expected_tokens
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        messages=HELLO, max_tokens=20, stream=True, stream_options=options, **GREEDY
+    )
+    with stream:
+        first, *content, last = list(stream)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in content) == choice.message.content
+    assert content[-1].choices[0].finish_reason == "length"
+    assert last.usage == whole.usage.model_copy(update={"prompt_tokens_details": last.usage.prompt_tokens_details})
+
+
+def test_chat_goes_on_with_the_answer_as_it_came(client: openai.OpenAI) -> None:
+    """C01: an answer's message is a message of the next request."""
+    message = client.chat.completions.create(messages=HELLO, max_tokens=4, **GREEDY).choices[0].message
+    following = [*HELLO, message, {"role": "user", "content": "go on"}]
+    assert client.chat.completions.create(messages=following, max_tokens=4, **GREEDY).usage.completion_tokens == 4
+
+
+def test_chat_stream_helper_accumulates(client: openai.OpenAI) -> None:
+    """C01: the client's own accumulator finds every field that it wants."""
+    text = client.chat.completions.create(messages=HELLO, max_tokens=12, **GREEDY).choices[0].message.content
+    stop = text[8:12]
+    with client.chat.completions.stream(messages=HELLO, max_tokens=40, stop=stop, logprobs=True, **GREEDY) as stream:
+        choice = stream.get_final_completion().choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
+    assert "".join(entry.token for entry in choice.logprobs.content) == text[: text.index(stop) + 4]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_choices_differ_and_a_seed_repeats_them(client: openai.OpenAI, stream: bool) -> None:
+    """C02: n, seed"""
+
+    def texts(**more: Any) -> list[str]:
+        answer = client.completions.create(model="embedded", prompt="hello", n=3, max_tokens=12, stream=stream, **more)
+        found = ["", "", ""]
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                found[choice.index] += choice.text
+        return found
+
+    first = texts(seed=7)
+    assert len(set(first)) == 3
+    assert texts(seed=7) == first
+    assert texts(seed=8)[0] == first[1]
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    """C02: logprobs of the chosen token and of the most likely ones; greedy chooses the first of those it may say."""
+    answer = client.chat.completions.create(messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=3, **GREEDY)
+    entries = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob <= entry.top_logprobs[0].logprob <= 0
+    streamed = client.chat.completions.create(
+        messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=3, stream=True, **GREEDY
+    )
+    with streamed:
+        pieces = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [entry.token for piece in pieces if piece for entry in piece.content] == [entry.token for entry in entries]
+
+
+def test_completion_logprobs(client: openai.OpenAI) -> None:
+    """C02"""
+    choice = client.completions.create(prompt="hello", max_tokens=6, logprobs=2, **GREEDY).choices[0]
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.text_offset == list(range(6))
+    assert all(len(top) <= 2 for top in choice.logprobs.top_logprobs)
+    assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs)
+    chosen_only = client.completions.create(prompt="hello", max_tokens=6, logprobs=0, **GREEDY).choices[0].logprobs
+    assert chosen_only.top_logprobs == [{}] * 6
+
+
+def test_stop_string_and_stop_id(client: openai.OpenAI) -> None:
+    """C02, C03"""
+    full = client.completions.create(prompt="hello", max_tokens=40, **GREEDY).choices[0].text
+    stop = full[10:13]
+    shown = full[: full.index(stop)]
+    stopped = client.completions.create(prompt="hello", max_tokens=40, stop=[stop], **GREEDY).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (shown, "stop")
+    with client.completions.create(prompt="hello", max_tokens=40, stop=stop, stream=True, **GREEDY) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == shown
+    byte = ord(full[5])
+    by_id = client.completions.create(
+        prompt="hello", max_tokens=40, extra_body={"stop_token_ids": [byte]}, **GREEDY
+    ).choices[0]
+    assert (by_id.text, by_id.finish_reason) == (full[: full.index(chr(byte))], "stop")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"top_k": 1, "temperature": 1.0},
+        {"min_p": 1.0, "temperature": 1.0},
+        {"top_p": 0.000001, "temperature": 1.0},
+        {"ignore_eos": True, "min_tokens": 3, "priority": 2},
+    ],
+)
+def test_extra_parameters_that_leave_greedy_output_as_it_is(client: openai.OpenAI, extra: dict[str, Any]) -> None:
+    """C02: filters that leave one token make any temperature greedy."""
+    plain = client.completions.create(prompt="hello", max_tokens=12, **GREEDY).choices[0].text
+    body = {"prompt": "hello", "model": "embedded", "max_tokens": 12, "temperature": 0} | extra
+    named = {name: body.pop(name) for name in ("prompt", "model", "max_tokens", "temperature")}
+    assert client.completions.create(extra_body=body, **named).choices[0].text == plain
+
+
+@pytest.mark.parametrize(
+    "extra", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"extra_body": {"repetition_penalty": 2.0}}]
+)
+def test_penalties_change_the_output(client: openai.OpenAI, extra: dict[str, Any]) -> None:
+    """C02"""
+    plain = client.completions.create(prompt="hello", max_tokens=60, **GREEDY).choices[0].text
+    assert client.completions.create(prompt="hello", max_tokens=60, **extra, **GREEDY).choices[0].text != plain
+
+
+def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -> None:
+    """C01: every parameter is honoured or refused."""
+    refused: list[tuple[dict[str, Any], str | None]] = [
+        ({"temperature": -1}, "temperature"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logprobs": 99}, "logprobs"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [264]}, "prompt"),
+        ({"prompt": []}, None),
+        ({"n": 1000}, "n"),
+        ({"prompt": "x" * 9000}, "prompt"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
+        ({"stream_options": {"include_usage": True}}, None),
+    ]
+    for change, param in refused:
+        arguments = {"model": "embedded", "prompt": "x", "max_tokens": 2} | change
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**arguments)
+        body = caught.value.body
+        assert (body["type"], body["param"], body["code"]) == ("invalid_request_error", param, 400), change
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'text'"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "must agree"),
+        ({"top_logprobs": 3}, "needs logprobs"),
+        ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "own variables"),
+        ({"extra_body": {"min_tokens": 9}, "max_tokens": 4}, "min_tokens must be <= max_tokens=4"),
+    ],
+)
+def test_chat_refuses_what_it_does_not_honour(client: openai.OpenAI, change: dict[str, Any], part: str) -> None:
+    """C01"""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "embedded", "messages": HELLO, "max_tokens": 2} | change)
+    assert part in str(caught.value)
+
+
+def test_neutral_values_that_clients_send_are_accepted(client: openai.OpenAI) -> None:
+    """C01: null means the default."""
+    answer = client.chat.completions.create(
+        messages=HELLO,
+        max_tokens=2,
+        n=1,
+        logit_bias={},
+        tools=[],
+        response_format={"type": "text"},
+        user="somebody",
+        extra_body={"temperature": None, "stop": None, "seed": None},
+        model="embedded",
+    )
+    assert answer.usage.completion_tokens == 2
+
+
+def test_async_client_streams_side_by_side(server: RealServer) -> None:
+    """B01, C01: eight streams at once, each with its own text."""
+
+    async def scene() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+
+            async def one(letter: str) -> str:
+                stream = await client.completions.create(prompt=letter * 5, max_tokens=16, stream=True, **GREEDY)
+                async with stream:
+                    return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.gather(*(one(letter) for letter in "abcdefgh"))
+
+    texts = asyncio.run(scene())
+    assert [len(text) for text in texts] == [16] * 8
+    assert len(set(texts)) > 1
+
+
+def test_client_s_own_id_can_be_aborted(client: openai.OpenAI, server: RealServer) -> None:
+    """C06: the id of the answer is the rid."""
+    stream = client.completions.create(
+        prompt="hello", max_tokens=6000, stream=True, extra_body={"rid": "mine"}, **GREEDY
+    )
+    with stream:
+        first = next(stream)
+        assert first.id == "mine"
+        assert server.http.post("/abort_request", json={"rid": "mine"}).status_code == 200
+        assert list(stream)[-1].choices[0].finish_reason == "abort"
