@@ -1,7 +1,7 @@
 """How many tokens of KV fit beside the weights: measured on the device, before anything is loaded.
 
-Used where the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process, which
-still has to fork.
+Used where the configuration does not set ``max_total_tokens``. Never opens a device context in the calling process,
+which still has to fork.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.model.checkpoint import resolve_folder
 
 __all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens"]
 
-# Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for everybody
-# else on the machine.
+# Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
+# everybody else on the machine.
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
 
@@ -34,34 +34,26 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     """
     if config.model == EMBEDDED_MODEL:
         return None
-    on_cuda = _is_cuda(config)
-    free = _free_cuda_bytes() if on_cuda else psutil.virtual_memory().available
-    share = KV_SHARE_CUDA if on_cuda else KV_SHARE_CPU
+    free_cuda = None if config.device == "cpu" else _free_cuda_bytes()
+    free = psutil.virtual_memory().available if free_cuda is None else free_cuda
+    share = KV_SHARE_CPU if free_cuda is None else KV_SHARE_CUDA
     weights = _weight_bytes(resolve_folder(config))
     tokens = int((free - weights) * share) // facts.kv_bytes_per_token
     if tokens < config.page_size:
         raise ConfigError(
-            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no room for "
-            f"a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or use a smaller model"
+            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no room "
+            f"for a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or use a "
+            "smaller model"
         )
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
-
-
-def _is_cuda(config: EngineConfig) -> bool:
-    if config.device != "auto":
-        return config.device.startswith("cuda")
-    import torch
-
-    # Asks the driver without opening a context.
-    return torch.cuda.is_available()
 
 
 def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _free_cuda_bytes() -> int:
-    """Free memory of the CUDA device, asked by a child that ends at once: a process with a context must not be forked."""
+def _free_cuda_bytes() -> int | None:
+    """Free memory of the CUDA device, None without one. A child asks: who has touched the driver must not be forked."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -71,19 +63,16 @@ def _free_cuda_bytes() -> int:
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(pid, 0)
-    if not answer:
-        raise ConfigError(
-            "device must be usable, got cuda, which did not start; set --device cpu or --max-total-tokens"
-        )
-    return msgspec.msgpack.decode(answer, type=int)
+    return msgspec.msgpack.decode(answer, type=int) if answer else None
 
 
 def _report_free_cuda_bytes(writer: int) -> None:
-    """Write the number and end, whatever happens; never returns into the caller's stack."""
+    """Write the number, if there is one, and end, whatever happens; never returns into the caller's stack."""
     try:
         import torch
 
-        free, _ = torch.cuda.mem_get_info()
-        os.write(writer, msgspec.msgpack.encode(free))
+        if torch.cuda.is_available():
+            free, _ = torch.cuda.mem_get_info()
+            os.write(writer, msgspec.msgpack.encode(free))
     finally:
         os._exit(0)
