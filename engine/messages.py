@@ -19,18 +19,22 @@ __all__ = [
     "ContinueGeneration",
     "EngineStats",
     "Event",
+    "EvictCache",
     "FinishReason",
     "FlushCache",
     "Generate",
     "GetStats",
+    "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
     "PipelineEvent",
     "PipelineFailed",
     "Refusal",
     "RefusalKind",
+    "ReleasePressure",
     "Reply",
     "SamplingParams",
+    "SetPressure",
     "StatsAnswer",
     "TokenLogprob",
     "TokenOutput",
@@ -176,7 +180,30 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 PipelineEvent = Completion | PipelineFailed
-Event = ClientMessage | PipelineEvent
+
+# ---- operator events: from whoever holds the gate, never from a socket ----
+
+
+class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Keep pages, rows or tree nodes from requests until exactly so many are left free or unlocked; None: as it is."""
+
+    leave_pages: int | None = None
+    leave_rows: int | None = None
+    leave_unlocked: int | None = None
+
+
+class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Give back everything that ``SetPressure`` keeps."""
+
+
+class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Evict so many pages of cache that nobody protects, least recently used first; None: all of it."""
+
+    pages: int | None = None
+
+
+OperatorEvent = SetPressure | ReleasePressure | EvictCache
+Event = ClientMessage | PipelineEvent | OperatorEvent
 
 # ---- replies: from the scheduler to the front end ----
 

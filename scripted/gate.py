@@ -20,7 +20,9 @@ from engine.messages import (
     Event,
     FlushCache,
     Generate,
+    OperatorEvent,
     PipelineFailed,
+    ReleasePressure,
     Reply,
 )
 from engine.scheduler import Scheduler, Step, StepResult
@@ -63,6 +65,7 @@ class ScriptedGate:
         self._oracle = Oracle(self)
         self._arrived: list[ClientMessage] = []
         self._injected: list[Event] = []
+        self._interventions: list[OperatorEvent] = []
         self._failure: PipelineFailed | None = None
         self.last_replies: tuple[Reply, ...] = ()
         self._step: Step | None = None
@@ -155,6 +158,11 @@ class ScriptedGate:
         """Give events of the harness itself to the next step."""
         self._injected += events
 
+    def intervene(self, event: OperatorEvent) -> None:
+        """Apply an operator's event now, between two steps; the next step counts it as its first."""
+        self.scheduler.intervene(event)
+        self._interventions.append(event)
+
     def flush(self) -> None:
         """Flush the cache in the next step; the engine is idle."""
         self.inject(FlushCache(call_id=_HARNESS_CALL))
@@ -221,7 +229,7 @@ class ScriptedGate:
 
     def _quieten(self) -> Steps:
         """Abort everything and run until nothing is left."""
-        self.inject(AbortAll(), ContinueGeneration(call_id=_HARNESS_CALL))
+        self.inject(ReleasePressure(), AbortAll(), ContinueGeneration(call_id=_HARNESS_CALL))
         yield
         for _ in range(RESET_BUDGET_STEPS):
             # Looked at here as well: the predicate itself may be what a mutant has broken.
@@ -277,8 +285,8 @@ class ScriptedGate:
     # -- one step --
 
     def _compose(self) -> Step:
-        """The events of the next step: completions that are due, then messages in the order of their arrival."""
-        events: list[Event] = []
+        """The next step's events: interventions, completions that are due, messages in the order of their arrival."""
+        events: list[Event] = [*self._interventions]
         if self._failure is not None and self.scheduler.failure is None:
             events.append(self._failure)
         for microbatch_id in self.results.take_due(self.scheduler.step_number + 1):
@@ -292,7 +300,7 @@ class ScriptedGate:
             assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
         events += self._injected
         events += self._arrived
-        self._injected, self._arrived = [], []
+        self._injected, self._arrived, self._interventions = [], [], []
         return Step(tuple(events), self.clock.now())
 
     def _take_result(self, result: StepResult) -> None:

@@ -31,7 +31,7 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: 
         in_flight=books.in_flight_ids(),
         pages_free=pages.free,
         pages_cached=pages.cached,
-        pages_held=pages.held,
+        pages_held=pages.held + pages.reserved,
         digest=scheduler.digests.digest,
         waiting_rids=tuple([request.rid for request in books.waiting]),
         running_rids=tuple(books.running),

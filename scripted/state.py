@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engine.memory import PagePool
 from engine.plan import ForwardMode
 from engine.scheduler import Scheduler
 
@@ -28,20 +29,25 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVState(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of pages: free, cached in the prefix tree, held by requests; and tokens in a page."""
+    """Counts of pages: free, cached in the prefix tree, held by requests or kept from them; and tokens in a page.
+
+    ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``.
+    """
 
     total: int
     free: int
     cached: int
     held: int
     page_size: int
+    reserved: int = 0
 
 
 class RowState(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of rows."""
+    """Counts of rows; ``reserved`` are kept from requests by ``exhaust_rows``."""
 
     total: int
     free: int
+    reserved: int = 0
 
 
 class TreeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,11 +119,22 @@ def take_state(scheduler: Scheduler, due_steps: Mapping[int, int]) -> State:
         paused=books.paused,
         is_quiescent=books.is_quiescent,
         is_fully_idle=books.is_fully_idle,
-        kv=KVState(total=pages.total, free=pages.free, cached=pages.cached, held=pages.held, page_size=pages.page_size),
-        rows=RowState(total=rows.total, free=rows.free),
+        kv=_kv_state(pages),
+        rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
         tree=_tree_state(scheduler),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,
+    )
+
+
+def _kv_state(pages: PagePool) -> KVState:
+    return KVState(
+        total=pages.total,
+        free=pages.free,
+        cached=pages.cached,
+        held=pages.held + pages.reserved,
+        page_size=pages.page_size,
+        reserved=pages.reserved,
     )
 
 

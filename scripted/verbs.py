@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.messages import Abort, AbortAll, ContinueGeneration, FlushCache, Generate, PauseGeneration
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ContinueGeneration,
+    EvictCache,
+    FlushCache,
+    Generate,
+    PauseGeneration,
+    ReleasePressure,
+    SetPressure,
+)
 from scripted.client import Call
 from scripted.errors import BadCall, RequestRefused
 from scripted.handle import RequestHandle
@@ -121,6 +131,38 @@ class Verbs(Waits):
         """Put a prefix into the tree by a real request; use as ``yield from``."""
         return self._wait("warmup_radix(...)", self._warmup_radix(prompt_ids))
 
+    # -- pressure: effective at once, given back before the next script --
+
+    def exhaust_kv(self, leave_pages: int) -> None:
+        """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
+        most = self.scheduler.memory.pressure.most_free_pages
+        _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
+        self._gate.intervene(SetPressure(leave_pages=leave_pages))
+
+    def exhaust_rows(self, leave_rows: int) -> None:
+        """Keep rows from requests until exactly ``leave_rows`` are free."""
+        most = self.scheduler.memory.pressure.most_free_rows
+        _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
+        self._gate.intervene(SetPressure(leave_rows=leave_rows))
+
+    def exhaust_locks(self, leave_unlocked: int) -> None:
+        """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
+        most = self.scheduler.memory.pressure.most_unlocked_nodes
+        _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
+        self._gate.intervene(SetPressure(leave_unlocked=leave_unlocked))
+
+    def release_exhausted(self) -> None:
+        """Give back every page, row and lock that the ``exhaust`` verbs keep; nothing to do when they keep none."""
+        self._gate.intervene(ReleasePressure())
+
+    def evict(self, pages: int | None = None) -> int:
+        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first; returns how many it was."""
+        before = self.scheduler.memory.tree.evictable_pages
+        if pages is not None and not 0 <= pages <= before:
+            raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages}")
+        self._gate.intervene(EvictCache(pages=pages))
+        return before - self.scheduler.memory.tree.evictable_pages
+
     # -- results and faults --
 
     def hold_results(self) -> None:
@@ -188,6 +230,13 @@ class Verbs(Waits):
     def _next_rid(self) -> str:
         self._rids += 1
         return f"{self._rid_prefix}-{self._rids}"
+
+
+def _check_pressure(call: str, value: int, most: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadCall(f"{call} takes a whole number >= 0, got {value!r}")
+    if value > most:
+        raise BadCall(f"{call} is at most {most} now, because no more {what} while requests own the rest; got {value}")
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -6,7 +6,8 @@ Pure bookkeeping: the KV itself lives on the stages, at the page numbers that ar
 from engine.memory.audit import MemoryAudit
 from engine.memory.kv import KVMemory, Lease
 from engine.memory.pages import PagePool, PageState
+from engine.memory.pressure import Pressure
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
 
-__all__ = ["KVMemory", "Lease", "MemoryAudit", "Node", "PagePool", "PageState", "RadixTree", "RowPool"]
+__all__ = ["KVMemory", "Lease", "MemoryAudit", "Node", "PagePool", "PageState", "Pressure", "RadixTree", "RowPool"]

@@ -22,6 +22,7 @@ class MemoryAudit:
     def __init__(self, memory: KVMemory, leases: Iterable[Lease]) -> None:
         self._memory = memory
         self._generation = memory.tree.generation
+        self._pressure_changes = memory.pressure.changes
         # Each live lease's node and number of held pages, as of the last look.
         self._leases: dict[Lease, tuple[Node, int]] = {}
         self._locks: dict[Node, int] = {}
@@ -32,6 +33,8 @@ class MemoryAudit:
         memory.changes.on = True
         for lease in leases:
             self._follow_lease(lease)
+        for pin in memory.pressure.pins:
+            self._count_locks(pin, 1)
         for node in memory.tree.nodes():
             self._follow_node(node)
 
@@ -42,8 +45,11 @@ class MemoryAudit:
 
     @property
     def is_outdated(self) -> bool:
-        """True when the tree was reset or too much changed: a new audit must start from the full one."""
-        return self._memory.tree.generation != self._generation or self._memory.changes.overflowed
+        """True when a new audit must start from the full one: after a reset, new pressure, or too many changes."""
+        memory = self._memory
+        if memory.tree.generation != self._generation or memory.pressure.changes != self._pressure_changes:
+            return True
+        return memory.changes.overflowed
 
     def check(self) -> None:
         """Follow what changed and compare the sums. Raises IntegrityError that names what does not balance."""
@@ -105,12 +111,12 @@ class MemoryAudit:
 
     def _sums_balance(self) -> bool:
         # One chain of comparisons: this is run after every step, changed or not.
-        memory, pages = self._memory, self._memory.pages
+        memory, pages, rows = self._memory, self._memory.pages, self._memory.rows
         return (
             self._held == pages.held
             and self._cached == pages.cached
-            and pages.free + pages.held + pages.cached == pages.total
+            and pages.free + pages.held + pages.cached + pages.reserved == pages.total
             and self._locked == memory.tree.locked_pages
             and len(self._nodes) == memory.tree.node_count
-            and len(self._leases) == memory.rows.total - memory.rows.free
+            and len(self._leases) == rows.total - rows.free - rows.reserved
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from engine.errors import IntegrityError
 from engine.memory.changes import Changes
 from engine.memory.pages import PagePool, PageState
+from engine.memory.pressure import Pressure
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
 
@@ -53,6 +54,7 @@ class KVMemory:
         self.rows = RowPool(rows)
         self.changes = Changes()
         self.tree = RadixTree(self.pages, self.changes)
+        self.pressure = Pressure(self.pages, self.rows, self.tree)
         self._page_size = page_size
         self._radix_cache = radix_cache
 
@@ -145,11 +147,12 @@ class KVMemory:
     def reset(self) -> None:
         """Drop the tree and forget every owner. Whoever calls has asked the one idle predicate."""
         self.tree.reset()
+        self.pressure.forget_pins()
         self.pages.reset()
         self.rows.reset()
 
     def check_integrity(self, leases: Iterable[Lease]) -> None:
-        """Every page, row and lock is accounted for by exactly one of ``leases``, which are all that are alive."""
+        """Every page, row and lock is accounted for by one of ``leases``, which are all alive, or by the operator."""
         held: list[int] = []
         locks: dict[Node, int] = {}
         rows = 0
@@ -159,13 +162,17 @@ class KVMemory:
                 locks[node] = locks.get(node, 0) + 1
             held += lease.held_pages
             rows += 1
+        for pin in self.pressure.pins:
+            for node in self.tree.path(pin):
+                locks[node] = locks.get(node, 0) + 1
         self.pages.check_integrity()
         self.rows.check_integrity()
         self.tree.check_integrity()
         if len(held) != self.pages.held or len(set(held)) != len(held):
             raise IntegrityError(f"leases hold pages {sorted(held)}, but {self.pages.held} pages are booked as held")
-        if rows != self.rows.total - self.rows.free:
-            raise IntegrityError(f"{rows} leases own rows, but {self.rows.total - self.rows.free} rows are taken")
+        taken = self.rows.total - self.rows.free - self.rows.reserved
+        if rows != taken:
+            raise IntegrityError(f"{rows} leases own rows, but {taken} rows are taken")
         for node in self.tree.nodes():
             if node.lock_ref != locks.get(node, 0):
                 raise IntegrityError(

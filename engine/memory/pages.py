@@ -1,4 +1,4 @@
-"""The page pool: which pages of KV are free, held by a request, or cached in the prefix tree.
+"""The page pool: which pages of KV are free, held by a request, cached in the prefix tree, or kept back.
 
 One byte a page is the only truth, so a page cannot be free and owned at once. It never decides who gets a page. A
 request takes pages when its tokens are planned and gives them back once, at its end or at retraction.
@@ -15,16 +15,19 @@ __all__ = ["PagePool", "PageState"]
 
 
 class PageState(IntEnum):
-    """Who owns a page: nobody, one live request, or the prefix tree."""
+    """Who owns a page: nobody, one live request, the prefix tree, or an operator who keeps it from requests."""
 
     FREE = 0
     HELD = 1
     CACHED = 2
+    RESERVED = 3
 
 
 _FREE = int(PageState.FREE)
 _HELD = int(PageState.HELD)
 _CACHED = int(PageState.CACHED)
+_RESERVED = int(PageState.RESERVED)
+_FREE_UNLESS_RESERVED = bytes(state if state == _RESERVED else _FREE for state in range(256))
 
 
 class PagePool:
@@ -40,9 +43,11 @@ class PagePool:
         self.free = total
         self.held = 0
         self.cached = 0
+        self.reserved = 0
 
     def __repr__(self) -> str:
-        return f"PagePool(total={self.total}, free={self.free}, held={self.held}, cached={self.cached})"
+        kept = f", reserved={self.reserved}" if self.reserved else ""
+        return f"PagePool(total={self.total}, free={self.free}, held={self.held}, cached={self.cached}{kept})"
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
@@ -77,6 +82,24 @@ class PagePool:
         self.cached -= len(pages)
         self.free += len(pages)
 
+    def reserve(self, count: int) -> None:
+        """Keep ``count`` free pages from requests, highest first, so that requests get the pages they always got."""
+        if count > self.free:
+            raise IntegrityError(f"reserve({count}) with {self.free} pages free of {self.total}: nobody asked first")
+        for _ in range(count):
+            self._states[self._states.rfind(_FREE)] = _RESERVED
+        self.free -= count
+        self.reserved += count
+
+    def release_reserved(self, count: int) -> None:
+        """Give back up to ``count`` of the pages that are kept from requests, lowest first."""
+        for _ in range(count := min(count, self.reserved)):
+            page = self._states.find(_RESERVED)
+            self._states[page] = _FREE
+            self._lowest = min(self._lowest, page)
+        self.reserved -= count
+        self.free += count
+
     def state(self, page: int) -> PageState:
         """Who owns this page."""
         return PageState(self._states[page])
@@ -87,18 +110,19 @@ class PagePool:
         return all(states[page] == wanted for page in pages)
 
     def reset(self) -> None:
-        """Forget every owner. Only for an engine that is quiescent: whoever still holds a page is not asked."""
-        self._states = bytearray(self.total)
+        """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
+        self._states = self._states.translate(_FREE_UNLESS_RESERVED)
         self._lowest = 0
-        self.free, self.held, self.cached = self.total, 0, 0
+        self.free, self.held, self.cached = self.total - self.reserved, 0, 0
 
     def check_integrity(self) -> None:
-        """Free + held + cached = total, by counting the pages. Raises IntegrityError with both sides."""
-        counted = tuple(self._states.count(state) for state in (_FREE, _HELD, _CACHED))
-        booked = (self.free, self.held, self.cached)
+        """Free + held + cached + reserved = total, by counting the pages. Raises IntegrityError with both sides."""
+        counted = tuple(self._states.count(state) for state in (_FREE, _HELD, _CACHED, _RESERVED))
+        booked = (self.free, self.held, self.cached, self.reserved)
         if counted != booked or sum(counted) != self.total:
             raise IntegrityError(
-                f"page counts (free, held, cached) are booked as {booked}, but the pages say {counted} of {self.total}"
+                f"page counts (free, held, cached, reserved) are booked as {booked}, "
+                f"but the pages say {counted} of {self.total}"
             )
 
     def _move(self, pages: Sequence[int], source: int, target: int) -> None:

@@ -6,9 +6,16 @@ gives it back with its pages.
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.errors import IntegrityError
 
 __all__ = ["RowPool"]
+
+
+_FREE: Final = 0
+_TAKEN: Final = 1
+_RESERVED: Final = 2
 
 
 class RowPool:
@@ -18,39 +25,58 @@ class RowPool:
         if total < 1:
             raise ValueError(f"a row pool needs total >= 1, got {total}")
         self.total = total
-        self._taken = bytearray(total)
+        self._rows = bytearray(total)
         self.free = total
+        self.reserved = 0
 
     def __repr__(self) -> str:
         return f"RowPool(total={self.total}, free={self.free})"
 
     def allocate(self) -> int:
         """Take the lowest free row. The caller has asked ``free`` before."""
-        row = self._taken.find(0)
+        row = self._rows.find(_FREE)
         if row < 0:
             raise IntegrityError(f"no row is free of {self.total}: nobody asked first")
-        self._taken[row] = 1
+        self._rows[row] = _TAKEN
         self.free -= 1
         return row
 
     def release(self, row: int) -> None:
         """Give a row back."""
-        if not self._taken[row]:
+        if not self.is_taken(row):
             raise IntegrityError(f"row {row} is free already: it was released twice")
-        self._taken[row] = 0
+        self._rows[row] = _FREE
         self.free += 1
+
+    def reserve(self, count: int) -> None:
+        """Keep ``count`` free rows from requests, highest first."""
+        if count > self.free:
+            raise IntegrityError(f"reserve({count}) with {self.free} rows free of {self.total}: nobody asked first")
+        for _ in range(count):
+            self._rows[self._rows.rfind(_FREE)] = _RESERVED
+        self.free -= count
+        self.reserved += count
+
+    def release_reserved(self, count: int) -> None:
+        """Give back up to ``count`` of the rows that are kept from requests, lowest first."""
+        for _ in range(count := min(count, self.reserved)):
+            self._rows[self._rows.find(_RESERVED)] = _FREE
+        self.reserved -= count
+        self.free += count
 
     def is_taken(self, row: int) -> bool:
         """True while a request owns this row."""
-        return bool(self._taken[row])
+        return self._rows[row] == _TAKEN
 
     def reset(self) -> None:
-        """Forget every owner. Only for an engine that is quiescent: whoever still owns a row is not asked."""
-        self._taken = bytearray(self.total)
-        self.free = self.total
+        """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
+        self._rows = bytearray(row if row == _RESERVED else _FREE for row in self._rows)
+        self.free = self.total - self.reserved
 
     def check_integrity(self) -> None:
         """Free rows as booked equal free rows as counted. Raises IntegrityError with both."""
-        counted = self._taken.count(0)
+        counted, reserved = self._rows.count(_FREE), self._rows.count(_RESERVED)
         if counted != self.free:
             raise IntegrityError(f"{self.free} rows are booked as free, but {counted} of {self.total} are")
+        if reserved != self.reserved:
+            raise IntegrityError(f"{self.reserved} rows are booked as reserved, but {reserved} of {self.total} are")

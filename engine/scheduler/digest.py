@@ -41,6 +41,7 @@ _CALLS: Final = frozenset(
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)
 _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
+_QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
@@ -54,7 +55,14 @@ class DigestChain:
     def add(self, entry: _Entry) -> None:
         """Append one step: its events, microbatch, replies and the sizes of everything after it."""
         events, microbatch, replies, sizes = entry
-        self._pending.append((_nameless(events), microbatch, _nameless(replies), sizes))
+        self._append((_nameless(events), microbatch, _nameless(replies) if replies else replies, sizes))
+
+    def add_quiet(self) -> None:
+        """Append one step in which nothing came, went or changed."""
+        self._append(_QUIET)
+
+    def _append(self, entry: _Entry) -> None:
+        self._pending.append(entry)
         if len(self._pending) >= _PENDING_LIMIT_STEPS:
             self._fold()
 
@@ -74,7 +82,8 @@ class DigestChain:
         pending = self._pending
         if pending:
             self._full.update(_stream(pending))
-            self._plans.update(_stream([(_shape(microbatch), sizes) for _, microbatch, _, sizes in pending]))
+            shapes = [(_shape(microbatch) if microbatch else (), sizes) for _, microbatch, _, sizes in pending]
+            self._plans.update(_stream(shapes))
             pending.clear()
 
 
@@ -96,9 +105,7 @@ def _header_bytes(items: int) -> int:
     return 1 if items < 16 else 3
 
 
-def _shape(microbatch: Microbatch | None) -> list[object]:
-    if microbatch is None:
-        return []
+def _shape(microbatch: Microbatch) -> list[object]:
     return [microbatch.id, microbatch.mode] + [
         (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments
     ]

@@ -20,15 +20,19 @@ from engine.messages import (
     ContinueGeneration,
     EngineStats,
     Event,
+    EvictCache,
     FinishReason,
     FlushCache,
     Generate,
     GetStats,
+    OperatorEvent,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
     Refusal,
+    ReleasePressure,
     Reply,
+    SetPressure,
     StatsAnswer,
     TokenLogprob,
     TokenOutput,
@@ -41,7 +45,7 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
 from engine.scheduler.flushes import Flushes
 from engine.scheduler.gate import StepResult
-from engine.scheduler.planner import Planner
+from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.request import Place, Request
 
 __all__ = ["Scheduler"]
@@ -80,6 +84,7 @@ class Scheduler:
         self._admission = Admission(limits, self.books)
         self._flushes = Flushes(self.books, self.memory)
         self._replies: list[Reply] = []
+        self._ahead: list[OperatorEvent] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
@@ -90,6 +95,9 @@ class Scheduler:
             PauseGeneration: self._on_pause,
             ContinueGeneration: self._on_continue,
             GetStats: self._on_get_stats,
+            SetPressure: self.memory.pressure.apply,
+            ReleasePressure: self.memory.pressure.apply,
+            EvictCache: self.memory.pressure.apply,
         }
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
@@ -99,16 +107,33 @@ class Scheduler:
         self.now = now
         self._replies = []
         handlers = self._handlers
-        for event in events:
+        for event in self._not_yet_applied(events) if self._ahead else events:
             handlers[type(event)](event)
         if self._flushes.deadline is not None and (answer := self._flushes.answer_due(now)) is not None:
             self._replies.append(answer)
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
-        self.digests.add((tuple(events), microbatch, replies, self._sizes()))
         again = microbatch is not None or self.counters.retractions != retractions
+        if events or replies or again:
+            self.digests.add((tuple(events), microbatch, replies, self._sizes()))
+        else:
+            self.digests.add_quiet()
         return StepResult(self.step_number, microbatch, replies, again, self._flushes.deadline)
+
+    def intervene(self, event: OperatorEvent) -> None:
+        """Apply an operator's event between two steps, at once; the next step must be given it too, before all others.
+
+        So what is written down of a step has all that changed the engine, and replays to the same state.
+        """
+        self._handlers[type(event)](event)
+        self._ahead.append(event)
+
+    def _not_yet_applied(self, events: Sequence[Event]) -> Sequence[Event]:
+        ahead, self._ahead = self._ahead, []
+        given = list(events[: len(ahead)])
+        assert given == ahead, f"the step after {ahead} must begin with it, but begins with {given}"
+        return events[len(ahead) :]
 
     # -- the idle predicate: defined by the books, asked by everything destructive --
 
@@ -149,7 +174,7 @@ class Scheduler:
             pages_total=pages.total,
             pages_free=pages.free,
             pages_cached=pages.cached,
-            pages_held=pages.held,
+            pages_held=pages.held + pages.reserved,
             page_size=pages.page_size,
             rows_total=rows.total,
             rows_free=rows.free,
@@ -375,16 +400,14 @@ class Scheduler:
             return None
         microbatch = Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments))
         self.counters.forward_ct += 1
-        self._check_budget(microbatch)
+        self._check_budget(plan)
         self.books.launch(Launched(microbatch, tuple(plan.requests), self.step_number))
         self.last_microbatch = microbatch
         return microbatch
 
-    def _check_budget(self, microbatch: Microbatch) -> None:
-        decode = microbatch.mode is ForwardMode.DECODE
-        most = self.limits.rows if decode else self.limits.prefill_budget_tokens
-        tokens = len(microbatch.segments) if decode else microbatch.tokens
-        assert tokens <= most, f"microbatch {microbatch.id} has {tokens} tokens, the budget is {most}"
+    def _check_budget(self, plan: Plan) -> None:
+        most = self.limits.rows if plan.mode is ForwardMode.DECODE else self.limits.prefill_budget_tokens
+        assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
 
     def _sizes(self) -> tuple[int, ...]:
         books, memory = self.books, self.memory

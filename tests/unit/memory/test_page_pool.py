@@ -55,7 +55,7 @@ def test_wrong_count_is_found() -> None:
     pool = PagePool(3, 16)
     pool.allocate(1)
     pool.held = 2
-    with pytest.raises(IntegrityError, match="booked as \\(2, 2, 0\\)"):
+    with pytest.raises(IntegrityError, match="booked as \\(2, 2, 0, 0\\)"):
         pool.check_integrity()
 
 

@@ -1,0 +1,92 @@
+"""Pressure: pages, rows and tree nodes that an operator keeps from requests, to meet scarcity at will.
+
+It takes nothing from a request and never decides about one. An operator's event arrives here through the scheduler;
+what is kept stays kept over a flush, but for pins, whose nodes a flush forgets.
+"""
+
+from __future__ import annotations
+
+from engine.memory.pages import PagePool
+from engine.memory.radix import Node, RadixTree
+from engine.memory.rows import RowPool
+from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
+
+__all__ = ["Pressure"]
+
+
+class Pressure:
+    """What is kept back of one memory. ``changes`` counts events, so that an audit can tell that it is outdated."""
+
+    def __init__(self, pages: PagePool, rows: RowPool, tree: RadixTree) -> None:
+        self._pages = pages
+        self._rows = rows
+        self._tree = tree
+        self.pins: list[Node] = []
+        self.changes = 0
+
+    def apply(self, event: OperatorEvent) -> None:
+        """Bring the memory to what the event asks for, or as near to it as what requests own allows."""
+        self.changes += 1
+        if isinstance(event, EvictCache):
+            self._tree.evict(self._tree.evictable_pages if event.pages is None else event.pages)
+        elif isinstance(event, ReleasePressure):
+            self._release()
+        else:
+            self._set(event)
+
+    @property
+    def most_free_pages(self) -> int:
+        """Pages that could be free now: those that are, those kept back, and the cache that nobody protects."""
+        return self._pages.free + self._pages.reserved + self._tree.evictable_pages
+
+    @property
+    def most_free_rows(self) -> int:
+        """Rows that could be free now."""
+        return self._rows.free + self._rows.reserved
+
+    @property
+    def most_unlocked_nodes(self) -> int:
+        """Nodes that no live request protects, pinned or not."""
+        pins: dict[Node, int] = {}
+        for pin in self.pins:
+            for node in self._tree.path(pin):
+                pins[node] = pins.get(node, 0) + 1
+        return sum(1 for node in self._tree.nodes() if node.lock_ref == pins.get(node, 0))
+
+    def forget_pins(self) -> None:
+        """The tree was reset: its nodes are gone."""
+        self.pins.clear()
+
+    def _set(self, event: SetPressure) -> None:
+        if event.leave_pages is not None:
+            self._leave_pages(event.leave_pages)
+        if event.leave_rows is not None:
+            self._rows.release_reserved(max(0, event.leave_rows - self._rows.free))
+            self._rows.reserve(max(0, self._rows.free - event.leave_rows))
+        if event.leave_unlocked is not None:
+            self._leave_unlocked(event.leave_unlocked)
+
+    def _leave_pages(self, count: int) -> None:
+        """Cache is evicted only when the free pages and those kept back are not enough."""
+        pages = self._pages
+        pages.release_reserved(max(0, count - pages.free))
+        self._tree.evict(max(0, count - pages.free))
+        pages.reserve(max(0, pages.free - count))
+
+    def _leave_unlocked(self, count: int) -> None:
+        self._unpin()
+        # Parents come before their children, so a node that is pinned has its ancestors pinned or locked already.
+        unlocked = [node for node in self._tree.nodes() if node.lock_ref == 0]
+        for node in unlocked[: max(0, len(unlocked) - count)]:
+            self._tree.lock(node)
+            self.pins.append(node)
+
+    def _unpin(self) -> None:
+        for node in self.pins:
+            self._tree.unlock(node)
+        self.pins.clear()
+
+    def _release(self) -> None:
+        self._unpin()
+        self._pages.release_reserved(self._pages.reserved)
+        self._rows.release_reserved(self._rows.reserved)

@@ -1,0 +1,124 @@
+"""Pressure on pages, rows and locks: exact, accounted for by both audits, and given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import IntegrityError
+from engine.memory import KVMemory, MemoryAudit, PagePool, PageState, RowPool
+from engine.messages import EvictCache, ReleasePressure, SetPressure
+
+
+def memory_of(pages: int = 12, rows: int = 4) -> KVMemory:
+    return KVMemory(total_pages=pages, page_size=2, rows=rows, radix_cache=True)
+
+
+def cache(memory: KVMemory, *ids: int) -> None:
+    lease = memory.admit("seed", ids, spare_pages=0)
+    assert lease is not None
+    assert memory.extend(lease, len(ids))
+    memory.publish(lease, ids, counts=True)
+    memory.release(lease)
+
+
+def unlocked_nodes(memory: KVMemory) -> int:
+    return sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+
+
+@pytest.mark.parametrize("leave", [0, 3, 9, 12])
+def test_pages_are_left_exactly(leave: int) -> None:
+    """D09: cache is evicted only when the free pages are not enough."""
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4, 5, 6)
+    memory.pressure.apply(SetPressure(leave_pages=leave))
+    assert memory.pages.free == leave
+    assert memory.pages.cached == min(3, 12 - leave)
+    memory.check_integrity([])
+
+
+def test_pages_and_rows_come_back_as_they_were() -> None:
+    """D09"""
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4)
+    memory.pressure.apply(SetPressure(leave_pages=1, leave_rows=1))
+    memory.pressure.apply(SetPressure(leave_pages=4, leave_rows=0))
+    assert (memory.pages.free, memory.rows.free) == (4, 0)
+    memory.pressure.apply(ReleasePressure())
+    assert (memory.pages.free, memory.pages.cached, memory.rows.free) == (10, 2, 4)
+    assert memory.pages.allocate(3) == [2, 3, 4]
+
+
+def test_requests_get_the_pages_that_they_always_got() -> None:
+    memory = memory_of()
+    memory.pressure.apply(SetPressure(leave_pages=3, leave_rows=2))
+    assert (memory.pages.allocate(3), memory.rows.allocate()) == ([0, 1, 2], 0)
+    assert memory.pages.state(11) is PageState.RESERVED
+
+
+def test_unlocked_nodes_are_left_exactly_and_pinned_ones_stay() -> None:
+    """D09: what is pinned is not evicted, and its locks are accounted for."""
+    memory = memory_of()
+    for first in (1, 11, 21):
+        cache(memory, first, 2, 3, 4)
+    memory.pressure.apply(SetPressure(leave_unlocked=1))
+    assert (unlocked_nodes(memory), memory.pressure.most_unlocked_nodes) == (1, 3)
+    memory.check_integrity([])
+    memory.pressure.apply(EvictCache())
+    assert memory.tree.node_count == 2
+    memory.pressure.apply(ReleasePressure())
+    assert unlocked_nodes(memory) == 2
+    memory.check_integrity([])
+
+
+def test_pinned_node_may_be_split() -> None:
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4, 5, 6)
+    memory.pressure.apply(SetPressure(leave_unlocked=0))
+    audit = MemoryAudit(memory, [])
+    cache(memory, 1, 2, 9, 9)
+    audit.check()
+    memory.check_integrity([])
+    memory.pressure.apply(ReleasePressure())
+    assert unlocked_nodes(memory) == memory.tree.node_count == 3
+
+
+def test_flush_keeps_what_is_reserved_and_forgets_pins() -> None:
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4)
+    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1, leave_unlocked=0))
+    memory.reset()
+    assert (memory.pages.free, memory.rows.free, memory.pressure.pins) == (7, 1, [])
+    memory.check_integrity([])
+
+
+def test_part_of_the_cache_is_evicted() -> None:
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4, 5, 6)
+    memory.pressure.apply(EvictCache(pages=2))
+    assert (memory.pages.cached, memory.pages.free) == (1, 11)
+
+
+def test_audit_starts_anew_under_new_pressure() -> None:
+    memory = memory_of()
+    audit = MemoryAudit(memory, [])
+    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1))
+    assert audit.is_outdated
+    MemoryAudit(memory, []).check()
+
+
+@pytest.mark.parametrize("pool", ["pages", "rows"])
+def test_lost_reservation_is_found(pool: str) -> None:
+    memory = memory_of()
+    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1))
+    audit = MemoryAudit(memory, [])
+    getattr(memory, pool).reserved -= 1
+    with pytest.raises(IntegrityError):
+        memory.check_integrity([])
+    with pytest.raises(IntegrityError):
+        audit.check()
+
+
+@pytest.mark.parametrize("pool", [PagePool(3, 16), RowPool(3)])
+def test_more_than_is_free_cannot_be_reserved(pool: PagePool | RowPool) -> None:
+    with pytest.raises(IntegrityError, match="reserve\\(4\\) with 3"):
+        pool.reserve(4)
