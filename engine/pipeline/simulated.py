@@ -18,12 +18,13 @@ from engine.plan import Microbatch, SamplingSpec, Segment
 
 __all__ = ["SimulatedPipeline"]
 
-_MASK: Final = 2**64 - 1
-# Multiplier and finalizer of the PCG and SplitMix64 generators; any good 64-bit mix would do.
-_CHAIN: Final = 6_364_136_223_846_793_005
+# Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
+_MASK: Final = 2**30 - 1
+# Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.
+_CHAIN: Final = 747_796_405
 _MIX: Final = 0xBF58476D1CE4E5B9
-_START: Final = 0x9E3779B97F4A7C15
-_CORRUPTED: Final = 0xDEADBEEFDEADBEEF
+_START: Final = 0x1E3779B9
+_CORRUPTED: Final = 0x1EADBEEF
 # Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
 _FIRST_TOKEN: Final = 33
 _TOKENS: Final = 94
@@ -250,8 +251,7 @@ def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
 def _choose(fingerprint: int, position: int, spec: SamplingSpec) -> int:
     """The token at ``position``: from the KV alone if greedy, else from the KV, the seed and the position."""
     value = fingerprint if spec.temperature == 0 else fingerprint ^ ((spec.seed + position) * _CHAIN & _MASK)
-    value = ((value ^ (value >> 30)) * _MIX) & _MASK
-    token = _FIRST_TOKEN + (value >> 32) % _TOKENS
+    token = _FIRST_TOKEN + (value * _MIX >> 40) % _TOKENS
     if position >= spec.suppressed_until or token not in spec.suppressed_ids:
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % _TOKENS for step in range(1, _TOKENS))
@@ -260,6 +260,6 @@ def _choose(fingerprint: int, position: int, spec: SamplingSpec) -> int:
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:
     """A made-up but deterministic distribution: the chosen token first, its neighbours behind it."""
-    first = -((fingerprint >> 40) % 1000) / 1000
+    first = -((fingerprint >> 10) % 1000) / 1000
     top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % _TOKENS, first - i) for i in range(spec.top_logprobs_num)]
     return TokenLogprob(logprob=first, top=tuple(top))

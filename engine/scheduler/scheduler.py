@@ -47,6 +47,7 @@ from engine.scheduler.flushes import Flushes
 from engine.scheduler.gate import StepResult
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.request import Place, Request
+from engine.scheduler.sizes import sizes_of, stats_of
 
 __all__ = ["Scheduler"]
 
@@ -116,7 +117,7 @@ class Scheduler:
         replies = tuple(self._replies)
         again = microbatch is not None or self.counters.retractions != retractions
         if events or replies or again:
-            self.digests.add((tuple(events), microbatch, replies, self._sizes()))
+            self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
         else:
             self.digests.add_quiet()
         return StepResult(self.step_number, microbatch, replies, again, self._flushes.deadline)
@@ -163,23 +164,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        books, pages, rows = self.books, self.memory.pages, self.memory.rows
-        return EngineStats(
-            step=self.step_number,
-            waiting=len(books.waiting),
-            chunked=int(books.chunked is not None),
-            running=len(books.running),
-            in_flight=len(books.in_flight),
-            paused=books.paused,
-            pages_total=pages.total,
-            pages_free=pages.free,
-            pages_cached=pages.cached,
-            pages_held=pages.held + pages.reserved,
-            page_size=pages.page_size,
-            rows_total=rows.total,
-            rows_free=rows.free,
-            **self.counters.totals(),
-        )
+        return stats_of(self.step_number, self.counters, self.books, self.memory)
 
     def audit(self) -> None:
         """Check everything against everything. Raises IntegrityError that names what does not balance."""
@@ -408,14 +393,3 @@ class Scheduler:
     def _check_budget(self, plan: Plan) -> None:
         most = self.limits.rows if plan.mode is ForwardMode.DECODE else self.limits.prefill_budget_tokens
         assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
-
-    def _sizes(self) -> tuple[int, ...]:
-        books, memory = self.books, self.memory
-        return (
-            len(books.waiting),
-            len(books.running),
-            len(books.in_flight),
-            memory.pages.free,
-            memory.pages.cached,
-            memory.rows.free,
-        )

@@ -1,0 +1,47 @@
+"""The sizes of everything at the end of a step: for the digest of the step, and for whoever asks how the engine is.
+
+It only looks.
+"""
+
+from __future__ import annotations
+
+from engine.memory import KVMemory
+from engine.messages import EngineStats
+from engine.scheduler.books import Books
+from engine.scheduler.counters import Counters
+
+__all__ = ["sizes_of", "stats_of"]
+
+
+def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
+    """Waiting, running, in flight; pages free and cached; rows free."""
+    pages = memory.pages
+    return (
+        len(books.waiting),
+        len(books.running),
+        len(books.in_flight),
+        pages.free,
+        pages.cached,
+        memory.rows.free,
+    )
+
+
+def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> EngineStats:
+    """Every counter and size."""
+    pages, rows = memory.pages, memory.rows
+    return EngineStats(
+        step=step,
+        waiting=len(books.waiting),
+        chunked=int(books.chunked is not None),
+        running=len(books.running),
+        in_flight=len(books.in_flight),
+        paused=books.paused,
+        pages_total=pages.total,
+        pages_free=pages.free,
+        pages_cached=pages.cached,
+        pages_held=pages.total - pages.free - pages.cached,
+        page_size=pages.page_size,
+        rows_total=rows.total,
+        rows_free=rows.free,
+        **counters.totals(),
+    )
