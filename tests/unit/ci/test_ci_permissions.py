@@ -47,11 +47,11 @@ def test_roles_authors_and_forks(command: Command) -> None:
 
 def test_the_file_grants_by_command_but_not_on_forks() -> None:
     """E03"""
-    listed = Permissions({"helper": frozenset({"rerun-test", "tag-run-ci-label"})})
-    assert listed.refusal(RerunTest(("a.py",)), asker("Helper")) is None
-    assert listed.refusal(TagRunCiLabel(), asker("helper")) is None
-    assert listed.refusal(Explore("a.py::x"), asker("helper")) is not None
-    assert listed.refusal(RerunTest(("a.py",)), asker("helper", is_fork=True)) is not None
+    listed = Permissions({"trusted": frozenset({"rerun-test", "tag-run-ci-label"})})
+    assert listed.refusal(RerunTest(("a.py",)), asker("Trusted")) is None
+    assert listed.refusal(TagRunCiLabel(), asker("trusted")) is None
+    assert listed.refusal(Explore("a.py::x"), asker("trusted")) is not None
+    assert listed.refusal(RerunTest(("a.py",)), asker("trusted", is_fork=True)) is not None
 
 
 def test_a_refusal_says_who_may() -> None:
@@ -64,11 +64,11 @@ def test_a_refusal_says_who_may() -> None:
 def test_the_file_is_read_strictly(tree: SampleTree) -> None:
     assert Permissions.load(tree.root).granted == {}
     path = tree.root / "ci" / "permissions.json"
-    path.write_text('{"Helper": ["rerun-test"]}')
-    assert Permissions.load(tree.root).granted == {"helper": frozenset({"rerun-test"})}
-    path.write_text('{"helper": ["rerun-everything"]}')
+    path.write_text('{"Trusted": ["rerun-test"]}')
+    assert Permissions.load(tree.root).granted == {"trusted": frozenset({"rerun-test"})}
+    path.write_text('{"trusted": ["rerun-everything"]}')
     with pytest.raises(CatalogueError, match="no such command: /rerun-everything"):
         Permissions.load(tree.root)
-    path.write_text('{"helper": true}')
+    path.write_text('{"trusted": true}')
     with pytest.raises(CatalogueError, match="must map logins"):
         Permissions.load(tree.root)

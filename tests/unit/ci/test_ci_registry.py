@@ -129,10 +129,10 @@ def test_registered_file_that_pytest_would_not_collect(tree: SampleTree) -> None
     assert any("does not collect" in text for text in tree.findings())
 
 
-def test_helper_files_need_no_registration(tree: SampleTree) -> None:
+def test_supporting_files_need_no_registration(tree: SampleTree) -> None:
     tree.write("conftest.py", "x = 1")
     tree.write("sub/__init__.py", "")
-    tree.write("helper.py", "x = 1")
+    tree.write("support.py", "x = 1")
     assert tree.findings() == []
 
 
