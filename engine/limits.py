@@ -1,7 +1,7 @@
 """What the scheduler core and the front end need to know of a model and a configuration, resolved to plain numbers.
 
-``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that nobody
-below resolves an 'auto' twice. Also the one rule for what can never fit.
+``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that
+nobody below resolves an 'auto' twice. Also the one rule for what can never fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
 
 
-# The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so that
-# four stages have one each; 2 (K and V) * 4 layers * 2 kv heads * 16 per head * 4 bytes.
+# The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so
+# that four stages have one each; 2 (K and V) * 4 layers * 2 kv heads * 16 per head * 4 bytes.
 EMBEDDED_FACTS = ModelFacts(
     name=EMBEDDED_MODEL,
     vocab_size=264,
@@ -115,13 +115,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             return "the prompt is empty; a prompt needs at least 1 token"
         if prompt_tokens >= self.context_length:
             return (
-                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room for at "
-                f"most {self.context_length - 1}; shorten the prompt"
+                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room for "
+                f"at most {self.context_length - 1}; shorten the prompt"
             )
         if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
             return (
-                f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and chunked "
-                "prefill is off; shorten the prompt or switch chunking on"
+                f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
+                "chunked prefill is off; shorten the prompt or switch chunking on"
             )
         total = min(prompt_tokens + max_new_tokens, self.context_length) - 1
         if self.pages_for(total) > self.total_pages:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.launch.control import ChildMessage, Control, Dying, Ready, SupervisorMessage, decode_child_message
+from engine.launch.control import ChildMessage, Control, Drained, Dying, Ready, SupervisorMessage, decode_child_message
 from engine.launch.signals import STACK_SIGNAL
 
 __all__ = ["Child", "ChildMain", "close_inherited_files", "die_with_parent", "fork_child"]
@@ -37,6 +37,7 @@ class Child:
         self.name = name
         self.pid = pid
         self.ready = False
+        self.drained = False
         self.dying: Dying | None = None
         self.status: int | None = None
         self._connection = connection
@@ -77,6 +78,8 @@ class Child:
     def _take(self, message: ChildMessage) -> None:
         if isinstance(message, Ready):
             self.ready = True
+        elif isinstance(message, Drained):
+            self.drained = True
         else:
             self.dying = message
 

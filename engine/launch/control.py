@@ -18,6 +18,8 @@ __all__ = [
     "SUPERVISOR",
     "ChildMessage",
     "Control",
+    "Drain",
+    "Drained",
     "Dying",
     "ProcessDied",
     "Ready",
@@ -33,6 +35,10 @@ MAX_TRACEBACK_CHARS = 32_768
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process has loaded everything that it needs and can work. Never sent by one that failed."""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The front end's answer to Drain: no request is live any more, and none will come."""
 
 
 class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -73,12 +79,16 @@ class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cause: str
 
 
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the front end: take no more requests, finish those that are live, say Drained. A Shutdown may come first."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End now, in order; nobody is to blame."""
 
 
-ChildMessage = Ready | Dying
-SupervisorMessage = Serving | ProcessDied | Shutdown
+ChildMessage = Ready | Drained | Dying
+SupervisorMessage = Serving | ProcessDied | Drain | Shutdown
 
 _child_message_decoder = msgspec.msgpack.Decoder(ChildMessage)
 _supervisor_message_decoder = msgspec.msgpack.Decoder(SupervisorMessage)

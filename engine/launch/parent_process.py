@@ -66,7 +66,7 @@ class _Parent:
     def end_servers(self) -> None:
         """Tell the supervisors to stop, wait with a bound, then kill."""
         for pid in self._servers:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + SERVERS_GRACE_S
         while self._servers and time.monotonic() < deadline:
             self._reap_ended()
@@ -110,7 +110,7 @@ def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket,
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The lifeline is held by this process alone, so its end is this process's end. The engine's processes close it.
         close_inherited_files([lifeline_fd, news.fileno()])
-        die_with_parent(parent_pid, signal.SIGTERM)
+        die_with_parent(parent_pid, signal.SIGINT)
         os.setsid()
         _redirect_output(Path(request.log_path))
         os.chdir(request.working_dir)

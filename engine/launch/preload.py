@@ -21,7 +21,7 @@ import msgspec
 from engine.errors import StartupError
 from engine.launch.control import Serving
 from engine.launch.death import read_death_report
-from engine.launch.settings import ServerSettings
+from engine.launch.settings import REVEAL_KEYS, ServerSettings
 
 __all__ = ["PreloadedParent", "ServerProcess"]
 
@@ -103,9 +103,13 @@ class ServerProcess:
             self._take(self._next_news(max(0.0, deadline - time.monotonic())))
         return self._status
 
-    def terminate(self) -> None:
-        """Ask it to stop in order. Harmless when it is gone."""
+    def drain(self) -> None:
+        """Ask it to take no more requests, to finish the live ones, and to stop. Harmless when it is gone."""
         self._signal(signal.SIGTERM)
+
+    def terminate(self) -> None:
+        """Ask it to stop in order, without waiting for requests. Harmless when it is gone."""
+        self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Kill the supervisor; its processes follow it. Harmless when it is gone."""
@@ -180,7 +184,7 @@ class PreloadedParent:
         imports from the caller's ``sys.path``. Raises StartupError when the parent is gone.
         """
         request = ServeRequest(
-            settings=settings.model_dump_json(),
+            settings=settings.model_dump_json(context=REVEAL_KEYS),
             private_dir=str(private_dir.absolute()),
             log_path=str(log_path.absolute()),
             working_dir=str(Path.cwd()),

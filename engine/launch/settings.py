@@ -10,21 +10,26 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
-__all__ = ["ENVIRONMENT_PREFIX", "LIVE_GATE", "ServerSettings", "read_settings"]
+__all__ = ["ENVIRONMENT_PREFIX", "LIVE_GATE", "REVEAL_KEYS", "ServerSettings", "read_settings"]
 
 ENVIRONMENT_PREFIX = "ENGINE_"
 LIVE_GATE = "engine.launch.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 NEARLY_OURS = 0.9
+# The context of a dump that has the keys in it, for a process that is to serve with them.
+REVEAL_KEYS = {"reveal_keys": True}
 
 
 class ServerSettings(EngineConfig):
     """An engine's configuration and its server's. Raises ConfigError for a bad value, as EngineConfig does."""
+
+    # The cause of an error must not show a key either.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
@@ -39,12 +44,35 @@ class ServerSettings(EngineConfig):
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
+    api_key: SecretStr | None = Field(
+        None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
+    )
+    admin_key: SecretStr | None = Field(
+        None, description="key of the operators' routes; without one they are closed unless listening on loopback"
+    )
     start_timeout_s: float = Field(
         600.0, gt=0, le=86_400, description="longest wait, in seconds, for all processes to be ready"
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, le=86_400, description="longest wait, in seconds, for live requests after SIGTERM; 0: none"
     )
     shutdown_grace_s: float = Field(
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
+
+    @field_validator("api_key", "admin_key")
+    @classmethod
+    def _key_can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
+        text = "x" if key is None else key.get_secret_value()
+        if not text or any(not "!" <= character <= "~" for character in text):
+            raise ValueError(
+                "a key must be visible ASCII characters without spaces, got something else; choose another"
+            )
+        return key
+
+    @field_serializer("api_key", "admin_key", when_used="json-unless-none")
+    def _mask(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEAL_KEYS else str(key)
 
 
 def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.errors import EngineError, StartupError
 from engine.launch.child import Child, fork_child
-from engine.launch.control import SUPERVISOR, Control, ProcessDied, Serving, Shutdown, SupervisorMessage
+from engine.launch.control import SUPERVISOR, Control, Drain, ProcessDied, Serving, Shutdown, SupervisorMessage
 from engine.launch.death import DeathReport, describe_status
 from engine.launch.gate_context import load_attribute
 from engine.launch.imports import import_engine
@@ -48,6 +48,8 @@ DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
 CULPRIT_WAIT_S = 0.1
+
+logger = logging.getLogger(__name__)
 
 Announce = Callable[[Serving], None]
 
@@ -125,6 +127,7 @@ class _Supervisor:
         self._children: list[Child] = []
         self._ended: list[Child] = []
         self._stop_asked = False
+        self._drain_asked = False
 
     def run(self) -> int:
         """Start everything, wait for the end, end everything."""
@@ -185,7 +188,12 @@ class _Supervisor:
         return True
 
     def _on_signal(self, signals: SignalWatch) -> None:
-        self._stop_asked = bool(signals.take()) or self._stop_asked
+        """The first SIGTERM asks for a drain; any other signal, and any second one, for the end."""
+        for number in signals.take():
+            if number == signal.SIGTERM and not self._drain_asked:
+                self._drain_asked = True
+            else:
+                self._stop_asked = True
 
     def _on_child(self, child: Child) -> None:
         child.listen()
@@ -198,13 +206,15 @@ class _Supervisor:
 
     def _watch(self) -> int:
         """Wait until all are ready, announce it, wait for the end. Returns the server's exit status."""
-        if not self._wait_for(lambda: self._over or self._all_ready(), self._settings.start_timeout_s):
+        if not self._wait_for(lambda: self._leaving or self._all_ready(), self._settings.start_timeout_s):
             return self._fail_late_start()
-        if not self._over:
+        if not self._leaving:
             serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
             self._tell(serving)
             self._announce(serving)
-            self._wait_for(lambda: self._over, None)
+            self._wait_for(lambda: self._leaving, None)
+            if not self._over:
+                self._drain()
         if not self._ended:
             self._take_down(Shutdown(), self._settings.shutdown_grace_s)
             return 0
@@ -213,6 +223,19 @@ class _Supervisor:
     @property
     def _over(self) -> bool:
         return self._stop_asked or bool(self._ended)
+
+    @property
+    def _leaving(self) -> bool:
+        return self._over or self._drain_asked
+
+    def _drain(self) -> None:
+        """Wait until the live requests are done, with a bound; a further signal or a death ends the wait."""
+        frontend = next(child for child in self._children if child.name == FRONTEND)
+        frontend.send(Drain())
+        if not self._wait_for(lambda: self._over or frontend.drained, self._settings.drain_timeout_s):
+            logger.warning(
+                "cut off requests that were live drain_timeout_s=%s after SIGTERM", self._settings.drain_timeout_s
+            )
 
     def _fail_late_start(self) -> int:
         late = ", ".join(child.name for child in self._children if not child.ready)

@@ -41,9 +41,9 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     tokens = int((free - weights) * share) // facts.kv_bytes_per_token
     if tokens < config.page_size:
         raise ConfigError(
-            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no room "
-            f"for a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or use a "
-            "smaller model"
+            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no "
+            f"room for a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or "
+            "use a smaller model"
         )
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
 

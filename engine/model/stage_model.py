@@ -53,7 +53,7 @@ class StageModel:
         model_config = read_model_config(self.folder)
         self.is_first = stage == 0
         self.is_last = stage == limits.pp_size - 1
-        self.device = _device(config.device)
+        self.device = _device(config.device, limits, stage)
         self.dtype: torch.dtype = getattr(torch, dtype_name(config, model_config))
         self.hidden_size = int(model_config.hidden_size)
         self.layers = stage_layers(model_config.num_hidden_layers, limits.pp_size, stage)
@@ -219,9 +219,13 @@ def _require_hidden(hidden: torch.Tensor | None, batch: ForwardBatch, hidden_siz
     return hidden
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+def _device(name: str, limits: Limits, stage: int) -> torch.device:
+    """The device of one stage: its own GPU where there are enough of them, else the same for all."""
+    gpus = torch.cuda.device_count()
+    if name.startswith("cuda") and not gpus:
         raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")
-    return torch.device(name)
+    if name not in ("auto", "cuda"):
+        return torch.device(name)
+    if not gpus:
+        return torch.device("cpu")
+    return torch.device("cuda", stage if gpus >= limits.pp_size else 0)

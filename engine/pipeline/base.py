@@ -31,7 +31,7 @@ class Pipeline(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True when ``next_completion(0)`` would return one although no wake source is readable (work in this process)."""
+        """True when ``next_completion(0)`` would return one without a readable wake source: work in this process."""
         ...
 
     def wake_sources(self) -> Sequence[Any]:
