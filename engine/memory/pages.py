@@ -106,8 +106,12 @@ class PagePool:
 
     def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
         """Whether these pages are all in one state."""
-        states, wanted = self._states, int(state)
-        return all(states[page] == wanted for page in pages)
+        # A loop, because an audit asks this for every lease that changed: half the time of all() over a generator.
+        states = self._states
+        for page in pages:  # noqa: SIM110
+            if states[page] != state:
+                return False
+        return True
 
     def reset(self) -> None:
         """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
