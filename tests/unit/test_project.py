@@ -1,0 +1,162 @@
+"""The project's own rules: sources that anybody can read, honest `__all__`, a README whose commands exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ci.cli import app as ci_app
+from engine.cli import app as engine_app
+from scripted.cli import app as scripted_app
+from scripted.client import Call, ClientView
+from scripted.context import ScriptContext
+from scripted.handle import RequestHandle
+from scripted.state import KVState, Microbatch, RowState, State, TreeState
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine", "scripted", "ci")
+WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", ".ci", ".github")
+SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".jinja", ""}
+DOCSTRING_LINES = 5
+# Homes of people, and of the machine that the project is written on.
+PERSONAL_PATHS = re.compile(r"/(home|Users|root)/\w|(?<![\w.])/work/\w")
+APPS = {"engine": engine_app, "scripted": scripted_app, "ci": ci_app}
+GUIDES = ("README.md", "docs/architecture.md", "docs/script_api.md")
+SCRIPT_OBJECTS = (ScriptContext, RequestHandle, Call, ClientView, State, Microbatch, KVState, RowState, TreeState)
+
+
+def texts() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".coverage"))
+    for folder in WRITTEN_HERE:
+        yield from (
+            path
+            for path in sorted((ROOT / folder).rglob("*"))
+            if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
+        )
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_sources_are_ascii():
+    """F: what is not ASCII looks alike and is not."""
+    assert [name_of(path) for path in texts() if not path.read_bytes().isascii()] == []
+
+
+def test_no_file_names_somebodys_folder():
+    """F: no personal paths."""
+    found = [
+        f"{name_of(path)}: {match.group()}"
+        for path in texts()
+        if path != Path(__file__)
+        for match in PERSONAL_PATHS.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", modules(*PACKAGES, "benchmarks"), ids=name_of)
+def test_a_module_says_what_it_is_in_a_few_lines(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, f"{name_of(path)} has no docstring; say what it owns and what it never does"
+    assert len([line for line in docstring.splitlines() if line.strip()]) <= DOCSTRING_LINES
+
+
+@pytest.mark.parametrize("path", modules(*PACKAGES), ids=name_of)
+def test_all_names_what_the_module_has(path):
+    tree = ast.parse(path.read_text())
+    exported = [node.value for node in tree.body if isinstance(node, ast.Assign) and assigns(node, "__all__")]
+    exported += [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and assigns(node, "__all__")]
+    if not exported:
+        assert path.name in {"__main__.py", "__init__.py"}, f"{name_of(path)} needs an __all__"
+        return
+    names = ast.literal_eval(exported[0])
+    assert len(set(names)) == len(names)
+    module = importlib.import_module(name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+def assigns(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+
+
+def test_test_files_have_names_of_their_own():
+    """F: pytest imports test files by their bare name, so two of one name hide each other."""
+    names = Counter(path.name for path in modules("tests") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", [path for path in modules("tests") if path.name.startswith("test_")], ids=name_of)
+def test_no_test_hides_another(path):
+    """F: of two tests of one name in one file only the second runs."""
+    tree = ast.parse(path.read_text())
+    for scope in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        tests = Counter(
+            node.name
+            for node in scope.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
+        )
+        assert [name for name, count in tests.items() if count > 1] == []
+
+
+def test_what_is_needed_is_pinned():
+    """A fresh machine gets what was tested: one exact version a package, from no particular place."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {}
+    for line in lines:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][\w.]*", line), f"constraints.txt: {line!r} is not name==version"
+        name, _, version = line.partition("==")
+        pins[canonicalize_name(name)] = version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in [*project["dependencies"], *project["optional-dependencies"]["test"]]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_commands_in_the_guides_exist(guide):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in command_lines((ROOT / guide).read_text()):
+        if line.startswith("make "):
+            assert line.split()[1] in targets, f"{guide}: {line}"
+        for program, command in re.findall(r"\b(?:python -m )?(engine|scripted|ci) ([a-z-]+)", line):
+            commands = typer.main.get_command(APPS[program]).commands
+            assert command in commands, f"{guide}: {line}: {program} has {sorted(commands)}"
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_files_in_the_guides_exist(guide):
+    text = (ROOT / guide).read_text()
+    named = re.findall(r"\b((?:engine|scripted|ci|docs|tests|benchmarks)/[\w./-]*\w)", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def command_lines(text: str) -> list[str]:
+    """The lines of indented and fenced blocks that start with a command of ours."""
+    starts = ("make ", "engine ", "scripted ", "python -m ")
+    return [line.strip() for line in text.splitlines() if line.startswith("    ") and line.strip().startswith(starts)]
+
+
+@pytest.mark.parametrize("kind", SCRIPT_OBJECTS, ids=lambda kind: kind.__name__)
+def test_the_script_guide_names_everything_that_a_script_can_use(kind):
+    """What a script can call and is not in the guide is lost; what the guide names and is gone is a lie."""
+    guide = (ROOT / "docs/script_api.md").read_text()
+    internal = {"check_waits", "bind", "is_bound", "see", "receive", "fail", "answer"}
+    names = [name for name in dir(kind) if not name.startswith("_") and name not in internal]
+    assert [name for name in names if not re.search(rf"\b{name}\b", guide)] == []
