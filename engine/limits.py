@@ -115,8 +115,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             return "the prompt is empty; a prompt needs at least 1 token"
         if prompt_tokens >= self.context_length:
             return (
-                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room for "
-                f"at most {self.context_length - 1}; shorten the prompt"
+                f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room "
+                f"for at most {self.context_length - 1}; shorten the prompt"
             )
         if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
             return (
