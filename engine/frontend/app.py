@@ -5,7 +5,7 @@ Owns what is true for all routes; what a single route does stands with that rout
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from engine import __version__
@@ -15,7 +15,7 @@ from engine.frontend.front import FrontEnd
 from engine.frontend.problems import ApiError, ProblemType
 from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import add_generation, add_models
-from engine.frontend.routes.information import add_information
+from engine.frontend.routes.information import add_health, add_information
 
 __all__ = ["build_app"]
 
@@ -25,10 +25,15 @@ def build_app(front: FrontEnd) -> FastAPI:
     app = FastAPI(title="Lockstep", version=__version__, description="An LLM serving engine.")
     description = Description()
     _add_error_answers(app)
-    add_generation(app, front, description)
-    add_models(app, front, description)
-    add_administration(app, front, description)
-    add_information(app, front, description)
+    add_health(app, front, description)
+    clients = APIRouter(dependencies=[Depends(front.doors.admit_client)])
+    add_generation(clients, front, description)
+    add_models(clients, front, description)
+    add_information(clients, front, description)
+    operators = APIRouter(dependencies=[Depends(front.doors.admit_operator)])
+    add_administration(operators, front, description)
+    for router in (clients, operators):
+        app.include_router(router)
     description.install(app)
     return app
 
@@ -36,7 +41,8 @@ def build_app(front: FrontEnd) -> FastAPI:
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def answer_api_error(_: Request, exc: ApiError) -> Response:
-        return json_answer(exc.body, status=exc.status)
+        headers = {"www-authenticate": "Bearer"} if exc.status == 401 else None
+        return json_answer(exc.body, status=exc.status, headers=headers)
 
     @app.exception_handler(HTTPException)
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:

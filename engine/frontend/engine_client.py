@@ -78,6 +78,9 @@ class EngineClient:
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._broken: ApiError | None = None
+        self._closed: ApiError | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     @property
     def broken(self) -> ApiError | None:
@@ -85,13 +88,19 @@ class EngineClient:
         return self._broken
 
     @property
+    def closed(self) -> ApiError | None:
+        """Why no further request is taken, if so; the open ones may go on."""
+        return self._broken or self._closed
+
+    @property
     def open_requests(self) -> int:
         """Requests without a terminal reply."""
         return len(self._open)
 
     def start(self, message: Generate) -> OpenRequest:
-        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when the engine is gone."""
-        self._require_working()
+        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
+        if self.closed is not None:
+            raise self.closed
         if message.rid in self._open:
             raise ApiError(
                 409,
@@ -101,6 +110,7 @@ class EngineClient:
             )
         request = OpenRequest(message.rid)
         self._open[message.rid] = request
+        self._quiet.clear()
         self._send(message)
         return request
 
@@ -135,10 +145,19 @@ class EngineClient:
         for request in self._open.values():
             request.put(reason, last=True)
         self._open.clear()
+        self._quiet.set()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(reason)
         self._calls.clear()
+
+    def close_to_requests(self, reason: ApiError) -> None:
+        """Refuse all further requests; calls are still sent."""
+        self._closed = reason
+
+    async def wait_quiet(self) -> None:
+        """Wait until no request is open."""
+        await self._quiet.wait()
 
     async def deliver_replies(self) -> None:
         """Hand out replies as they come, until cancelled."""
@@ -197,4 +216,6 @@ class EngineClient:
             return
         if last:
             del self._open[rid]
+            if not self._open:
+                self._quiet.set()
         request.put(output, last=last)

@@ -1,4 +1,4 @@
-"""The front end as its routes see it: settings, numbers, tokenizer, template, the engine's client, and its state.
+"""The front end as its routes see it: settings, numbers, tokenizer, template, doors, client, and its state.
 
 Owns nothing of a request; made once a process, before the first request.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.doors import Doors
 from engine.frontend.engine_client import EngineClient
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
@@ -30,6 +31,7 @@ class FrontEnd:
     tokenizer: Tokenizer
     client: EngineClient
     template: ChatTemplate
+    doors: Doors
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))

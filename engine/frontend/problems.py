@@ -16,6 +16,8 @@ class ProblemType:
     """The values of ``type`` in an error body."""
 
     INVALID = "invalid_request_error"
+    UNAUTHENTICATED = "authentication_error"
+    CLOSED = "permission_error"
     TOO_LARGE = "request_too_large"
     NOT_FOUND = "not_found"
     DUPLICATE = "duplicate_request"
@@ -59,6 +61,11 @@ class ApiError(Exception):
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
         """A request that breaks a rule: 400."""
         return cls(400, ProblemType.INVALID, message, param=param)
+
+    @classmethod
+    def unauthenticated(cls, message: str) -> ApiError:
+        """A key that is missing or wrong: 401."""
+        return cls(401, ProblemType.UNAUTHENTICATED, message)
 
     @classmethod
     def unavailable(cls, message: str) -> ApiError:

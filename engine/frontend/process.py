@@ -18,11 +18,12 @@ from tokenizers import Tokenizer
 from engine.errors import ProcessDiedError
 from engine.frontend.app import build_app
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.doors import Doors
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.front import FrontEnd
 from engine.frontend.problems import ApiError
 from engine.frontend.tokenizer import load_tokenizer
-from engine.launch.control import SUPERVISOR, Control, ProcessDied, Ready, Serving, Shutdown
+from engine.launch.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.launch.death import DeathReport
 from engine.launch.private_dir import PrivateDir
 from engine.launch.settings import ServerSettings
@@ -88,6 +89,7 @@ class _Life:
         self._front = front
         self.over = asyncio.Event()
         self.death: ProcessDiedError | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
         """Take one message of the supervisor; called when its pipe is readable."""
@@ -102,8 +104,15 @@ class _Life:
                 self._front.serving = True
             case ProcessDied():
                 self._die(ProcessDiedError(message.process, message.cause))
+            case Drain():
+                self._front.client.close_to_requests(ApiError.unavailable("the server is draining; ask another one"))
+                self._draining = asyncio.create_task(self._drain())
             case Shutdown() | None:
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
+
+    async def _drain(self) -> None:
+        await self._front.client.wait_quiet()
+        self._control.send(Drained())
 
     def _die(self, death: ProcessDiedError) -> None:
         self.death = self.death or death
@@ -125,7 +134,10 @@ async def _serve(
     folder: PrivateDir,
 ) -> None:
     client = EngineClient(folder.path)
-    front = FrontEnd(settings=settings, limits=limits, tokenizer=tokenizer, client=client, template=template)
+    doors = Doors.of(settings, listener.getsockname()[0])
+    front = FrontEnd(
+        settings=settings, limits=limits, tokenizer=tokenizer, client=client, template=template, doors=doors
+    )
     life = _Life(control, front)
     asyncio.get_running_loop().add_reader(control.fileno(), life.listen)
     server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))

@@ -7,6 +7,7 @@ from the defaults. Changes nothing that the engine computes.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ ENVIRONMENT_PREFIX = "ENGINE_"
 LIVE_GATE = "engine.launch.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 NEARLY_OURS = 0.9
+_VISIBLE = re.compile(r"[!-~]+")
 # The context of a dump that has the keys in it, for a process that is to serve with them.
 REVEAL_KEYS = {"reveal_keys": True}
 
@@ -60,11 +62,12 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
-    @field_validator("api_key", "admin_key")
+    @field_validator("api_key", "admin_key", mode="before")
     @classmethod
-    def _key_can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
-        text = "x" if key is None else key.get_secret_value()
-        if not text or any(not "!" <= character <= "~" for character in text):
+    def _key_can_be_sent(cls, key: object) -> object:
+        # Everything is judged here, because the framework's own errors show the value.
+        text = key.get_secret_value() if isinstance(key, SecretStr) else key
+        if text is not None and not (isinstance(text, str) and _VISIBLE.fullmatch(text)):
             raise ValueError(
                 "a key must be visible ASCII characters without spaces, got something else; choose another"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from engine.frontend.description import Description
@@ -12,21 +12,20 @@ from engine.frontend.problems import ApiError
 from engine.frontend.protocol import AbortBody, PauseBody, parse_body
 from engine.messages import Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, PauseGeneration
 
-__all__ = ["ADMIN_PATHS", "add_administration"]
+__all__ = ["add_administration"]
 
 ADMIN = "administration"
-ADMIN_PATHS = frozenset({"/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"})
 MAX_FLUSH_TIMEOUT_S = 3600.0
 FLUSH_QUERY = (("timeout", MAX_FLUSH_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
 
 
-def add_administration(app: FastAPI, front: FrontEnd, description: Description) -> None:
+def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the operators' routes."""
 
     async def read(request: Request) -> bytes:
         return await read_body(request, front.settings.max_body_bytes)
 
-    for method in (app.get, app.post):
+    for method in (router.get, router.post):
 
         @method("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
         async def flush_cache(request: Request) -> Response:
@@ -36,7 +35,7 @@ def add_administration(app: FastAPI, front: FrontEnd, description: Description) 
                 await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
             )
 
-    @app.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
+    @router.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
     async def abort_request(request: Request) -> Response:
         """End one request by its exact rid, or all."""
         body = parse_body(AbortBody, await read(request))
@@ -45,13 +44,15 @@ def add_administration(app: FastAPI, front: FrontEnd, description: Description) 
         rid = body.rid
         return _call_answer(await front.client.call(lambda call_id: Abort(rid=rid, call_id=call_id)))
 
-    @app.post("/pause_generation", **description.route(body=PauseBody, body_required=False, errors=(429,), tag=ADMIN))
+    @router.post(
+        "/pause_generation", **description.route(body=PauseBody, body_required=False, errors=(429,), tag=ADMIN)
+    )
     async def pause_generation(request: Request) -> Response:
         """Stop planning: live requests go back to the queue, stay where they are, or end."""
         body = parse_body(PauseBody, await read(request))
         return _call_answer(await front.client.call(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode)))
 
-    @app.post("/continue_generation", **description.route(errors=(400, 429), tag=ADMIN))
+    @router.post("/continue_generation", **description.route(errors=(400, 429), tag=ADMIN))
     async def continue_generation() -> Response:
         """Resume after a pause."""
         return _call_answer(await front.client.call(lambda call_id: ContinueGeneration(call_id=call_id)))

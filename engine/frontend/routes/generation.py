@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from engine.frontend.admission import admit
 from engine.frontend.description import Description
@@ -44,11 +44,11 @@ class NativeShape:
         return ()
 
 
-def add_generation(app: FastAPI, front: FrontEnd, description: Description) -> None:
+def add_generation(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that generate."""
     limit_bytes = front.settings.max_body_bytes
 
-    @app.post(
+    @router.post(
         "/generate",
         **description.route(
             body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500), tag=NATIVE
@@ -60,7 +60,7 @@ def add_generation(app: FastAPI, front: FrontEnd, description: Description) -> N
         message = await admit(body, front.tokenizer, front.limits)
         return await respond(request, front, [message], NativeShape(), stream=body.stream)
 
-    @app.post(
+    @router.post(
         "/v1/completions",
         **description.route(
             body=CompletionBody, answer=CompletionAnswer, event=CompletionAnswer, errors=ERRORS, tag=OPENAI
@@ -81,7 +81,7 @@ def add_generation(app: FastAPI, front: FrontEnd, description: Description) -> N
         )
         return await respond(request, front, messages, shape, stream=body.stream)
 
-    @app.post(
+    @router.post(
         "/v1/chat/completions",
         **description.route(body=ChatBody, answer=ChatAnswer, event=ChatChunk, errors=ERRORS, tag=OPENAI),
     )
@@ -101,18 +101,18 @@ def add_generation(app: FastAPI, front: FrontEnd, description: Description) -> N
         return await respond(request, front, messages, shape, stream=body.stream)
 
 
-def add_models(app: FastAPI, front: FrontEnd, description: Description) -> None:
+def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that say which model is served."""
 
     def card() -> ModelCard:
         return ModelCard(id=front.model_name, created=front.created_s, max_model_len=front.limits.context_length)
 
-    @app.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
+    @router.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
     async def models() -> Response:
         """List the served model."""
         return json_answer(ModelList(data=[card()]))
 
-    @app.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
+    @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
     async def model_card(model: str) -> Response:
         """Describe the served model."""
         require_model(model, front)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
 from engine import __version__
@@ -14,13 +14,13 @@ from engine.frontend.problems import ApiError
 from engine.limits import Limits
 from engine.messages import EngineStats
 
-__all__ = ["ModelInfo", "ServerInfo", "add_information"]
+__all__ = ["ModelInfo", "ServerInfo", "add_health", "add_information"]
 
 INFORMATION = "information"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
 STATS_TIMEOUT_S = 1.0
-# What /server_info does not show: free text of a harness.
-HIDDEN_SETTINGS = frozenset({"gate_options"})
+# What /server_info does not show: keys, and the free text of a harness.
+HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options"})
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,19 +44,23 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     stats: EngineStats | None
 
 
-def add_information(app: FastAPI, front: FrontEnd, description: Description) -> None:
-    """Add the routes that tell."""
+def add_health(app: FastAPI, front: FrontEnd, description: Description) -> None:
+    """Add the probe, which needs no key."""
 
     @app.get("/health", **description.route(tag=INFORMATION))
     async def health() -> Response:
         """Say whether requests can be served: 200 or 503."""
-        if front.client.broken is not None:
-            raise front.client.broken
+        if front.client.closed is not None:
+            raise front.client.closed
         if not front.serving:
             raise ApiError.unavailable("the server is starting; ask again until it is ready")
         return PlainTextResponse("ok")
 
-    @app.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
+
+def add_information(router: APIRouter, front: FrontEnd, description: Description) -> None:
+    """Add the routes that tell."""
+
+    @router.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
     async def model_info() -> Response:
         """Describe the model."""
         limits = front.limits
@@ -70,7 +74,7 @@ def add_information(app: FastAPI, front: FrontEnd, description: Description) -> 
             )
         )
 
-    @app.get("/server_info", **description.route(answer=ServerInfo, tag=INFORMATION))
+    @router.get("/server_info", **description.route(answer=ServerInfo, tag=INFORMATION))
     async def server_info() -> Response:
         """Describe the server: settings without secrets, processes, counters."""
         return json_answer(

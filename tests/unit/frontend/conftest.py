@@ -17,6 +17,7 @@ from real_servers import RealServer, running
 
 from engine.frontend.app import build_app
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.doors import Doors
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.front import FrontEnd
 from engine.launch.preload import PreloadedParent
@@ -84,7 +85,7 @@ class FakeScheduler:
 class Stage:
     """Everything that a test of the front end needs."""
 
-    def __init__(self, private_dir: Path, **settings: object) -> None:
+    def __init__(self, private_dir: Path, *, address: str = "127.0.0.1", **settings: object) -> None:
         self.scheduler = FakeScheduler(private_dir)
         self.settings = ServerSettings(**settings)
         self.limits = Limits.of(self.settings, EMBEDDED_FACTS)
@@ -97,6 +98,7 @@ class Stage:
             tokenizer=self.tokenizer,
             client=self.client,
             template=ChatTemplate(self.template_source),
+            doors=Doors.of(self.settings, address),
             serving=True,
         )
         self.app = build_app(self.front)
