@@ -52,7 +52,7 @@ class EngineConfig(BaseModel):
         None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
     )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
-    max_queued_requests: int = Field(1024, ge=0, description="requests that may wait; one more is refused with 429")
+    max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
     context_length: int | None = Field(
         None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
     )

@@ -123,7 +123,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
                 "chunked prefill is off; shorten the prompt or switch chunking on"
             )
-        total = min(prompt_tokens + max_new_tokens, self.context_length) - 1
+        # At least one token is always computed, whatever was asked for.
+        total = min(prompt_tokens + max(1, max_new_tokens), self.context_length) - 1
         if self.pages_for(total) > self.total_pages:
             return (
                 f"the request needs {self.pages_for(total)} pages of {self.page_size} tokens ({prompt_tokens} prompt + "
