@@ -12,6 +12,7 @@ from contextlib import aclosing
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.generation import Generation
+from engine.frontend.metrics import Metrics
 from engine.frontend.problems import ApiError
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Generate
@@ -24,11 +25,11 @@ IndexedPiece = tuple[int, GenerateAnswer]
 class Choices:
     """The answers of one or more requests. Construction sends all, or none: it raises ApiError when one is refused."""
 
-    def __init__(self, client: EngineClient, decoder: Decoder, messages: Sequence[Generate]) -> None:
+    def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics, messages: Sequence[Generate]) -> None:
         self._generations: list[Generation] = []
         try:
             for message in messages:
-                self._generations.append(Generation(client, decoder, message))
+                self._generations.append(Generation(client, decoder, message, metrics.begin()))
         except ApiError:
             self.abort()
             raise

@@ -57,7 +57,7 @@ async def respond(
     request: Request, front: FrontEnd, messages: Sequence[Generate], shape: Shape, *, stream: bool
 ) -> Response:
     """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails."""
-    choices = Choices(front.client, front.tokenizer, messages)
+    choices = Choices(front.client, front.tokenizer, front.metrics, messages)
     watch = asyncio.create_task(_abort_on_disconnect(request, choices))
     try:
         if not stream:

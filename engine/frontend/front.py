@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
+from engine.clock import MonotonicClock
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.doors import Doors
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.metrics import Metrics
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
 
@@ -35,6 +37,10 @@ class FrontEnd:
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.model_name, MonotonicClock())
 
     @property
     def model_name(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from engine.frontend.answer import Answer, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.metrics import RequestTimes
 from engine.frontend.problems import ApiError, ProblemType
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Abort, FinishReason, Generate
@@ -21,8 +22,9 @@ __all__ = ["Generation"]
 class Generation:
     """The answer of one request. Construction sends it, and raises ApiError when it is refused at once."""
 
-    def __init__(self, client: EngineClient, decoder: Decoder, message: Generate) -> None:
+    def __init__(self, client: EngineClient, decoder: Decoder, message: Generate, times: RequestTimes) -> None:
         self._client = client
+        self._times = times
         self._rid = message.rid
         self._answer = Answer(decoder, message)
         self._request = client.start(message)
@@ -39,6 +41,7 @@ class Generation:
         finished = False
         while not finished:
             output = await self._request.next_output()
+            self._times.note(output)
             if output.finish_reason is FinishReason.ERROR:
                 raise ApiError(500, ProblemType.ENGINE, output.error or "the engine could not compute this request")
             finished = output.finish_reason is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import __version__
 from engine.frontend.description import Description
@@ -87,3 +88,9 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
                 stats=await front.client.stats(STATS_TIMEOUT_S),
             )
         )
+
+    @router.get("/metrics", **description.route(tag=INFORMATION))
+    async def metrics() -> Response:
+        """Tell Prometheus what is measured; complete only while the scheduler answers."""
+        text = front.metrics.text(await front.client.stats(STATS_TIMEOUT_S))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -85,17 +85,28 @@ def test_drain_has_a_bound(parent: PreloadedParent, tmp_path: Path) -> None:
 
 def test_queue_limit_plus_one_is_429_and_leaves_nothing(parent: PreloadedParent, tmp_path: Path) -> None:
     """C07: for every protocol, streaming or not."""
-    with running(parent, tmp_path, max_queued_requests=0) as server:
-        bodies: list[tuple[str, dict[str, Any]]] = [
-            ("/generate", {"text": "x"}),
-            ("/v1/completions", {"prompt": "x"}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": "x"}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ]
+    with running(parent, tmp_path, max_queued_requests=1) as server, ThreadPoolExecutor(1) as pool:
+        server.http.post("/pause_generation").raise_for_status()
+        waits = pool.submit(httpx.post, f"{server.url}/generate", json={"text": "x"}, timeout=20)
+        while _stats(server)["waiting"] == 0:
+            continue
         for path, body in bodies:
             for stream in (False, True):
                 response = server.http.post(path, json=body | {"stream": stream})
                 assert response.status_code == 429
-                assert "max_queued_requests is 0" in response.json()["error"]["message"]
-        info = server.http.get("/server_info").json()
-        assert (info["open_requests"], info["stats"]["waiting"], info["stats"]["requests_refused"]) == (0, 0, 6)
-        assert info["stats"]["rows_free"] == info["stats"]["rows_total"]
+                assert "max_queued_requests is 1" in response.json()["error"]["message"]
+        assert server.http.get("/server_info").json()["open_requests"] == 1
+        server.http.post("/continue_generation").raise_for_status()
+        assert waits.result().status_code == 200
+        stats = _stats(server)
+        assert (stats["waiting"], stats["requests_refused"], stats["requests_finished"]) == (0, 6, 1)
+        assert stats["rows_free"] == stats["rows_total"]
+
+
+def _stats(server: RealServer) -> dict[str, int]:
+    return server.http.get("/server_info").json()["stats"]

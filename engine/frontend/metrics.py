@@ -1,0 +1,165 @@
+"""What is measured of requests and told to Prometheus: latencies as clients meet them, counts of the scheduler.
+
+Owns names, units and buckets, the field's usual ones under the prefix ``engine_``. Observes only: no request waits for
+it, and nothing is kept of one that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.clock import Clock
+from engine.messages import EngineStats, FinishReason, TokenOutput
+
+__all__ = ["Metrics", "RequestTimes"]
+
+PREFIX = "engine_"
+FIRST_TOKEN_BUCKETS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+LENGTH_BUCKETS_TOKENS = tuple(2**power for power in range(18))
+
+
+class Metrics:
+    """Every metric of one server, in a registry of its own."""
+
+    def __init__(self, model: str, clock: Clock) -> None:
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self._scheduler = _SchedulerCollector(model)
+        self._registry.register(self._scheduler)
+        self._model = model
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From the request's arrival to its first token.", FIRST_TOKEN_BUCKETS_S
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between two outputs of a request, for each token of it.", TOKEN_BUCKETS_S
+        )
+        self.request = self._histogram(
+            "e2e_request_latency_seconds", "From the request's arrival to its end.", REQUEST_BUCKETS_S
+        )
+        self.prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS_TOKENS)
+        self.generated = self._histogram(
+            "request_generation_tokens", "Output tokens of a request.", LENGTH_BUCKETS_TOKENS
+        )
+        labels = ("model_name", "finished_reason")
+        name = f"{PREFIX}request_success"
+        self._ended = Counter(name, "Requests that ended, by reason.", labels, registry=self._registry)
+        name = f"{PREFIX}request_failure"
+        self._failed = Counter(name, "Requests that ended by an error.", labels[:1], registry=self._registry)
+
+    def begin(self) -> RequestTimes:
+        """Begin to time a request that has just arrived."""
+        return RequestTimes(self, self._clock)
+
+    def count_end(self, reason: FinishReason) -> None:
+        """Count the end of a request."""
+        if reason is FinishReason.ERROR:
+            self._failed.labels(self._model).inc()
+        else:
+            self._ended.labels(self._model, reason.value).inc()
+
+    def text(self, stats: EngineStats | None) -> bytes:
+        """All metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""
+        self._scheduler.stats = stats
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(PREFIX + name, help_text, ("model_name",), registry=self._registry, buckets=buckets)
+        return histogram.labels(self._model)
+
+
+class RequestTimes:
+    """One request's times, from its arrival to its end."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._begun_s = clock.now()
+        self._last_s: float | None = None
+
+    def note(self, output: TokenOutput) -> None:
+        """Take an output's time and size in."""
+        now_s = self._clock.now()
+        if output.token_ids:
+            self._note_tokens(len(output.token_ids), now_s)
+        if output.finish_reason is None:
+            return
+        self._metrics.count_end(output.finish_reason)
+        # An aborted or failed request says nothing about how long one takes.
+        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._metrics.request.observe(now_s - self._begun_s)
+            self._metrics.prompt.observe(output.prompt_tokens)
+            self._metrics.generated.observe(output.completion_tokens)
+
+    def _note_tokens(self, count: int, now_s: float) -> None:
+        if self._last_s is None:
+            self._metrics.first_token.observe(now_s - self._begun_s)
+        else:
+            for _ in range(count):
+                self._metrics.inter_token.observe((now_s - self._last_s) / count)
+        self._last_s = now_s
+
+
+class _SchedulerCollector(Collector):
+    """The scheduler's counters as of the last answer."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.stats: EngineStats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric that comes from the scheduler; only that it is silent when it is."""
+        stats = self.stats
+        yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
+        if stats is None:
+            return
+        yield self._gauge("num_requests_running", "Requests that own memory.", stats.running + stats.chunked)
+        yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
+        yield self._gauge("num_microbatches_in_flight", "Microbatches on their way.", stats.in_flight)
+        held = stats.pages_held / max(1, stats.pages_total)
+        yield self._gauge("kv_cache_usage_perc", "Part of the KV cache that requests hold; 1 is all of it.", held)
+        cached = stats.pages_cached / max(1, stats.pages_total)
+        yield self._gauge(
+            "prefix_cache_usage_perc", "Part of the KV cache that holds prefixes; 1 is all of it.", cached
+        )
+        yield self._counter("prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
+        yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
+        yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
+        yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, help_text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
