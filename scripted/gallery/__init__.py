@@ -1,5 +1,6 @@
 """The gallery: real scheduler races of real serving engines, each with a mutant that puts its bug back."""
 
-from scripted.gallery.mutants import MUTANTS, Mutant, UnknownMutant, mutant_named
+from scripted.gallery.mutant import Mutant
+from scripted.gallery.mutants import MUTANTS, UnknownMutant, mutant_named
 
 __all__ = ["MUTANTS", "Mutant", "UnknownMutant", "mutant_named"]

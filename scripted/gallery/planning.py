@@ -1,0 +1,136 @@
+"""Mutants of admission and planning: who may start, what a microbatch may hold, when a request has said enough."""
+
+# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.messages import Generate, Refusal, RefusalKind
+from engine.scheduler import Request
+from engine.scheduler.admission import Admission
+from engine.scheduler.planner import Plan, Planner
+from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+
+__all__ = ["PLANNING"]
+
+_admissions = Planner._admissions
+_add_chunk = Planner._add_chunk
+_add_prefill = Planner._add_prefill
+_request_of = Admission.request_of
+_refusal_of = Admission.refusal_of
+
+
+def _admissions_up_to_a_miss(planner: Planner) -> Iterator[Request]:
+    for request in _admissions(planner):
+        yield request
+        if request.lease is None:
+            return
+
+
+def _admissions_without_a_bound(planner: Planner) -> Iterator[Request]:
+    for request in _admissions(planner):
+        yield request
+        request.passed_over = 0
+
+
+def _add_chunk_of_the_whole_budget(planner: Planner, plan: Plan, request: Request) -> bool:
+    planned, plan.tokens = plan.tokens, 0
+    added = _add_chunk(planner, plan, request)
+    plan.tokens += planned
+    return added
+
+
+def _add_prefill_into_a_free_row(planner: Planner, plan: Plan) -> None:
+    if planner._memory.rows.free:
+        _add_prefill(planner, plan)
+
+
+def _request_without_a_context(admission: Admission, message: Generate, arrival: int) -> Request:
+    request = _request_of(admission, message, arrival)
+    request.limit_tokens = len(message.prompt_ids) + message.sampling.max_new_tokens
+    return request
+
+
+def _refuse_no_full_queue(admission: Admission, *args: Any, **details: Any) -> Refusal | None:
+    refusal = _refusal_of(admission, *args, **details)
+    return None if refusal is not None and refusal.kind is RefusalKind.BUSY else refusal
+
+
+def _every_running_request(planner: Planner) -> list[Request]:
+    return list(planner._books.running.values())
+
+
+PLANNING = (
+    Mutant(
+        name="head-blocks-the-queue",
+        origin="G19: vLLM issue 35541 and pypto serving",
+        bug="a request that does not fit stops everybody behind it",
+        signature="nobody got past the request that does not fit",
+        test=f"{GALLERY_TESTS}/test_g19_oversize_head.py::test_small_requests_get_past_one_that_does_not_fit",
+        owner=Planner,
+        attribute="_admissions",
+        replacement=_admissions_up_to_a_miss,
+    ),
+    Mutant(
+        name="head-is-passed-over-for-ever",
+        origin="G19: the other side, B10",
+        bug="a request that does not fit yet is passed over without a bound and starves",
+        signature="requests got past it",
+        test=f"{GALLERY_TESTS}/test_g19_oversize_head.py::test_passing_over_has_a_bound",
+        owner=Planner,
+        attribute="_admissions",
+        replacement=_admissions_without_a_bound,
+    ),
+    Mutant(
+        name="budget-is-counted-per-request",
+        origin="G20: TensorRT-LLM issue 13318",
+        bug="each prompt gets the whole token budget of the microbatch, which the batch then exceeds",
+        signature="tokens, the budget is",
+        test=f"{GALLERY_TESTS}/test_g20_token_budget.py::test_a_batch_keeps_to_its_budget",
+        owner=Planner,
+        attribute="_add_chunk",
+        replacement=_add_chunk_of_the_whole_budget,
+    ),
+    Mutant(
+        name="chunk-waits-for-a-free-row",
+        origin="G22: SGLang pull request 23006",
+        bug="the next chunk asks for a free row, but the request itself holds the only one",
+        signature="did not finish within",
+        test=f"{GALLERY_TESTS}/test_g22_one_row.py::test_a_split_prompt_advances_in_the_only_row",
+        owner=Planner,
+        attribute="_add_prefill",
+        replacement=_add_prefill_into_a_free_row,
+    ),
+    Mutant(
+        name="context-length-does-not-clamp",
+        origin="G26: pypto serving",
+        bug="a request may grow beyond context_length",
+        signature="beyond context_length",
+        test=f"{GALLERY_TESTS}/test_g26_context_length.py::test_context_length_ends_a_request",
+        owner=Admission,
+        attribute="request_of",
+        replacement=_request_without_a_context,
+    ),
+    Mutant(
+        name="queue-has-no-limit",
+        origin="C07: back-pressure at the queue's limit",
+        bug="the queue takes more requests than max_queued_requests",
+        signature="the queue took one too many",
+        test="tests/registered/core/test_queue_limit.py::test_one_more_than_the_queue_holds_is_refused",
+        owner=Admission,
+        attribute="refusal_of",
+        replacement=_refuse_no_full_queue,
+    ),
+    Mutant(
+        name="decode-runs-twice",
+        origin="B12: a running request is in at most one microbatch in flight",
+        bug="a decode is launched again before the token of the last one is back",
+        signature="is in two microbatches in flight",
+        test="tests/registered/pipeline/test_decode_slots.py::test_a_running_request_is_in_one_microbatch",
+        owner=Planner,
+        attribute="_ready",
+        replacement=_every_running_request,
+    ),
+)

@@ -1,0 +1,40 @@
+"""G28: the engine dies under its streams.
+
+Goal: every stream ends with an error, not with silence and not with a normal end; who comes later is refused. Method:
+one request that runs, one that is partly prefilled, one that waits; kill a stage. Origin: roseinfer; A06, C06. Mutant:
+death-looks-like-a-normal-end.
+"""
+
+from ci.register import register_cpu_ci
+from engine import EngineConfig
+from scripted import RequestRefused, scripted
+
+register_cpu_ci(est_time=3, suite="base-cpu")
+
+CHUNK = 64
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
+WINDOW = "one runs, one is partly prefilled, one waits"
+
+
+@scripted(PP4, must_reach=[WINDOW])
+def test_a_death_ends_streams_with_an_error(t):
+    runs = t.start_req(prompt_len=20, max_new_tokens=50)
+    yield from t.advance_to_decode_step(runs, 2)
+    prefills = t.start_req(prompt_len=6 * CHUNK, prompt_seed=1, max_new_tokens=4)
+    waits = t.start_req(prompt_len=6 * CHUNK, prompt_seed=2, max_new_tokens=4)
+    yield from t.advance_to_nth_chunk(prefills, 2)
+    t.sometimes(WINDOW, runs.status == "running" and prefills.is_chunking and waits.status == "waiting")
+    t.kill_stage(1)
+    yield
+    for r in (runs, prefills, waits):
+        assert r.client.finish_reason == "error", f"{r.rid} ended as if nothing had happened: {r.client}"
+        assert r.client.terminal_answers == 1
+        assert r.client.closed
+    assert runs.client.token_ids == runs.output_ids
+    refused = None
+    try:
+        t.start_req(prompt_len=20, max_new_tokens=2)
+    except RequestRefused as exc:
+        refused = exc
+    assert refused is not None
+    assert refused.status == 503
