@@ -45,7 +45,10 @@ def load_test(file: str, name: str) -> ScriptedTest:
     module = _module(Path(file))
     found: Any = getattr(module, name, None)
     if isinstance(getattr(found, "scripted", None), ScriptedTest):
-        return spec_of(found)
+        spec = spec_of(found)
+        # Marks above @scripted are on the test, not on the script; whoever runs the script needs its parameters.
+        spec.script.__dict__["pytestmark"] = getattr(found, "pytestmark", [])
+        return spec
     there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]
     raise ScriptDefinitionError(
         f"{file} has no script {name!r} decorated with @scripted(config); "
