@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -291,10 +292,17 @@ def test_parent_takes_its_servers_along(tmp_path: Path) -> None:
         parent.serve(ServerSettings(port=0), tmp_path, tmp_path / "log")
 
 
-def test_command_line_from_start_to_ctrl_c(tmp_path: Path) -> None:
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for sockets: pytest's own is too long for them on an xdist worker."""
+    with tempfile.TemporaryDirectory(prefix="tmp-") as path:
+        yield Path(path)
+
+
+def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
     """The command itself: one line when ready, nothing on stderr, nothing left in the temporary folder."""
     command = [sys.executable, "-m", "engine", "serve", "--port", "0"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(short_folder)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as process:
@@ -307,7 +315,7 @@ def test_command_line_from_start_to_ctrl_c(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")
-    assert list(tmp_path.glob("engine-*")) == []
+    assert list(short_folder.glob("engine-*")) == []
 
 
 @pytest.mark.parametrize(
