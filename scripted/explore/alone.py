@@ -1,0 +1,46 @@
+"""What a request says when nothing disturbs it: the tokens that every schedule must give it.
+
+The simulated pipeline computes tokens from the KV that a request reads; alone on a fresh engine it reads its own.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from engine.config import EngineConfig
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import FinishReason, Generate, SamplingParams, TokenOutput
+from engine.pipeline.simulated import SimulatedPipeline
+from engine.scheduler import Scheduler
+from scripted.explore.ledger import Violation
+
+__all__ = ["tokens_alone"]
+
+_BUDGET_STEPS = 20_000
+
+
+@functools.lru_cache(maxsize=4096)
+def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
+    """The output of a greedy request, alone, on one stage, with room for everything."""
+    limits = _roomy()
+    scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+    result = scheduler.step((Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling),), 0.0)
+    tokens: list[int] = []
+    for _ in range(_BUDGET_STEPS):
+        if result.microbatch is not None:
+            pipeline.launch(result.microbatch)
+        event = pipeline.next_completion(0)
+        result = scheduler.step(() if event is None else (event,), 0.0)
+        for reply in result.replies:
+            assert isinstance(reply, TokenOutput)
+            tokens += reply.token_ids
+            if reply.finish_reason is not None:
+                assert reply.finish_reason is FinishReason.LENGTH, f"a request alone ended with {reply.finish_reason}"
+                return tuple(tokens)
+    raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
+
+
+@functools.cache
+def _roomy() -> Limits:
+    return Limits.of(EngineConfig(), EMBEDDED_FACTS)

@@ -1,0 +1,111 @@
+"""One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
+
+A failure is whatever a run raises: an audit of the engine, a broken promise of the ledger, an assertion of the core.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Final
+
+import msgspec
+
+from engine.scheduler import StepRecord, run_loop
+from scripted.explore.actions import Placed
+from scripted.explore.coverage import Cell
+from scripted.explore.forks import fork
+from scripted.explore.gate import SimulatedGate
+from scripted.explore.schedule import Schedule
+
+
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
+
+_SIGNATURE_LENGTH: Final = 60
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a run failed: the exception's type and text, and the step that it came out of."""
+
+    type: str
+    text: str
+    step: int
+    where: str
+
+    @property
+    def signature(self) -> str:
+        """Equal for two failures of one invariant at one place, whatever the numbers and names in their texts."""
+        words = re.sub(r"\d+|'[^']*'|\b[a-z]+-\d+\b", "#", self.text.partition(":")[0])
+        return f"{self.type} in {self.where}: {words[:_SIGNATURE_LENGTH]}"
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.type}: {self.text}"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended; ``failure`` None means that every check held."""
+
+    failure: Failure | None
+    steps: int
+    unreached: tuple[Placed, ...]
+    implied: tuple[Placed, ...]
+    cells: tuple[Cell, ...]
+
+
+def execute(schedule: Schedule) -> Outcome:
+    """Run a schedule from its beginning."""
+    return finish(SimulatedGate(schedule))
+
+
+def record(schedule: Schedule) -> tuple[Outcome, list[StepRecord]]:
+    """Run a schedule and keep every step, the one that it dies in included."""
+    gate = SimulatedGate(schedule, record=True)
+    outcome = finish(gate)
+    assert gate.records is not None
+    return outcome, gate.records
+
+
+def finish(gate: SimulatedGate) -> Outcome:
+    """Run a gate to its end."""
+    failure = None
+    try:
+        run_loop(gate, gate.scheduler, gate.pipeline, gate)
+    except Exception as exc:  # noqa: BLE001 - whatever a broken engine raises is the finding
+        frame = traceback.extract_tb(exc.__traceback__)[-1]
+        failure = Failure(type(exc).__name__, str(exc), gate.step, frame.name)
+    return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
+
+
+class Prefixes:
+    """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
+
+    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    """
+
+    def __init__(self, base: Schedule) -> None:
+        self.base = base
+        self._frozen: list[SimulatedGate] = []
+        gate = SimulatedGate(base, watch=self._freeze)
+        self.outcome = finish(gate)
+
+    @property
+    def steps(self) -> int:
+        """Steps that can be added to."""
+        return len(self._frozen)
+
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run the base schedule with these actions more."""
+        schedule = self.base.with_placed(extra)
+        first = min(placed.step for placed in extra)
+        if first > self.steps:
+            return execute(schedule)
+        gate = fork(self._frozen[first - 1])
+        gate.follow(schedule)
+        return finish(gate)
+
+    def _freeze(self, gate: SimulatedGate) -> None:
+        gate.watch = None
+        if gate.implied:
+            return
+        self._frozen.append(fork(gate))
+        gate.watch = self._freeze

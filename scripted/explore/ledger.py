@@ -1,0 +1,247 @@
+"""The ledger: what every client of a schedule was told, and what must hold of it whatever the schedule.
+
+It believes nobody: it sees events, microbatches and replies from outside and raises a Violation at the first that
+breaks a promise. The engine's own books are audited beside it, not by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.limits import Limits
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    Completion,
+    ContinueGeneration,
+    Event,
+    FinishReason,
+    FlushCache,
+    Generate,
+    PauseGeneration,
+    PauseMode,
+    PipelineFailed,
+    Refusal,
+    Reply,
+    TokenOutput,
+)
+from engine.plan import ForwardMode, Microbatch, Segment
+from engine.scheduler import StepResult
+
+__all__ = ["Ledger", "Life", "Violation"]
+
+
+class Violation(AssertionError):  # noqa: N818 - it reads as what happened
+    """A promise to a client was broken; the text says which."""
+
+
+class Life:
+    """One request as its client and the stages see it. ``planned`` is the position behind its last segment."""
+
+    __slots__ = ("emitting", "end", "message", "planned", "refused", "tokens")
+
+    def __init__(self, message: Generate) -> None:
+        self.message = message
+        self.tokens: list[int] = []
+        self.end: FinishReason | None = None
+        self.refused = False
+        self.planned = 0
+        self.emitting = 0
+
+
+class Ledger:
+    """The books of one run, kept step by step."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.lives: list[Life] = []
+        # Lives of one rid queue up; the oldest that has not ended is the live one.
+        self._live: dict[str, list[Life]] = {}
+        self._open_calls: dict[str, str] = {}
+        self._flights: list[tuple[int, list[Life]]] = []
+        self.paused = False
+        self._may_abort: set[str] = set()
+        self._may_fail = False
+        self._may_wait = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        return not self._live and not self._open_calls
+
+    def live_rids(self) -> list[str]:
+        """Requests that have not ended, in order of arrival."""
+        return list(self._live)
+
+    def check(self, events: Sequence[Event], result: StepResult, *, flushable: bool) -> None:
+        """Book one step. ``flushable`` says that nothing was in flight or owned memory before it.
+
+        Raises Violation when the step broke a promise.
+        """
+        quiet, self._may_wait = not events and self._may_wait, not result.again
+        if quiet and result.microbatch is not None:
+            raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
+        dying = [self._see(event) for event in events]
+        for reply in result.replies:
+            self._hear(reply, flushable=flushable and len(events) == 1)
+        for life in [one for lives in dying for one in lives]:
+            if life.end is None and not life.refused:
+                raise Violation(f"{life.message.rid} was aborted, but its client was not told")
+        if result.microbatch is not None:
+            self._check_microbatch(result.microbatch)
+
+    def check_end(self) -> None:
+        """The engine says that it is idle: then everybody must have been told how it ended, once."""
+        if self._live:
+            raise Violation(f"{', '.join(self._live)} never got a terminal reply")
+        if self._open_calls:
+            raise Violation(f"{', '.join(self._open_calls.values())} never got an answer")
+
+    # -- events --
+
+    def _see(self, event: Event) -> list[Life]:
+        """Book an event; returns the requests that must end with it."""
+        if isinstance(event, Completion):
+            _, landed = self._flights.pop(0)
+            for life in landed:
+                life.emitting -= 1
+            if event.error is not None:
+                self._may_fail = True
+        elif isinstance(event, Generate):
+            life = Life(event)
+            self.lives.append(life)
+            self._live.setdefault(event.rid, []).append(life)
+        elif isinstance(event, PipelineFailed):
+            self._may_fail = True
+            self._flights.clear()
+            return self._oldest()
+        elif isinstance(event, Abort):
+            if event.call_id is not None:
+                self._open_calls[event.call_id] = "abort"
+            lives = self._live.get(event.rid, [])[:1]
+            self._may_abort.update(life.message.rid for life in lives)
+            return lives
+        else:
+            return self._see_call(event)
+        return []
+
+    def _see_call(self, event: Event) -> list[Life]:
+        call_id = getattr(event, "call_id", None)
+        assert call_id is not None, f"a schedule has no {event}"
+        self._open_calls[call_id] = type(event).__name__
+        if isinstance(event, PauseGeneration):
+            self.paused = True
+            if event.mode is not PauseMode.ABORT:
+                return []
+        elif not isinstance(event, AbortAll):
+            self.paused = self.paused and not isinstance(event, ContinueGeneration)
+            return []
+        self._may_abort.update(self._live)
+        return self._oldest()
+
+    def _oldest(self) -> list[Life]:
+        return [lives[0] for lives in self._live.values()]
+
+    # -- replies --
+
+    def _hear(self, reply: Reply, *, flushable: bool) -> None:
+        if isinstance(reply, TokenOutput):
+            self._hear_output(reply)
+        elif isinstance(reply, Refusal):
+            lives = self._live.get(reply.rid)
+            if not lives:
+                raise Violation(f"{reply.rid} is refused, but is not alive: {reply.message}")
+            self._end(lives[-1], None)
+        elif isinstance(reply, CallAnswer):
+            kind = self._open_calls.pop(reply.call_id, None)
+            if kind is None:
+                raise Violation(f"{reply.call_id} is answered, but no call is open: {reply.message}")
+            if kind == FlushCache.__name__ and not reply.ok and flushable:
+                raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
+
+    def _hear_output(self, output: TokenOutput) -> None:
+        lives = self._live.get(output.rid)
+        if not lives:
+            raise Violation(f"{output.rid} gets a reply after its terminal one, or without being alive: {output}")
+        life = lives[0]
+        life.tokens += output.token_ids
+        self._check_counts(life, output)
+        if output.finish_reason is not None:
+            self._check_reason(life, output)
+            self._end(life, output.finish_reason)
+
+    def _check_counts(self, life: Life, output: TokenOutput) -> None:
+        rid, prompt = life.message.rid, len(life.message.prompt_ids)
+        if output.completion_tokens != len(life.tokens) or output.prompt_tokens != prompt:
+            raise Violation(
+                f"{rid} got {len(life.tokens)} tokens for a prompt of {prompt}, but is told "
+                f"{output.completion_tokens} and {output.prompt_tokens}"
+            )
+        if len(life.tokens) > self._most_tokens(life):
+            raise Violation(f"{rid} got {len(life.tokens)} tokens, its limit is {self._most_tokens(life)}")
+
+    def _check_reason(self, life: Life, output: TokenOutput) -> None:
+        rid, reason = life.message.rid, output.finish_reason
+        wrong = (
+            (reason is FinishReason.LENGTH and len(life.tokens) != self._most_tokens(life))
+            or (reason is FinishReason.ABORT and rid not in self._may_abort)
+            or (reason is FinishReason.ERROR and not (self._may_fail and output.error))
+            or reason is FinishReason.STOP
+        )
+        if wrong:
+            raise Violation(
+                f"{rid} ends with {reason!s} after {len(life.tokens)} of {self._most_tokens(life)} tokens, "
+                f"error {output.error!r}: nothing in the schedule explains that"
+            )
+
+    def _most_tokens(self, life: Life) -> int:
+        prompt = len(life.message.prompt_ids)
+        return min(life.message.sampling.max_new_tokens, self._limits.context_length - prompt)
+
+    def _end(self, life: Life, reason: FinishReason | None) -> None:
+        rid = life.message.rid
+        life.end, life.refused = reason, reason is None
+        lives = self._live[rid]
+        lives.remove(life)
+        if not lives:
+            del self._live[rid]
+            self._may_abort.discard(rid)
+
+    # -- microbatches --
+
+    def _check_microbatch(self, microbatch: Microbatch) -> None:
+        limits = self._limits
+        if self.paused:
+            raise Violation(f"microbatch {microbatch.id} is launched while generation is paused")
+        if len(self._flights) >= limits.depth:
+            raise Violation(f"microbatch {microbatch.id} is launched, {limits.depth} are in flight already")
+        most = limits.rows if microbatch.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
+        if not 1 <= microbatch.tokens <= most:
+            raise Violation(f"microbatch {microbatch.id} has {microbatch.tokens} tokens, the budget is {most}")
+        rids = microbatch.rids
+        if len(set(rids)) != len(rids):
+            raise Violation(f"a request is in microbatch {microbatch.id} twice: {', '.join(rids)}")
+        emitting = [life for segment in microbatch.segments if (life := self._check_segment(segment)) is not None]
+        self._flights.append((microbatch.id, emitting))
+
+    def _check_segment(self, segment: Segment) -> Life | None:
+        """Check a request's share; returns the request when it gets a token of this microbatch."""
+        lives = self._live.get(segment.rid)
+        if not lives:
+            raise Violation(f"{segment.rid} is computed although it has ended")
+        life, end = lives[0], segment.start + len(segment.token_ids)
+        if segment.sampling is None and segment.start != life.planned:
+            raise Violation(f"{segment.rid} goes on at position {segment.start}, it was computed up to {life.planned}")
+        if end > self._limits.context_length:
+            raise Violation(f"{segment.rid} is computed to position {end}, context_length is {self._limits.context_length}")
+        if life.emitting:
+            raise Violation(f"{segment.rid} is computed while its last token is still in flight")
+        if end > len(life.message.prompt_ids) + len(life.tokens):
+            raise Violation(f"{segment.rid} is computed to position {end}, beyond its prompt and its {len(life.tokens)} tokens")
+        life.planned = end
+        if not segment.emits:
+            return None
+        life.emitting += 1
+        return life
+

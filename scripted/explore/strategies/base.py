@@ -1,0 +1,24 @@
+"""What a strategy is: from one base workload to the additions that are worth a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from scripted.explore.actions import Placed
+from scripted.explore.schedule import Schedule
+
+__all__ = ["Strategy"]
+
+
+class Strategy(Protocol):
+    """``complete`` strategies end by themselves and have then tried everything of their kind; others never end."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether ``additions`` ends."""
+        ...
+
+    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+        """What to add to the workload ``base``, which takes ``steps`` steps by itself. Equal calls yield equal runs."""
+        ...

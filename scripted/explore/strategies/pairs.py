@@ -1,0 +1,35 @@
+"""Pairs: two extra events within a few steps of each other, everywhere in a workload. Complete within its window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scripted.explore.actions import Placed
+from scripted.explore.extras import extras_of
+from scripted.explore.schedule import Schedule
+
+__all__ = ["Pairs"]
+
+DEFAULT_WINDOW_STEPS = 2
+
+
+class Pairs:
+    """Two extra events, the second at most ``window_steps`` after the first; ``marked`` keeps to these first steps."""
+
+    complete = True
+
+    def __init__(self, *, window_steps: int = DEFAULT_WINDOW_STEPS, marked: frozenset[int] | None = None) -> None:
+        self._window_steps = window_steps
+        self._marked = marked
+
+    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+        """First events outside, so that runs that begin alike come together."""
+        del name
+        extras = extras_of(base)
+        for step in range(1, steps + 1):
+            if self._marked is not None and step not in self._marked:
+                continue
+            for first in extras:
+                for later in range(self._window_steps + 1):
+                    for second in extras:
+                        yield Placed(step, first), Placed(step + later, second)

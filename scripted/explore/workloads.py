@@ -1,0 +1,120 @@
+"""The library of base workloads: small, each with one thing in it that real engines got wrong.
+
+More workloads find more than more depth: a search that sweeps one event over all of these beats two events over one.
+Each is one line of a schedule's own text; write another one in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scripted.errors import ScriptDefinitionError
+from scripted.explore.schedule import Schedule
+
+__all__ = ["FLAGSHIP", "WORKLOADS", "workload_named"]
+
+FLAGSHIP: Final = "chunked-alone"
+
+_PP4: Final = "pp_size=4 pp_async_depth=2 chunked_prefill_size=64 max_total_tokens=1024"
+_PP1: Final = "chunked_prefill_size=32 max_total_tokens=512"
+
+_TEXTS: Final = {
+    # The flagship: between the last chunk and its result every queue is empty.
+    FLAGSHIP: f"{_PP4}; 1 start a prompt=125 new=2",
+    "one-stage": f"{_PP1}; 1 start a prompt=70 new=3",
+    "one-stage-deep": f"{_PP1} pp_async_depth=2; 1 start a prompt=70 new=3; 2 start b prompt=40 seed=1 new=3",
+    "warm-prefix": f"{_PP4}; 1 start warm prompt=96 new=1; 16 start a prompt=125 new=2",
+    # Equal prompts of full pages: a fully cached prompt must still compute one token.
+    "twins": f"{_PP1}; 1 start a prompt=48 new=2; 8 start b prompt=48 new=2; 9 start c prompt=48 new=3",
+    "chunked-beside-decodes": (
+        "pp_size=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=10 new=8; 1 start b prompt=9 seed=1 new=8; "
+        "5 start c prompt=100 seed=2 new=2"
+    ),
+    "mixed-chunk": (
+        "pp_size=2 pp_async_depth=1 mixed_chunk=True chunked_prefill_size=32 max_total_tokens=512; "
+        "1 start a prompt=10 new=8; 1 start b prompt=9 seed=1 new=8; 5 start c prompt=75 seed=2 new=3"
+    ),
+    # Chunks that end in the middle of a page.
+    "ragged-chunks": "pp_size=2 chunked_prefill_size=24 max_total_tokens=256; 1 start a prompt=61 new=2; 2 start b prompt=40 new=2",
+    "single-token-pages": (
+        "pp_size=2 page_size=1 chunked_prefill_size=5 max_total_tokens=40; 1 start a prompt=12 new=3; 3 start b prompt=9 new=3"
+    ),
+    # Decodes run out of pages: some go back to the queue.
+    "full-pages": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10; "
+        "1 start b prompt=12 seed=1 new=10; 3 start c prompt=9 seed=2 new=6"
+    ),
+    "full-pages-deep": (
+        "pp_size=4 pp_async_depth=2 page_size=4 chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=8; "
+        "1 start b prompt=12 seed=1 new=8; 1 start c prompt=9 seed=2 new=8; 6 start d prompt=11 seed=3 new=4"
+    ),
+    "full-rows": (
+        "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=20 new=4; "
+        "1 start b prompt=20 seed=1 new=4; 1 start c prompt=40 seed=2 new=3; 2 start d prompt=20 new=3"
+    ),
+    # One place only, and a prompt of several chunks in it.
+    "one-row": (
+        "pp_size=2 max_running_requests=1 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=45 new=2; "
+        "2 start b prompt=20 seed=1 new=2"
+    ),
+    "priorities": (
+        "schedule_policy=priority priority_preemption=True max_running_requests=2 page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=48; 1 start a prompt=13 new=8; 1 start b prompt=12 seed=1 new=8; "
+        "5 start c prompt=14 seed=2 new=3 priority=2; 6 start d prompt=6 seed=3 new=2 priority=1"
+    ),
+    "priorities-deep": (
+        "pp_size=4 pp_async_depth=1 schedule_policy=priority priority_preemption=True page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=56; 1 start a prompt=13 new=8; 2 start b prompt=12 seed=1 new=8; "
+        "9 start c prompt=22 seed=2 new=4 priority=2"
+    ),
+    "longest-prefix": (
+        "schedule_policy=lpm max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=40 new=3; "
+        "2 start b prompt=40 seed=1 new=2; 2 start c prompt=60 new=2"
+    ),
+    "no-cache": f"{_PP1} radix_cache=False pp_size=2; 1 start a prompt=40 new=3; 2 start b prompt=40 new=3",
+    "no-chunks": "pp_size=2 chunked_prefill_size=-1 max_total_tokens=256; 1 start a prompt=70 new=3; 2 start b prompt=33 new=3",
+    # Room for one page less than everybody needs: eviction of what nobody holds.
+    "eviction": (
+        "page_size=4 chunked_prefill_size=16 max_total_tokens=40; 1 start a prompt=17 new=2; 9 start b prompt=20 seed=1 new=3; "
+        "16 start c prompt=17 new=3"
+    ),
+    "at-the-context-limit": (
+        "context_length=40 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=35 new=30; 1 start b prompt=12 seed=1 new=2"
+    ),
+    "short-queue": (
+        "max_queued_requests=2 max_running_requests=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=3; "
+        "2 start b prompt=20 seed=1; 2 start c prompt=20 seed=2; 3 start d prompt=20 seed=3"
+    ),
+    "oversize": (
+        "page_size=4 max_total_tokens=40 chunked_prefill_size=16; 1 start a prompt=50 new=2; 1 start b prompt=20 seed=1 new=2; "
+        "2 start c prompt=30 seed=2 new=20; 3 start d prompt=6 seed=3 new=2"
+    ),
+    # A big one waits for pages while small ones pass it.
+    "passed-over": (
+        "page_size=4 max_total_tokens=40 chunked_prefill_size=16; 1 start a prompt=18 new=8; 2 start big prompt=33 seed=1 new=2; "
+        "2 start c prompt=5 seed=2 new=2; 3 start d prompt=5 seed=3 new=2"
+    ),
+    "names-with-a-common-prefix": f"{_PP1} pp_size=2; 1 start r-1 prompt=20 new=4; 1 start r-10 prompt=20 seed=1 new=4",
+    "same-rid-again": f"{_PP1} pp_size=2; 1 start a prompt=40 new=3; 4 abort a; 4 start a prompt=50 seed=1 new=2",
+    "deferred-flush": f"{_PP4}; 1 start a prompt=125 new=2; 3 flush timeout_s=5.0",
+    "paused-with-a-queue": (
+        "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=5; "
+        "1 start b prompt=20 seed=1 new=5; 1 start c prompt=20 seed=2 new=2; 6 pause mode=retract; 12 flush; 14 continue"
+    ),
+    "paused-mid-prompt": (
+        "pp_size=2 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=60 new=2; 3 pause mode=retract; 7 continue"
+    ),
+    "paused-in-place": f"{_PP1} pp_size=2; 1 start a prompt=20 new=6; 5 pause mode=in_place; 12 continue",
+    # What a failed microbatch wrote is no prefix for anybody.
+    "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
+    "late-results": f"{_PP4}; 1 start a prompt=100 new=3; 2 hold; 3 start b prompt=100 new=2; 12 release count=1; 14 release",
+}  # fmt: skip
+
+WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}
+
+
+def workload_named(name: str) -> Schedule:
+    """The base workload of this name. Raises ScriptDefinitionError with all names."""
+    if name not in WORKLOADS:
+        raise ScriptDefinitionError(f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
