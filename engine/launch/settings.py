@@ -1,27 +1,22 @@
 """What a server needs beyond the engine's configuration: where it listens, which gate it runs, how long it waits.
 
-One definition of every field, read by ``engine serve`` from flags, then from the environment (``ENGINE_<FIELD>``), then
-from the defaults. Changes nothing that the engine computes.
+The one definition of every field, wherever its value comes from: a flag, the environment, a file, the default. Changes
+nothing that the engine computes.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
 
-__all__ = ["ENVIRONMENT_PREFIX", "LIVE_GATE", "REVEAL_KEYS", "ServerSettings", "read_settings"]
+__all__ = ["LIVE_GATE", "REVEAL_KEYS", "ServerSettings"]
 
-ENVIRONMENT_PREFIX = "ENGINE_"
 LIVE_GATE = "engine.launch.live_gate:LiveGate"
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
-NEARLY_OURS = 0.9
 _VISIBLE = re.compile(r"[!-~]+")
 # The context of a dump that has the keys in it, for a process that is to serve with them.
 REVEAL_KEYS = {"reveal_keys": True}
@@ -76,44 +71,3 @@ class ServerSettings(EngineConfig):
     @field_serializer("api_key", "admin_key", when_used="json-unless-none")
     def _mask(self, key: SecretStr, info: SerializationInfo) -> str:
         return key.get_secret_value() if info.context == REVEAL_KEYS else str(key)
-
-
-def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
-    """Settings from flags (None: not given) over environment variables over defaults.
-
-    Raises ConfigError; a value that came from the environment is named by its variable.
-    """
-    given = {name: value for name, value in flags.items() if value is not None}
-    inherited: dict[str, Any] = {
-        name: text for name, text in _from_environment(environment).items() if name not in given
-    }
-    try:
-        return ServerSettings(**inherited, **given)
-    except ConfigError as exc:
-        lines = [_with_origin(line, inherited) for line in str(exc).splitlines()]
-        raise ConfigError("\n".join(lines)) from exc
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The fields that the environment sets, stripped; an empty variable counts as unset.
-
-    Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
-    with our prefix may be somebody else's.
-    """
-    ours = [_variable(name) for name in ServerSettings.model_fields]
-    for variable in environment.keys() - set(ours):
-        near = difflib.get_close_matches(variable, ours, n=1, cutoff=NEARLY_OURS)
-        if variable.startswith(ENVIRONMENT_PREFIX) and near:
-            raise ConfigError(f"{variable} must be spelled {near[0]} to be read, or be renamed to be left alone")
-    found = {name: environment.get(_variable(name), "").strip() for name in ServerSettings.model_fields}
-    return {name: text for name, text in found.items() if text}
-
-
-def _with_origin(line: str, inherited: Mapping[str, str]) -> str:
-    """An error line that starts with a field, starting with the variable that set the field."""
-    name = line.partition(" ")[0]
-    return f"{_variable(name)}{line.removeprefix(name)}" if name in inherited else line
-
-
-def _variable(name: str) -> str:
-    return f"{ENVIRONMENT_PREFIX}{name.upper()}"

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from engine.errors import ConfigError
-from engine.launch.settings import REVEAL_KEYS, ServerSettings, read_settings
+from engine.launch.settings import REVEAL_KEYS, ServerSettings
+from engine.launch.sources import read_settings
 from engine.messages import CallAnswer
 
 KEY = "client-key-123"

@@ -6,7 +6,8 @@ import pytest
 
 from engine import EngineConfig
 from engine.errors import ConfigError
-from engine.launch.settings import LIVE_GATE, ServerSettings, read_settings
+from engine.launch.settings import LIVE_GATE, ServerSettings
+from engine.launch.sources import read_settings
 
 
 def test_defaults_serve_the_embedded_model_on_loopback() -> None:

@@ -1,0 +1,35 @@
+"""The ``engine`` command: one module a command, each of which hands over to the layer that does the work."""
+
+from __future__ import annotations
+
+import typer
+
+from engine.cli.configuration import show_configuration
+from engine.cli.flags import with_settings_flags
+from engine.cli.serve import serve
+from engine.launch.sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+
+__all__ = ["app", "main"]
+
+EPILOG = (
+    f"Every flag has an environment variable: {ENVIRONMENT_PREFIX}PP_SIZE=4 is --pp-size 4, and a field of the same "
+    f"name in the file that --config or {CONFIG_VARIABLE} names. "
+    "Flags win over the environment, which wins over the file."
+)
+
+app = typer.Typer(
+    name="engine",
+    help="Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed.",
+    no_args_is_help=True,
+    # Plain text: boxes cut off the longer flags in a narrow terminal.
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve", epilog=EPILOG)(with_settings_flags(serve))
+app.command("config", epilog=EPILOG)(with_settings_flags(show_configuration))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

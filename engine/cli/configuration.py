@@ -1,0 +1,23 @@
+"""``engine config``: which settings are in force and where each of them came from. Keys are masked."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.launch.sources import TracedSettings
+
+__all__ = ["show_configuration"]
+
+
+def show_configuration(traced: TracedSettings) -> None:
+    """Print the settings that `engine serve` would run with, and where each came from; start nothing."""
+    values = traced.settings.model_dump(mode="json")
+    table = Table("field", "value", "from", box=None, header_style="bold")
+    for name, origin in traced.origins.items():
+        value = values[name]
+        shown = "unset" if value is None or value == "" else str(value)
+        # What somebody set stands out among the defaults.
+        table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
+    console = Console(soft_wrap=True)
+    console.print(table)

@@ -1,0 +1,74 @@
+"""Flags of the settings: one for each field of the one definition, and the file that may set them too.
+
+Owns no default: a flag that is not given is not passed on. Errors are printed as sentences, with exit status 2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+
+from engine.errors import ConfigError
+from engine.launch.settings import ServerSettings
+from engine.launch.sources import TracedSettings, trace_settings
+
+__all__ = ["EXIT_USAGE", "refuse_bad_configuration", "with_settings_flags"]
+
+EXIT_USAGE = 2
+
+SettingsCommand = Callable[[TracedSettings], None]
+
+
+def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
+    """A command with one flag a field of the settings, which is given the settings that result."""
+
+    def run(config: Path | None, **flags: Any) -> None:
+        with refuse_bad_configuration():
+            traced = trace_settings(flags, os.environ, config)
+        command(traced)
+
+    parameters = [_config_flag(), *(_flag(name, field) for name, field in ServerSettings.model_fields.items())]
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@contextmanager
+def refuse_bad_configuration() -> Iterator[None]:
+    """Print what is wrong, a line each, and end the command."""
+    try:
+        yield
+    except ConfigError as exc:
+        sys.stderr.write("".join(f"error: {line}\n" for line in str(exc).splitlines()))
+        raise typer.Exit(EXIT_USAGE) from exc
+
+
+def _config_flag() -> inspect.Parameter:
+    info = typer.Option("--config", help="file that sets fields, by its ending toml, yaml or json", metavar="FILE")
+    annotation = Annotated[Path | None, info]
+    return inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    option = "--" + name.replace("_", "-")
+    # The settings check types and ranges, with one wording for flags and environment; the command line parses booleans.
+    kind = bool | None if field.annotation is bool else str | None
+    default = "unset" if field.default is None else field.default
+    info = typer.Option(
+        f"{option}/--no-{option[2:]}" if field.annotation is bool else option,
+        help=f"{field.description} (default: {default})" if default != "" else field.description,
+        envvar=None,
+        show_default=False,
+        metavar=None if field.annotation is bool else "VALUE",
+    )
+    annotation = Annotated[kind, info]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

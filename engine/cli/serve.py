@@ -1,0 +1,22 @@
+"""``engine serve``: from settings to a supervised server, and its exit status."""
+
+from __future__ import annotations
+
+import typer
+
+from engine.launch.sources import TracedSettings
+
+__all__ = ["serve"]
+
+EXIT_INTERRUPTED = 130
+
+
+def serve(traced: TracedSettings) -> None:
+    """Serve a model over HTTP. With no arguments: the embedded model, which needs no download."""
+    from engine.launch.supervisor import supervise  # --help and bad flags need none of it
+
+    try:
+        status = supervise(traced.settings)
+    except KeyboardInterrupt:  # Before the supervisor listens to signals there is nothing to take down.
+        status = EXIT_INTERRUPTED
+    raise typer.Exit(status)

@@ -1,0 +1,127 @@
+"""Settings from flags, environment and file: the order, the origins, and errors that name them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.cli import app
+from engine.errors import ConfigError
+from engine.launch.settings import ServerSettings
+from engine.launch.sources import read_settings, trace_settings
+
+ENGINE = Path(__file__).resolve().parents[3] / "engine"
+FORMATS = {
+    "toml": 'port = 1\npp_size = 2\nmodel = "embedded"\nradix_cache = false\n',
+    "yaml": "port: 1\npp_size: 2\nmodel: embedded\nradix_cache: false\n",
+    "json": '{"port": 1, "pp_size": 2, "model": "embedded", "radix_cache": false}',
+}
+
+
+@pytest.fixture(autouse=True)
+def no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ServerSettings.model_fields:
+        monkeypatch.delenv(f"ENGINE_{name.upper()}", raising=False)
+    monkeypatch.delenv("ENGINE_CONFIG", raising=False)
+
+
+def _file(folder: Path, text: str, ending: str = "toml") -> Path:
+    path = folder / f"engine.{ending}"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, ending: str) -> None:
+    """C09: one definition, three places, and each value's origin."""
+    path = _file(tmp_path, FORMATS[ending], ending)
+    environment = {"ENGINE_PORT": "2", "ENGINE_SEED": "5", "ENGINE_CONFIG": str(path)}
+    traced = trace_settings({"port": "3", "host": None}, environment)
+    settings, origins = traced.settings, traced.origins
+    assert (settings.port, settings.pp_size, settings.seed, settings.radix_cache) == (3, 2, 5, False)
+    assert (origins["port"], origins["pp_size"], origins["seed"]) == ("--port", str(path), "ENGINE_SEED")
+    assert origins["host"] == "default"
+    assert origins.keys() == ServerSettings.model_fields.keys()
+
+
+def test_flag_s_file_wins_over_the_variable_s(tmp_path: Path) -> None:
+    """C09"""
+    path = _file(tmp_path, "pp_size = 2")
+    assert read_settings({}, {"ENGINE_CONFIG": "/no/such/file.toml"}, path).pp_size == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "ending", "parts"),
+    [
+        ("pp_size = 0", "toml", ["engine.toml: pp_size must be >= 1, got 0"]),
+        ("pp_szie = 1", "toml", ["engine.toml: pp_szie is not a field", "did you mean 'pp_size'?"]),
+        ("pp_size = ", "toml", ["engine.toml must be readable toml"]),
+        ("a: [", "yaml", ["engine.yaml must be readable yaml"]),
+        ("[1, 2]", "json", ["engine.json must be readable json"]),
+        ("{", "json", ["engine.json must be readable json"]),
+        ("pp_size = 1", "ini", ["must end in .toml, .yaml, .yml, .json"]),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, text: str, ending: str, parts: list[str]) -> None:
+    """C09"""
+    with pytest.raises(ConfigError) as caught:
+        read_settings({}, {}, _file(tmp_path, text, ending))
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_file_that_is_not_there_is_named() -> None:
+    """C09: a misspelled path must not mean the defaults."""
+    for flags_file, environment in ((Path("/no/such.toml"), {}), (None, {"ENGINE_CONFIG": "/no/such.toml"})):
+        with pytest.raises(ConfigError, match=r"must exist, got /no/such.toml"):
+            read_settings({}, environment, flags_file)
+
+
+def test_config_command_prints_every_field_with_its_origin_and_no_key(tmp_path: Path) -> None:
+    """C09, C08"""
+    path = _file(tmp_path, 'api_key = "hush-hush"\n')
+    result = CliRunner().invoke(app, ["config", "--config", str(path), "--pp-size", "3"], env={"ENGINE_PORT": "7"})
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines()}
+    assert lines.keys() - {"field"} == ServerSettings.model_fields.keys()
+    assert lines["pp_size"][1:] == ["3", "--pp-size"]
+    assert lines["port"][1:] == ["7", "ENGINE_PORT"]
+    assert lines["seed"][1:] == ["0", "default"]
+    assert "hush" not in result.stdout
+
+
+def test_config_command_refuses_with_a_sentence(tmp_path: Path) -> None:
+    """C09, A08"""
+    result = CliRunner().invoke(app, ["config", "--port", "-1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: port must be >= 0, got '-1'")
+
+
+def test_json_of_the_settings_is_a_configuration_file(tmp_path: Path) -> None:
+    """C09: what was in force can be put in force again."""
+    settings = ServerSettings(pp_size=2, schedule_policy="lpm", drain_timeout_s=3.5)
+    values = {name: value for name, value in json.loads(settings.model_dump_json()).items() if value is not None}
+    assert read_settings({}, {}, _file(tmp_path, json.dumps(values), "json")) == settings
+
+
+def test_every_field_has_a_reader() -> None:
+    """C09: a field that nobody reads would be accepted and ignored."""
+    read = set()
+    # The harness is another program that is handed settings, by the gate that it chooses.
+    for path in [*ENGINE.rglob("*.py"), *(ENGINE.parent / "scripted").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and _is_settings(node.value):
+                read.add(node.attr)
+    # Read by their property.
+    assert "depth" in read
+    unread = ServerSettings.model_fields.keys() - read - {"pp_async_depth"}
+    assert not unread
+
+
+def _is_settings(node: ast.expr) -> bool:
+    """Whether an expression is called settings or config."""
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.strip("_") in {"settings", "config"}
