@@ -29,6 +29,7 @@ from engine.scheduler import Scheduler, Step, StepResult
 from scripted.context import ScriptContext
 from scripted.errors import BadCall, BudgetSpent
 from scripted.history import Handles, History
+from scripted.ledger import Ledger
 from scripted.oracle import Oracle
 from scripted.results import Results
 from scripted.run import Run, RunSource
@@ -67,6 +68,8 @@ class ScriptedGate:
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
         self._failure: PipelineFailed | None = None
+        # Kept while a script is audited after each step; it starts with an engine that is as good as new.
+        self._ledger: Ledger | None = None
         self.last_replies: tuple[Reply, ...] = ()
         self._step: Step | None = None
         self._run: Run | None = None
@@ -100,7 +103,7 @@ class ScriptedGate:
                 self._driver = self._drive(self._run)
             try:
                 if previous is not None:
-                    self._audit()
+                    self._audit(previous)
                 next(self._driver)
                 self._step = self._compose()
             except StopIteration:
@@ -214,6 +217,7 @@ class ScriptedGate:
     def _reset(self) -> Steps:
         """Bring the engine to the state of a new one. Raises NotIdle, naming what is left, if it does not get there."""
         self.history.recording = False
+        self._ledger = None
         self.results.release(None)
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
@@ -250,6 +254,8 @@ class ScriptedGate:
         self.history.start_over()
         self.handles.start_over()
         self.history.recording = True
+        audited = self._run is not None and self._run.options.check_every_step
+        self._ledger = Ledger(self.scheduler.limits) if audited else None
 
     def _drain(self) -> Steps:
         """What a script leaves behind must end by itself or by an abort, and every client must have been told once."""
@@ -316,11 +322,15 @@ class ScriptedGate:
             self.world.clients.settle(result.replies, views, self.handles.open_calls())
         self._arrived += self.world.take_messages()
 
-    def _audit(self) -> None:
-        """Check the engine's books and its KV after a step."""
+    def _audit(self, previous: StepResult) -> None:
+        """Check after a step what the engine did, its books against themselves and the ledger, and its KV."""
         if self._run is not None and not self._run.options.check_every_step:
             return
+        if self._ledger is not None and self._step is not None:
+            self._ledger.follow(self._step.events, previous)
         self.scheduler.check_integrity()
+        if self._ledger is not None:
+            self._ledger.compare(self.scheduler)
         corruptions = self.world.corruptions()
         if corruptions:
             raise IntegrityError(f"a request read KV that is not its own: {corruptions[0]}")

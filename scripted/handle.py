@@ -6,7 +6,7 @@ the scheduler's own terminal reply said, never an inference from absence.
 
 from __future__ import annotations
 
-from engine.messages import Generate, TokenLogprob, TokenOutput
+from engine.messages import FinishReason, Generate, Refusal, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request
 from scripted.client import ClientView
 
@@ -46,6 +46,10 @@ class RequestHandle:
         self._logprobs += output.logprobs
         if output.finish_reason is not None:
             self._end = output
+
+    def see_refusal(self, refusal: Refusal) -> None:
+        """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
+        self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
 
     # -- for scripts --
 

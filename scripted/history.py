@@ -93,7 +93,7 @@ class Handles:
             if isinstance(reply, TokenOutput):
                 self._see(reply)
             elif isinstance(reply, Refusal):
-                self._live.get(reply.rid, deque()).pop()
+                self._refuse(reply)
         for rid, lives in self._live.items():
             if lives and not lives[0].is_bound and (request := scheduler.find_request(rid)) is not None:
                 lives[0].bind(request)
@@ -105,6 +105,11 @@ class Handles:
         lives[0].see(output)
         if output.finish_reason is not None:
             lives.popleft()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        lives = self._live.get(refusal.rid)
+        if lives:
+            lives.pop().see_refusal(refusal)
 
     def start_over(self) -> None:
         """Forget every request."""
