@@ -1,0 +1,35 @@
+"""The production gate with every invariant on: what changed is checked after each step, everything when idle.
+
+Named in a server's settings by its dotted path. A book that does not balance ends the scheduler with an IntegrityError,
+so a run under load fails with the step that broke it.
+"""
+
+from __future__ import annotations
+
+from engine.launch.gate_context import GateContext
+from engine.launch.live_gate import LiveGate
+from engine.scheduler.gate import Step, StepResult
+
+__all__ = ["AUDITING_GATE", "AuditingGate"]
+
+# A full audit costs as much as all that lives; between two of them the cheap one looks at what changed.
+STEPS_BETWEEN_AUDITS = 64
+
+
+class AuditingGate(LiveGate):
+    """Feeds the loop from the real world and audits the scheduler before each wait."""
+
+    def __init__(self, context: GateContext) -> None:
+        super().__init__(context)
+        self._scheduler = context.scheduler
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Audit, then wait. Raises IntegrityError when something does not balance."""
+        if previous is not None:
+            self._scheduler.check_integrity()
+            if self._scheduler.is_fully_idle or previous.step % STEPS_BETWEEN_AUDITS == 0:
+                self._scheduler.audit()
+        return super().next_step(previous)
+
+
+AUDITING_GATE = f"{AuditingGate.__module__}:{AuditingGate.__name__}"

@@ -1,0 +1,210 @@
+"""A load run against a server of its own: many streaming clients, operators that disturb them, every invariant on.
+
+Run: ``python tests/load/load.py --clients 64 --seconds 60 --stages 1 4``, and ``--kill`` for the death of a stage.
+Prints what was done and exits with status 1 when anything was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from clients import Client
+from load_server import LoadedServer
+from operators import Operators
+from outcome import Outcome, complaint_about, complaint_after_death
+from rich.console import Console
+from rich.table import Table
+from workload import Workload
+
+from engine.launch.preload import PreloadedParent
+
+__all__ = ["LoadResult", "run_death", "run_load"]
+
+# Greedy answers that are compared with the same request alone on an idle server.
+COMPARED_ANSWERS = 16
+# Two tokens whose log-probabilities are nearer than this are a tie: batches of different sizes round differently.
+TIE_NATS = 1e-4
+SHOWN_COMPLAINTS = 20
+
+
+@dataclass
+class LoadResult:
+    """What a run did and what was wrong; ``complaints`` is empty for a server that held."""
+
+    stages: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    stats: dict[str, Any] = field(default_factory=dict)
+    grown_mb: dict[str, float] = field(default_factory=dict)
+    compared: int = 0
+    ties: int = 0
+    last_word_s: float = 0.0
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def endings(self) -> Counter[tuple[str, str]]:
+        """How many requests of each behaviour ended in each way."""
+        return Counter((str(outcome.ask.behaviour), outcome.ending) for outcome in self.outcomes)
+
+
+def run_load(
+    parent: PreloadedParent, folder: Path, *, stages: int, clients: int, seconds: float, seed: int
+) -> LoadResult:
+    """Load a server for so many seconds, let it come to rest, compare, end it."""
+    result = LoadResult(stages)
+    server = LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2)
+    try:
+        asyncio.run(_load(server, result, clients, seconds, seed))
+        server.end()
+    finally:
+        server.kill()
+        result.complaints += server.complaints
+    return result
+
+
+def run_death(
+    parent: PreloadedParent, folder: Path, *, stages: int, clients: int, seconds: float, seed: int
+) -> LoadResult:
+    """Load a server, kill a process that computes after ``seconds``, see that everybody is told."""
+    result = LoadResult(stages)
+    server = LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2)
+    victim = f"stage-{random.Random(seed).randrange(stages)}" if stages > 1 else "scheduler"
+    try:
+        died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, victim))
+        server.check_death()
+    finally:
+        server.kill()
+        result.complaints += server.complaints
+    found = (complaint_after_death(outcome, victim, died) for outcome in result.outcomes)
+    result.complaints += [complaint for complaint in found if complaint]
+    result.last_word_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
+    return result
+
+
+async def _load(server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int) -> None:
+    before_mb = server.resident_mb()
+    async with server.http() as http:
+        crowd = [Client(http, Workload(seed, number)) for number in range(clients)]
+        operators = Operators(http, seed)
+        deadline = time.monotonic() + seconds
+        # Clients end when their last request does, so operators must not leave the server paused before that.
+        await asyncio.gather(operators.run(deadline), *(client.run(deadline) for client in crowd))
+        result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
+        result.calls = operators.calls
+        result.complaints += operators.complaints
+        found = (complaint_about(outcome, operators.windows) for outcome in result.outcomes)
+        result.complaints += [complaint for complaint in found if complaint]
+        result.stats = await server.wait_idle(http)
+        result.grown_mb = {name: mb - before_mb[name] for name, mb in server.resident_mb().items()}
+        await _flush(http, server, result)
+        await _compare(http, result, seed)
+
+
+async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResult) -> None:
+    """An idle server is flushed, and then every page is free."""
+    response = await http.post("/flush_cache")
+    stats = await server.wait_idle(http)
+    if response.status_code != 200 or stats["pages_free"] != stats["pages_total"]:
+        result.complaints.append(f"an idle server must be flushed, got {response.text}; {stats}")
+
+
+async def _load_until_death(
+    server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int, victim: str
+) -> float:
+    """Load until a while after the death; the time of the death."""
+    async with server.http() as http:
+        crowd = [Client(http, Workload(seed, number)) for number in range(clients)]
+        no_end = time.monotonic() + seconds + 60
+        tasks = [asyncio.create_task(client.run(no_end)) for client in crowd]
+        await asyncio.sleep(seconds)
+        died = time.monotonic()
+        os.kill(server.serving.pids[victim], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
+    return died
+
+
+async def _compare(http: httpx.AsyncClient, result: LoadResult, seed: int) -> None:
+    """Ask again, alone, for some of the greedy answers that ended by themselves."""
+    whole = [
+        outcome
+        for outcome in result.outcomes
+        if outcome.ask.greedy and not outcome.left and outcome.finish_reasons in (["length"], ["stop"])
+    ]
+    for outcome in random.Random(seed).sample(whole, min(COMPARED_ANSWERS, len(whole))):
+        again = outcome.ask.fields | {"stream": False, "return_logprob": True, "top_logprobs_num": 2}
+        answer = (await http.post(outcome.ask.path, json=again)).raise_for_status().json()
+        result.compared += 1
+        if answer["output_ids"] == outcome.output_ids:
+            continue
+        if _differ_by_a_tie(answer, outcome.output_ids):
+            result.ties += 1
+        else:
+            result.complaints.append(f"{outcome} said {outcome.output_ids}, and alone {answer['output_ids']}")
+
+
+def _differ_by_a_tie(answer: dict[str, Any], ids: Sequence[int]) -> bool:
+    """Whether the first token that differs was as likely, to rounding, as the one that was chosen."""
+    for entry, token in zip(answer["meta_info"]["output_logprobs"], ids, strict=False):
+        if entry["token_id"] != token:
+            logprobs = dict(map(tuple, entry["top"]))
+            return token in logprobs and abs(logprobs[token] - entry["logprob"]) < TIE_NATS
+    return False
+
+
+def _show(console: Console, title: str, result: LoadResult) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("behaviour", "ending", "requests"):
+        table.add_column(column, justify="right" if column == "requests" else "left")
+    for (behaviour, ending), count in sorted(result.endings.items()):
+        table.add_row(behaviour, ending, str(count))
+    console.print(table)
+    console.print(f"operators: {dict(sorted(result.calls.items()))}")
+    if result.stats:
+        console.print(f"counters at rest: {result.stats}")
+        console.print(f"grown by MB: { {name: round(mb, 1) for name, mb in result.grown_mb.items()} }")
+        console.print(f"{result.compared} greedy answers compared with the same alone, {result.ties} differ by a tie")
+    else:
+        console.print(f"last word {result.last_word_s:.2f} s after the death")
+    for complaint in result.complaints[:SHOWN_COMPLAINTS]:
+        console.print(f"[red]wrong[/red]: {complaint}", highlight=False)
+    console.print(f"{len(result.complaints)} complaints\n")
+
+
+def main() -> None:
+    """Run what the flags say and show it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the load, in seconds")
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 4], help="numbers of stages to run with")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything that clients and operators do")
+    parser.add_argument("--kill", action="store_true", help="kill a process that computes at the end of the load")
+    flags = parser.parse_args()
+    console, wrong = Console(width=150), 0
+    with PreloadedParent.start() as parent:
+        for stages in flags.stages:
+            with tempfile.TemporaryDirectory() as folder:
+                run = run_death if flags.kill else run_load
+                result = run(
+                    parent, Path(folder), stages=stages, clients=flags.clients, seconds=flags.seconds, seed=flags.seed
+                )
+            _show(console, f"{flags.clients} clients, {flags.seconds:g} s, {stages} stages, seed {flags.seed}", result)
+            wrong += len(result.complaints)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The server under load: started from the preloaded parent, asked whether it is idle, ended, looked for afterwards.
+
+Owns what must be true of a server that has nothing to do, and of one that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from auditing_gate import AUDITING_GATE
+
+from engine.launch.preload import PreloadedParent
+from engine.launch.settings import ServerSettings
+
+__all__ = ["END_BOUND_S", "LoadedServer"]
+
+START_BOUND_S = 60.0
+IDLE_BOUND_S = 10.0
+# A server ends within 2 s; the machine may be busy with other tests.
+END_BOUND_S = 4.0
+POLL_INTERVAL_S = 0.01
+CLIENT_TIMEOUT_S = 60.0
+# KV for a handful of requests of many, so that decode runs out of it and the tree is evicted.
+TINY = {
+    "max_total_tokens": 2048,
+    "page_size": 4,
+    "max_running_requests": 14,
+    "chunked_prefill_size": 96,
+    "max_queued_requests": 32,
+    "schedule_policy": "priority",
+    "priority_preemption": True,
+    "mixed_chunk": True,
+    "kv_sanitizer": True,
+}
+AT_REST = {"waiting": 0, "chunked": 0, "running": 0, "in_flight": 0, "paused": None, "pages_held": 0}
+
+
+class LoadedServer:
+    """One server with tiny memory and every invariant on. ``complaints`` name what was not as it must be."""
+
+    def __init__(self, parent: PreloadedParent, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        given = ServerSettings(**{"port": 0, "gate": AUDITING_GATE, **TINY, **settings})
+        self.process = parent.serve(given, folder, folder / "log")
+        self.serving = self.process.wait_ready(START_BOUND_S)
+        self.complaints: list[str] = []
+
+    def http(self) -> httpx.AsyncClient:
+        """A client of this server with as many connections as it takes."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx.AsyncClient(base_url=self.serving.base_url, timeout=CLIENT_TIMEOUT_S, limits=limits)
+
+    async def wait_idle(self, http: httpx.AsyncClient) -> dict[str, Any]:
+        """The counters once nothing is left of any request; what is left after a bound is a complaint."""
+        deadline = time.monotonic() + IDLE_BOUND_S
+        while left := _left(info := (await http.get("/server_info")).json()):
+            if time.monotonic() > deadline:
+                self.complaints.append(f"not idle {IDLE_BOUND_S} s after the last answer: {', '.join(left)}")
+                break
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return info["stats"]
+
+    def resident_mb(self) -> dict[str, float]:
+        """Resident memory of each process in MB."""
+        return {name: psutil.Process(pid).memory_info().rss / 2**20 for name, pid in self.serving.pids.items()}
+
+    def end(self) -> None:
+        """Drain and check that nothing is left: status, processes, port, files, log."""
+        self.process.drain()
+        self._check_end(expected_status=0)
+        if log := (self.folder / "log").read_text():
+            self.complaints.append(f"the log must be empty, but says: {log}")
+        self._check_folder({"log"})
+
+    def check_death(self) -> None:
+        """The end of a server whose process was killed."""
+        self._check_end(expected_status=1)
+        self._check_folder({"log", "death.json"})
+
+    def kill(self) -> None:
+        """Whatever is left, now; harmless after an end."""
+        self.process.kill()
+        self.process.wait(END_BOUND_S)
+        self.process.close()
+
+    def _check_end(self, *, expected_status: int) -> None:
+        status = self.process.wait(END_BOUND_S)
+        if status != expected_status:
+            log = (self.folder / "log").read_text()
+            self.complaints.append(f"the exit status must be {expected_status}, is {status}; the log says: {log}")
+        deadline = time.monotonic() + END_BOUND_S
+        while left := [name for name, pid in self.serving.pids.items() if _is_running(pid)]:
+            if time.monotonic() > deadline:
+                self.complaints.append(f"still running after the end: {left}")
+                return
+            time.sleep(POLL_INTERVAL_S)
+        try:
+            httpx.get(f"{self.serving.base_url}/health")
+            self.complaints.append("the port still answers after the end")
+        except httpx.ConnectError:
+            return
+
+    def _check_folder(self, expected: set[str]) -> None:
+        names = {path.name for path in self.folder.iterdir()}
+        if names != expected:
+            self.complaints.append(f"the private folder must hold {sorted(expected)}, holds {sorted(names)}")
+
+
+def _left(info: dict[str, Any]) -> list[str]:
+    """What keeps a server from being idle and whole, as ``name=value``."""
+    stats = info["stats"]
+    if stats is None:
+        return ["the scheduler does not answer"]
+    wanted = AT_REST | {"rows_free": stats["rows_total"], "pages_free": stats["pages_total"] - stats["pages_cached"]}
+    left = [f"{name}={stats[name]}" for name, value in wanted.items() if stats[name] != value]
+    return left + ([f"open_requests={info['open_requests']}"] if info["open_requests"] else [])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
