@@ -21,6 +21,11 @@ __all__ = ["History", "Sampled", "Sampler", "uniform"]
 History = Callable[[Segment], NDArray[np.int32]]
 Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
 
+# Beyond these a division in 32-bit floats gives infinities, whose difference is no number and no probability. A lower
+# temperature is greedy in all but name.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
+MIN_REPETITION_PENALTY = 1e-6
+
 _MASK = 2**64 - 1
 _GREEDY = SamplingSpec(seed=0)
 
@@ -84,8 +89,8 @@ def _has_penalty(spec: SamplingSpec) -> bool:
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
     """Repetition counts prompt and output, frequency and presence the output only, as clients of such APIs expect."""
     seen = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(scores.device)
-    values = scores[seen]
-    scores[seen] = torch.where(values > 0, values / spec.repetition_penalty, values * spec.repetition_penalty)
+    values, repetition = scores[seen], max(spec.repetition_penalty, MIN_REPETITION_PENALTY)
+    scores[seen] = torch.where(values > 0, values / repetition, values * repetition)
     said, counts = np.unique(tokens[spec.prompt_tokens :], return_counts=True)
     penalty = spec.presence_penalty + spec.frequency_penalty * torch.from_numpy(counts.astype(np.float32))
     scores[torch.from_numpy(said.astype(np.int64)).to(scores.device)] -= penalty.to(scores.device)
@@ -99,10 +104,14 @@ def _draw(chosen: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec],
     for rows, draw in ((plain, _draw_plain), (filtered, _draw_filtered)):
         if rows:
             numbers = [uniform(specs[row].seed, _position(segments[row])) for row in rows]
-            temperatures = _column([specs[row].temperature for row in rows], scores)
+            temperatures = _column([_temperature(specs[row]) for row in rows], scores)
             # Subtracting the maximum first keeps a tiny temperature from dividing to infinity.
             scaled = (scores[rows] - scores[rows].amax(dim=-1, keepdim=True)) / temperatures
             chosen[rows] = draw(torch.softmax(scaled, dim=-1), _column(numbers, scores, torch.float64), specs, rows)
+
+
+def _temperature(spec: SamplingSpec) -> float:
+    return min(max(spec.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def _has_filter(spec: SamplingSpec) -> bool:
@@ -140,9 +149,13 @@ def _draw_filtered(
 
 
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Where the running sum of ``weights`` [rows, n] passes the given share of its total; never at a zero weight."""
+    """Where the running sum of ``weights`` [rows, n] passes the given share of its total; never at a zero weight.
+
+    A row whose weights are no numbers gets the last place: one behind it would be no token, and fail its whole batch.
+    """
     running = torch.cumsum(weights.double(), dim=-1)
-    return torch.searchsorted(running, numbers * running[:, -1:], right=True)[:, 0]
+    places = torch.searchsorted(running, numbers * running[:, -1:], right=True)
+    return places[:, 0].clamp(max=weights.shape[-1] - 1)
 
 
 def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]) -> tuple[TokenLogprob | None, ...]:

@@ -54,6 +54,25 @@ def test_a_tiny_temperature_is_greedy() -> None:
     assert set(drawn(SamplingSpec(seed=3, temperature=1e-30), 20)) == {0}
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 5e-324},
+        {"temperature": 1e-50},
+        {"temperature": 1.7e308},
+        {"temperature": 1.0, "repetition_penalty": 5e-324},
+        {"temperature": 1e-50, "repetition_penalty": 1e-50},
+        {"temperature": 1.0, "suppressed_ids": tuple(range(VOCAB)), "suppressed_until": 99},
+    ],
+    ids=str,
+)
+def test_extreme_parameters_give_a_token_of_the_vocabulary(extreme: dict[str, float], filters: dict[str, float]) -> None:
+    """A05: an id behind the vocabulary, or an error, would fail everybody in the microbatch."""
+    spec = SamplingSpec(seed=1, **(extreme | filters))  # type: ignore[arg-type]
+    assert 0 <= sample(spec, history=(0, 1, 2), never=(7,)) < VOCAB
+
+
 @pytest.mark.parametrize(
     ("spec", "allowed"),
     [
