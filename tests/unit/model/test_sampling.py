@@ -67,7 +67,9 @@ def test_a_tiny_temperature_is_greedy() -> None:
     ],
     ids=str,
 )
-def test_extreme_parameters_give_a_token_of_the_vocabulary(extreme: dict[str, float], filters: dict[str, float]) -> None:
+def test_extreme_parameters_give_a_token_of_the_vocabulary(
+    extreme: dict[str, float], filters: dict[str, float]
+) -> None:
     """A05: an id behind the vocabulary, or an error, would fail everybody in the microbatch."""
     spec = SamplingSpec(seed=1, **(extreme | filters))  # type: ignore[arg-type]
     assert 0 <= sample(spec, history=(0, 1, 2), never=(7,)) < VOCAB
