@@ -6,18 +6,20 @@ A run is one generator: bring the engine to idle, run the script, drain, compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Final, Self
 
 from engine.clock import VirtualClock
 from engine.errors import IntegrityError, ProcessDiedError
 from engine.messages import (
+    Abort,
     AbortAll,
     ClientMessage,
     Completion,
     ContinueGeneration,
     Event,
+    FinishReason,
     FlushCache,
     Generate,
     OperatorEvent,
@@ -33,6 +35,7 @@ from scripted.ledger import Ledger
 from scripted.oracle import Oracle
 from scripted.results import Results
 from scripted.run import Run, RunSource
+from scripted.stop_watch import StopWatch
 from scripted.waits import Steps
 from scripted.world import World
 
@@ -62,6 +65,7 @@ class ScriptedGate:
         self.history = History()
         self.handles = Handles()
         self.results = Results(scheduler.limits.depth)
+        self._stops = StopWatch(world.decoder)
         self._source = source
         self._oracle = Oracle(self)
         self._arrived: list[ClientMessage] = []
@@ -316,11 +320,23 @@ class ScriptedGate:
             self.results.launched(result.microbatch.id, result.step)
         self.last_replies = result.replies
         self.history.add(self._step, result, self.scheduler)
-        views = self.handles.views()
+        live = self.handles.live()
         self.handles.update(result.replies, self.scheduler)
+        stopped: list[str] = []
         if result.replies:
-            self.world.clients.settle(result.replies, views, self.handles.open_calls())
-        self._arrived += self.world.take_messages()
+            shown, stopped = self._stops.follow(result.replies, live)
+            views = {rid: handle.client for rid, handle in live.items()}
+            self.world.clients.settle(shown, views, self.handles.open_calls())
+        self._arrived += self._messages_with_stops(stopped)
+
+    def _messages_with_stops(self, rids: list[str]) -> list[ClientMessage]:
+        """What has arrived, and the front end's aborts of these requests behind it, in the order of their outputs."""
+        messages = self.world.take_messages()
+        while len(stops := _stops_among(messages)) < len(rids):
+            self.world.wait()
+            messages += self.world.take_messages()
+        others = [message for message in messages if message not in stops.values()]
+        return others + [stops[rid] for rid in rids]
 
     def _audit(self, previous: StepResult) -> None:
         """Check after a step what the engine did, its books against themselves and the ledger, and its KV."""
@@ -334,3 +350,8 @@ class ScriptedGate:
         corruptions = self.world.corruptions()
         if corruptions:
             raise IntegrityError(f"a request read KV that is not its own: {corruptions[0]}")
+
+
+def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:
+    """The aborts by which the front end ends requests whose stop string it found, by rid."""
+    return {m.rid: m for m in messages if isinstance(m, Abort) and m.finish_reason is FinishReason.STOP}

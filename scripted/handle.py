@@ -19,6 +19,7 @@ class RequestHandle:
     """One request of a script. Everything but ``rid`` and ``client`` is read from the scheduler."""
 
     def __init__(self, message: Generate, client: ClientView) -> None:
+        self.message = message
         self.rid = message.rid
         self.client = client
         self.prompt_ids = message.prompt_ids

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from engine.messages import Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
-from scripted.client import Call, ClientView
+from scripted.client import Call
 from scripted.handle import RequestHandle
 
 __all__ = ["Handles", "History", "record_step"]
@@ -79,9 +79,9 @@ class Handles:
         """The last life of this rid, or None."""
         return next((handle for handle in reversed(self.all) if handle.rid == rid), None)
 
-    def views(self) -> dict[str, ClientView]:
-        """The clients of requests that have not ended, by rid."""
-        return {rid: lives[0].client for rid, lives in self._live.items() if lives}
+    def live(self) -> dict[str, RequestHandle]:
+        """The handles of requests that have not ended, by rid."""
+        return {rid: lives[0] for rid, lives in self._live.items() if lives}
 
     def open_calls(self) -> dict[str, Call]:
         """The administrative calls that are not answered, by call id."""

@@ -133,7 +133,7 @@ class Ledger:
         """Pages that are owned were told to the stages, and what the stages were told just now is owned."""
         locked = 0 if memory.pressure.pins else memory.tree.locked_pages
         owned, told = memory.pages.held + locked, self._pages.in_use
-        # A page that was swapped for the tree's own, which its tenant has not been told of yet, may be another's by now.
+        # A page that was swapped for the tree's own, which its tenant was not told of yet, may be another's by now.
         if owned > told and owned > told + self._pages.lost:
             raise IntegrityError(f"the engine holds or locks {owned} pages, the stages were told to use only {told}")
         free = [page for page in self._told_pages if not memory.pages.state(page)]
@@ -184,9 +184,10 @@ class Ledger:
         if quiescent:
             self._pages.flush()
 
-    def _on_pipeline_failed(self, _: PipelineFailed) -> None:
-        for life in list(self._live.values()):
-            self._end(life, _ERROR)
+    def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
+        del failed
+        for alive in list(self._live.values()):
+            self._end(alive, _ERROR)
         while self._flights:
             for segment, _, tenancy in self._flights.popleft().work:
                 self._pages.land(segment, tenancy, confirmed=False)

@@ -13,13 +13,17 @@ from typing import Any, Final, Protocol, cast
 
 import zmq
 
+from engine.config import EMBEDDED_MODEL
 from engine.errors import EngineError, ProcessDiedError
+from engine.frontend.detokenizer import Decoder
+from engine.frontend.tokenizer import load_tokenizer
 from engine.launch.control import ProcessDied, Shutdown
 from engine.launch.gate_context import GateContext
 from engine.launch.live_gate import STAGE_PREFIX
 from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
 from scripted.http_clients import HttpClients
+from scripted.stop_watch import ByteDecoder
 
 __all__ = ["RESULT_TIMEOUT_S", "ResultOverdue", "ServerWorld", "ShutdownAsked"]
 
@@ -82,6 +86,12 @@ class ServerWorld:
     def take_messages(self) -> list[ClientMessage]:
         """What the front end sent."""
         return self._context.inbox.drain()
+
+    def decoder(self) -> Decoder:
+        """Loaded when a script first needs it; the embedded model's needs no loading."""
+        if self._context.settings.model == EMBEDDED_MODEL:
+            return ByteDecoder()
+        return load_tokenizer(self._context.settings)[0]
 
     def wait(self) -> None:
         """Wait for a message or for news of a client."""

@@ -6,6 +6,7 @@ bodies, text and stop strings.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,13 @@ from engine.pipeline.simulated import SimulatedPipeline
 from engine.pipeline.wire import StageView
 from engine.scheduler import Scheduler, run_loop
 from scripted.client import Call, Chunk, ClientView
-from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.decorator import ScriptedTest
+from scripted.errors import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gallery import mutant_named
 from scripted.gate import NotIdle, ScriptedGate
 from scripted.report import FailureKind, FailureReport
 from scripted.run import Run, ScriptFunction
+from scripted.stop_watch import ByteDecoder
 from scripted.watchdog import Overdue, watchdog
 from scripted.wire import ScriptOptions, ScriptSucceeded
 
@@ -58,7 +61,7 @@ class _OpenRequest:
 
     def __init__(self, message: Generate, view: ClientView) -> None:
         self.view = view
-        self._answer = Answer(_ByteDecoder(), message)
+        self._answer = Answer(ByteDecoder(), message)
         self._pieces: list[GenerateAnswer] = []
 
     def take(self, output: TokenOutput) -> bool:
@@ -83,15 +86,6 @@ class _OpenRequest:
         self.view.status = 200
         self.view.receive(Chunk(text=piece.text, token_ids=piece.output_ids, finish_reason=reason and reason.value))
         self.view.closed = reason is not None
-
-
-class _ByteDecoder:
-    """The embedded tokenizer's alphabet without the tokenizer: token ids below 256 are bytes."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens; special tokens have none."""
-        del skip_special_tokens
-        return bytes([token for token in ids if token < 256]).decode("utf-8", "replace")
 
 
 class SimClients:
@@ -205,6 +199,10 @@ class SimWorld:
     def take_messages(self) -> list[ClientMessage]:
         """What the clients sent."""
         return self.clients.take_sent()
+
+    def decoder(self) -> ByteDecoder:
+        """Tokens as text."""
+        return ByteDecoder()
 
     def wait(self) -> None:
         """Never needed: what can come is there."""
@@ -345,6 +343,10 @@ class ScriptedSim:
         """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
+        spec = getattr(script, "scripted", None)
+        script = spec.script if isinstance(spec, ScriptedTest) else script
+        if not inspect.isgeneratorfunction(script):
+            raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
         options = options or ScriptOptions(timeout_s=timeout_s)
         source = _OneRun(Run(script, args, kwargs, options), self._mutant, self.config)
         with ExitStack() as stack:

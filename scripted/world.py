@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.frontend.detokenizer import Decoder
 from engine.messages import ClientMessage, PipelineEvent, Reply
 from engine.pipeline.wire import StageView
 from scripted.client import Clients
@@ -27,6 +28,10 @@ class World(Protocol):
 
     def take_messages(self) -> list[ClientMessage]:
         """Client messages that have arrived, in order, without waiting."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """The front end's tokenizer, as far as it turns tokens into text."""
         ...
 
     def wait(self) -> None:
