@@ -1,7 +1,7 @@
 """Every mutant of the gallery is caught by its test.
 
-Goal: a test that no bug can fail is no test: each mutant's registered script passes on the healthy engine and fails, with
-the mutant's signature, on the broken one. Method: the gallery's own runner in the sim tier; the flagship on real
+Goal: a test that no bug can fail is no test: each mutant's registered script passes on the healthy engine and fails,
+with the mutant's signature, on the broken one. Method: the gallery's own runner in the sim tier; the flagship on real
 processes as well. Origin: D11.
 """
 

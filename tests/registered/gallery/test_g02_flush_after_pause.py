@@ -1,8 +1,8 @@
 """G02: a flush while everything waits, retracted.
 
-Goal: after a pause (retract) the queue holds 64 requests that own no memory, and ``/flush_cache`` succeeds. Method: eight
-rows, all taken, the rest waiting; pause, flush, continue, run to the end. Origin: SGLang pull request 31962; B15. Mutant:
-flush-refused-by-the-queue.
+Goal: after a pause (retract) the queue holds 64 requests that own no memory, and ``/flush_cache`` succeeds. Method:
+eight rows, all taken, the rest waiting; pause, flush, continue, run to the end. Origin: SGLang pull request 31962;
+B15. Mutant: flush-refused-by-the-queue.
 """
 
 from ci.register import register_cpu_ci

@@ -1,8 +1,9 @@
 """G09: an abort while the final chunk is in flight.
 
-Goal: no token of the aborted request is emitted, its slot comes back with the result, and a new life of its rid inherits
-nothing. Method: four stages, wait until the last chunk is launched, abort, look at every reply of the scheduler. Origin:
-SGLang issue 34112 and pull request 37295; B11, B12, B14, D04. Mutants: token-after-the-end, dropped-result-leaks-its-slot.
+Goal: no token of the aborted request is emitted, its slot comes back with the result, and a new life of its rid
+inherits nothing. Method: four stages, wait until the last chunk is launched, abort, look at every reply of the
+scheduler. Origin: SGLang issue 34112 and pull request 37295; B11, B12, B14, D04. Mutants: token-after-the-end,
+dropped-result-leaks-its-slot.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -27,7 +27,7 @@ def test_retract_with_results_in_flight(t, results):
     t.pause_generation("retract")
     for left in reversed(range(results)):
         yield from t.run_until(lambda left=left: len(t.state.in_flight) == left)
-        assert (a.status == "waiting") == (left == 0)
+        assert (a.status == "waiting") == (left == 0), f"it is {a.status} with {left} results in flight"
     assert a.req.in_flight == 0
     assert t.state.rows.free == t.state.rows.total
     t.continue_generation()

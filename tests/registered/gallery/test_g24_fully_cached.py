@@ -1,7 +1,7 @@
 """G24: a prompt that is cached to its last token.
 
-Goal: it still computes one token, and its lock refs do not climb. Method: the same page-aligned prompt three times, the
-later two at once. Origin: pypto serving; B04. Mutant: cached-prompt-never-runs.
+Goal: it still computes one token, and its lock refs do not climb. Method: the same page-aligned prompt three times,
+the later two at once. Origin: pypto serving; B04. Mutant: cached-prompt-never-runs.
 """
 
 from ci.register import register_cpu_ci

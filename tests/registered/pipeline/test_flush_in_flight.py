@@ -1,8 +1,8 @@
 """The flagship race: a flush between the dispatch of a request's last chunk and its result.
 
 Goal: ``/flush_cache`` is refused while a microbatch is in flight, although every queue is empty. Method: four stages,
-depth six, a prompt of two chunks; wait for the window, flush, run to the end. Origin: G01 (SGLang pull request
-27446), B15. Mutant: flush-ignores-in-flight.
+depth six, a prompt of two chunks; wait for the window, flush, run to the end. Origin: G01 (SGLang pull request 27446),
+B15. Mutant: flush-ignores-in-flight.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

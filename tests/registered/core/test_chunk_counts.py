@@ -1,0 +1,74 @@
+"""Chunk flags and counts of a prompt.
+
+Goal: ``chunks_done`` is 0 for a prompt that fits one pass and counts every part, the tail included, of one that does
+not; the flags and the remaining tokens agree with it step by step. Method: prompts of one, two and five chunks on one
+stage. Origin: the core contracts of SGLang's scripted runtime; B02. Mutant: budget-is-counted-per-request breaks what
+it reads.
+"""
+
+import pytest
+
+from ci.register import register_cpu_ci, register_cuda_ci
+from engine import EngineConfig
+from scripted import scripted
+
+register_cpu_ci(est_time=3, suite="base-cpu")
+register_cuda_ci(est_time=30, stage="base-b", runner_config="1-gpu-small")
+
+CHUNK = 64
+ONE_STAGE = EngineConfig(chunked_prefill_size=CHUNK)
+
+
+@pytest.mark.parametrize(("prompt_len", "chunks"), [(CHUNK - 4, 0), (CHUNK, 0), (CHUNK + 1, 2), (5 * CHUNK - 3, 5)])
+@scripted(ONE_STAGE)
+def test_chunks_done(t, prompt_len, chunks):
+    r = t.start_req(prompt_len=prompt_len, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    assert r.chunks_done == chunks
+    assert r.remaining_prompt_tokens == 0
+    assert not r.is_chunking
+
+
+@scripted(ONE_STAGE)
+def test_flags_follow_the_chunks(t):
+    r = t.start_req(prompt_len=5 * CHUNK - 3, max_new_tokens=2)
+    assert r.remaining_prompt_tokens == 5 * CHUNK - 3
+    for chunk in range(1, 5):
+        yield
+        assert r.chunks_done == chunk
+        assert r.is_chunking
+        assert t.is_chunking(r.rid)
+        assert t.state.chunked == r.rid
+        assert r.remaining_prompt_tokens == t.remaining_prompt_tokens(r.rid) == 5 * CHUNK - 3 - chunk * CHUNK
+    yield
+    assert r.chunks_done == 5
+    assert not r.is_chunking
+    assert t.state.chunked is None
+    assert r.remaining_prompt_tokens == 0
+    assert r.output_ids == ()
+    yield from t.run_until_finished(r)
+
+
+@scripted(ONE_STAGE)
+def test_only_one_request_is_partly_prefilled(t):
+    requests = [t.start_req(prompt_len=3 * CHUNK - 3, prompt_seed=i, max_new_tokens=2) for i in range(3)]
+    while not all(r.finished for r in requests):
+        yield
+        assert sum(r.is_chunking for r in requests) <= 1
+    assert all(r.chunks_done in (3, 4) for r in requests)
+
+
+@scripted(ONE_STAGE)
+def test_chunks_survive_a_retraction(t):
+    r = t.start_req(prompt_len=3 * CHUNK - 3, max_new_tokens=2)
+    yield from t.advance_to_nth_chunk(r, 2)
+    t.pause_generation("retract")
+    yield
+    assert r.status == "waiting"
+    assert r.chunks_done == 2
+    assert r.remaining_prompt_tokens == 3 * CHUNK - 3
+    t.continue_generation()
+    yield from t.run_until_finished(r)
+    # Two parts were confirmed and came from the cache; the rest is one pass.
+    assert r.chunks_done == 2
+    assert r.cached_tokens == 2 * CHUNK
