@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from engine.cli.bench import bench_app
 from engine.cli.configuration import show_configuration
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command("serve", epilog=EPILOG)(with_settings_flags(serve))
 app.command("config", epilog=EPILOG)(with_settings_flags(show_configuration))
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,113 @@
+"""``engine bench``: from flags to a benchmark's tables and file, and the comparison of two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from engine.bench.plan import Arrivals, BenchPlan
+from engine.bench.results import BenchResult, read_result, write_result
+from engine.bench.run import BenchError, run_bench
+from engine.bench.tables import comparison_table, result_tables
+from engine.cli.flags import refuse_bad_configuration
+
+__all__ = ["bench_app"]
+
+EXIT_FAILED = 1
+DEFAULT_URL = "http://127.0.0.1:30000"
+DEFAULT_CLIENTS = 8
+
+bench_app = typer.Typer(
+    help="Load a server of the OpenAI protocol, ours or another's, and measure what its clients see.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(help="the server")] = DEFAULT_URL,
+    model: Annotated[str, typer.Option(help="its name there; unset: the first that the server lists")] = "",
+    chat: Annotated[bool, typer.Option(help="ask /v1/chat/completions, not /v1/completions")] = False,
+    arrivals: Annotated[Arrivals, typer.Option(help="when requests arrive")] = Arrivals.CLOSED,
+    rate: Annotated[float | None, typer.Option(help="requests a second, for poisson and constant arrivals")] = None,
+    clients: Annotated[int | None, typer.Option(help=f"clients of closed arrivals; unset: {DEFAULT_CLIENTS}")] = None,
+    requests: Annotated[int, typer.Option(help="measured requests")] = 100,
+    warmup: Annotated[int, typer.Option(help="requests before those, not measured")] = 4,
+    prefix_words: Annotated[int, typer.Option(help="words that all synthetic prompts begin with")] = 0,
+    input_words: Annotated[int, typer.Option(help="further words of each synthetic prompt")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="tokens of output of each synthetic request")] = 128,
+    ignore_eos: Annotated[bool, typer.Option(help="send ignore_eos, so that all answers are full length")] = True,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of prompts and of poisson arrivals")] = 0,
+    recording: Annotated[
+        str | None, typer.Option(help='file with lines like {"prompt": "..", "max_tokens": 9, "at_s": 0.5}')
+    ] = None,
+    request_timeout_s: Annotated[float, typer.Option(help="longest silence of the server, in seconds")] = 600.0,
+    api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write plan, versions, numbers and records there")] = None,
+) -> None:
+    """Load a server of the OpenAI protocol, ours or another's, and measure what its clients see."""
+    if context.invoked_subcommand is not None:
+        return
+    with refuse_bad_configuration():
+        plan = BenchPlan(
+            url=url,
+            model=model,
+            chat=chat,
+            arrivals=arrivals,
+            rate_per_s=rate,
+            clients=DEFAULT_CLIENTS if clients is None and arrivals is Arrivals.CLOSED else clients,
+            requests=requests,
+            warmup=warmup,
+            prefix_words=prefix_words,
+            input_words=input_words,
+            output_tokens=output_tokens,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            seed=seed,
+            recording=recording,
+            request_timeout_s=request_timeout_s,
+        )
+        result = _run(plan, api_key)
+    _show(result, json)
+
+
+@bench_app.command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(help="a result of engine bench --json")],
+    second: Annotated[Path, typer.Argument(help="another one")],
+) -> None:
+    """Show two results side by side, with the change from the first to the second."""
+    with refuse_bad_configuration():
+        table = comparison_table(read_result(first), read_result(second), (first.name, second.name))
+    Console().print(table)
+
+
+def _run(plan: BenchPlan, api_key: str | None) -> BenchResult:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # On stderr, so that the tables alone go into a pipe.
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=plan.requests)
+        try:
+            return asyncio.run(run_bench(plan, api_key, lambda _: progress.advance(task)))
+        except BenchError as exc:
+            sys.stderr.write(f"error: {exc}\n")
+            raise typer.Exit(EXIT_FAILED) from exc
+
+
+def _show(result: BenchResult, json: Path | None) -> None:
+    console = Console()
+    for table in result_tables(result):
+        console.print(table)
+    if json is not None:
+        write_result(result, json)
+    if result.summary.failed:
+        raise typer.Exit(EXIT_FAILED)
