@@ -1,0 +1,99 @@
+"""Aborts that name nobody, name somebody twice, or meet the next life of a rid.
+
+Goal: an abort is idempotent and answered, whoever it names; a rid that comes again is another request. Method: unknown
+and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
+SGLang's scripted runtime; B11, D04. Mutant: abort-and-finish-free-twice and finished-requests-stay-registered break
+it.
+"""
+
+from ci.register import register_cpu_ci
+from engine import EngineConfig
+from scripted import RequestRefused, scripted
+
+register_cpu_ci(est_time=4, suite="base-cpu")
+
+CHUNK = 64
+ONE_STAGE = EngineConfig(chunked_prefill_size=CHUNK)
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
+
+
+@scripted(ONE_STAGE)
+def test_an_unknown_rid(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=3)
+    call = t.abort("nobody-has-this-rid")
+    yield
+    assert call.status == 200
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "length"
+
+
+@scripted(ONE_STAGE)
+def test_a_finished_rid(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    call = t.abort(r)
+    yield
+    assert call.status == 200
+    assert r.finish_reason == "length"
+    assert r.client.terminal_answers == 1
+
+
+@scripted(PP4)
+def test_two_aborts_in_one_step(t):
+    r = t.start_req(prompt_len=2 * CHUNK - 3, max_new_tokens=3)
+    yield from t.advance_to_stage(r, "last_chunk")
+    calls = [t.abort(r), t.abort(r), t.abort_all()]
+    yield
+    assert [call.status for call in calls] == [200, 200, 200]
+    assert r.finish_reason == "abort"
+    again = t.abort(r)
+    yield from t.run_until_idle()
+    assert again.done
+    assert r.client.terminal_answers == 1
+    assert t.engine_stats().requests_aborted == 1
+
+
+@scripted(ONE_STAGE)
+def test_abort_before_the_first_step(t):
+    """The request and its abort become visible in the same step, in this order."""
+    r = t.start_req(prompt_len=10, max_new_tokens=3)
+    t.abort(r)
+    yield
+    assert r.finish_reason == "abort"
+    assert r.output_ids == ()
+    assert t.forward_ct == 0
+    assert t.is_fully_idle
+
+
+@scripted(PP4)
+def test_the_same_rid_in_the_step_of_its_abort(t):
+    """Until the abort has been applied the rid is alive, and a second request of it is refused."""
+    first = t.start_req(rid="again", prompt_len=2 * CHUNK - 3, max_new_tokens=3)
+    yield from t.advance_to_stage(first, "last_chunk")
+    t.abort(first)
+    refused = None
+    try:
+        t.start_req(rid="again", prompt_len=20, max_new_tokens=3)
+    except RequestRefused as exc:
+        refused = exc
+    assert refused is not None
+    assert refused.status == 409
+    yield
+    second = t.start_req(rid="again", prompt_len=20, max_new_tokens=3)
+    yield from t.run_until_finished(second)
+    assert first.finish_reason == "abort"
+    assert first.output_ids == ()
+    assert second.finish_reason == "length"
+
+
+@scripted(ONE_STAGE)
+def test_a_stop_string_ends_a_request(t):
+    free = t.start_req(prompt_len=10, max_new_tokens=12)
+    yield from t.run_until_finished(free)
+    stop = free.client.text[3:5]
+    r = t.start_req(prompt_len=10, max_new_tokens=200, stop=stop)
+    yield from t.run_until_finished(r, max_steps=20)
+    assert r.client.finish_reason == "stop"
+    assert stop not in r.client.text
+    yield from t.run_until_idle()
+    assert t.state.kv.held == 0

@@ -1,0 +1,27 @@
+"""Decodes in a pipeline of several stages.
+
+Goal: a running request is in at most one microbatch in flight, and the decodes of several are spread over the stages.
+Method: look at what is in flight after every step. Origin: B12 and the pipeline's own rule. Mutant: decode-runs-twice.
+"""
+
+from ci.register import register_cpu_ci, register_cuda_ci
+from engine import EngineConfig
+from scripted import scripted
+
+register_cpu_ci(est_time=3, suite="base-cpu")
+register_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")
+
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
+WINDOW = "four decode microbatches in flight at once"
+
+
+@scripted(PP4, must_reach=[WINDOW])
+def test_a_running_request_is_in_one_microbatch(t):
+    requests = [t.start_req(prompt_len=12, prompt_seed=i, max_new_tokens=8) for i in range(8)]
+    while not all(r.finished for r in requests):
+        yield
+        flying = [rid for microbatch in t.state.in_flight for rid in microbatch.rids]
+        twice = {rid for rid in flying if flying.count(rid) > 1}
+        assert not twice, f"{twice} is in two microbatches in flight"
+        t.sometimes(WINDOW, [m.mode for m in t.state.in_flight].count("decode") >= 4)
+    assert all(len(r.output_ids) == 8 for r in requests)
