@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from engine.cli.bench import bench_app
+from engine.cli.chat import chat
 from engine.cli.configuration import show_configuration
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("serve", epilog=EPILOG)(with_settings_flags(serve))
 app.command("config", epilog=EPILOG)(with_settings_flags(show_configuration))
+app.command("chat")(chat)
 app.add_typer(bench_app, name="bench")
 
 
