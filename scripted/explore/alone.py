@@ -12,11 +12,19 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, SamplingParams, TokenOutput
 from engine.pipeline.simulated import SimulatedPipeline
 from engine.scheduler import Scheduler
-from scripted.explore.ledger import Violation
+from scripted.explore.ledger import Life, Violation
 
-__all__ = ["tokens_alone"]
+__all__ = ["check_tokens", "tokens_alone"]
 
 _BUDGET_STEPS = 20_000
+
+
+def check_tokens(life: Life) -> None:
+    """What a request said, to its end or until it was stopped, is what it says alone. Raises Violation with both."""
+    message, said = life.message, tuple(life.tokens)
+    alone = tokens_alone(message.prompt_ids, message.sampling.max_new_tokens) if said else ()
+    if said != alone[: len(said)]:
+        raise Violation(f"{message.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
 
 @functools.lru_cache(maxsize=4096)

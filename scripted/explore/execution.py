@@ -18,25 +18,32 @@ from scripted.explore.forks import fork
 from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule
 
-
 __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a run failed: the exception's type and text, and the step that it came out of."""
+    """Why a run failed: the exception's type and text, and the step that it came out of.
+
+    ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
+    """
 
     type: str
     text: str
     step: int
-    where: str
+    signature: str
 
-    @property
-    def signature(self) -> str:
-        """Equal for two failures of one invariant at one place, whatever the numbers and names in their texts."""
-        words = re.sub(r"\d+|'[^']*'|\b[a-z]+-\d+\b", "#", self.text.partition(":")[0])
-        return f"{self.type} in {self.where}: {words[:_SIGNATURE_LENGTH]}"
+    @classmethod
+    def of(cls, exc: Exception, gate: SimulatedGate) -> Failure:
+        """What an exception that ended a run says."""
+        rids = sorted({life.message.rid for life in gate.ledger.lives}, key=len, reverse=True)
+        names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", str(exc).partition(":")[0])
+        place = traceback.extract_tb(exc.__traceback__)[-1].name
+        return cls(
+            type(exc).__name__, str(exc), gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}"
+        )
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.type}: {self.text}"
@@ -71,8 +78,7 @@ def finish(gate: SimulatedGate) -> Outcome:
     try:
         run_loop(gate, gate.scheduler, gate.pipeline, gate)
     except Exception as exc:  # noqa: BLE001 - whatever a broken engine raises is the finding
-        frame = traceback.extract_tb(exc.__traceback__)[-1]
-        failure = Failure(type(exc).__name__, str(exc), gate.step, frame.name)
+        failure = Failure.of(exc, gate)
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
 
 

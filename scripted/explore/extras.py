@@ -27,11 +27,14 @@ PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; what presses on the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 _DEFERRED_S: Final = 1.0
+# Events aim at so many requests of a workload; where it has more, the others are many of one kind.
+_TARGETS_LIMIT: Final = 4
 
 
 def extras_of(base: Schedule) -> tuple[Action, ...]:
     """Everything that can be added to a workload, in a fixed order."""
     starts = [placed.action for placed in base.placed if isinstance(placed.action, StartRequest)]
+    starts = starts[:_TARGETS_LIMIT]
     rids = dict.fromkeys(start.rid for start in starts)
     modes = [Pause(mode=mode) for mode in PauseMode]
     anything: list[Action] = [Flush(), Flush(timeout_s=_DEFERRED_S), AbortEverything(), *modes, HoldResults()]
@@ -51,7 +54,9 @@ def _starts(base: Schedule, starts: list[StartRequest]) -> list[Action]:
     twins: list[Action] = [
         StartRequest(rid=EXTRA_RID, prompt=prompt, seed=seed, priority=priority) for prompt, seed in prompts
     ]
-    again: list[Action] = [StartRequest(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)] if starts else []
+    again: list[Action] = (
+        [StartRequest(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)] if starts else []
+    )
     return twins + again
 
 

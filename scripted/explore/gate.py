@@ -17,7 +17,6 @@ from engine.messages import (
     AbortAll,
     ContinueGeneration,
     Event,
-    FinishReason,
     FlushCache,
     Generate,
     PauseGeneration,
@@ -43,9 +42,10 @@ from scripted.explore.actions import (
     Resume,
     StartRequest,
 )
-from scripted.explore.alone import tokens_alone
+from scripted.explore.alone import check_tokens
 from scripted.explore.coverage import Cell, cell_of
 from scripted.explore.ledger import Ledger, Violation
+from scripted.explore.promises import Promises
 from scripted.explore.prompts import prompt_ids
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.silence import SilentDigests
@@ -80,6 +80,7 @@ class SimulatedGate:
             self.scheduler.digests = SilentDigests()
         self.pipeline = SimulatedPipeline(self.limits)
         self.ledger = Ledger(self.limits)
+        self.promises = Promises(self.scheduler)
         self.clock = VirtualClock()
         self.watch = watch
         self.records: list[StepRecord] | None = [] if record else None
@@ -151,6 +152,7 @@ class SimulatedGate:
         # A step without input and output has changed nothing that was not audited behind the one before.
         if events or result.microbatch is not None or result.replies:
             self.scheduler.check_integrity()
+            self.promises.check(result, missing=bool(self._results.due_steps()))
         if self.pipeline.corruptions:
             raise IntegrityError(f"a request read KV that is not its own: {self.pipeline.corruptions[0]}")
 
@@ -175,12 +177,7 @@ class SimulatedGate:
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
         for life in self.ledger.lives:
-            self._check_tokens(life.message, life.end, tuple(life.tokens))
-
-    def _check_tokens(self, message: Generate, end: FinishReason | None, tokens: tuple[int, ...]) -> None:
-        alone = tokens_alone(message.prompt_ids, message.sampling.max_new_tokens) if tokens else ()
-        if tokens != alone[: len(tokens)]:
-            raise Violation(f"{message.rid} said {list(tokens)}, but alone it says {list(alone)}; it ended with {end}")
+            check_tokens(life)
 
     # -- composing --
 
@@ -208,6 +205,7 @@ class SimulatedGate:
             self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
         elif not self._flushed:
             self._flushed = True
+            self.promises.check_hits()
             self._imply(Flush())
         else:
             return False

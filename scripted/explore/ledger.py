@@ -28,6 +28,7 @@ from engine.messages import (
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
+from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
 
 __all__ = ["Ledger", "Life", "Violation"]
 
@@ -39,7 +40,7 @@ class Violation(AssertionError):  # noqa: N818 - it reads as what happened
 class Life:
     """One request as its client and the stages see it. ``planned`` is the position behind its last segment."""
 
-    __slots__ = ("emitting", "end", "message", "planned", "refused", "tokens")
+    __slots__ = ("emitting", "end", "message", "passed", "planned", "refused", "started", "tokens")
 
     def __init__(self, message: Generate) -> None:
         self.message = message
@@ -48,6 +49,8 @@ class Life:
         self.refused = False
         self.planned = 0
         self.emitting = 0
+        self.started = False
+        self.passed = 0
 
 
 class Ledger:
@@ -63,6 +66,7 @@ class Ledger:
         self.paused = False
         self._may_abort: set[str] = set()
         self._may_fail = False
+        self._dead = ""
         self._may_wait = False
 
     @property
@@ -113,7 +117,7 @@ class Ledger:
             self.lives.append(life)
             self._live.setdefault(event.rid, []).append(life)
         elif isinstance(event, PipelineFailed):
-            self._may_fail = True
+            self._may_fail, self._dead = True, event.process
             self._flights.clear()
             return self._oldest()
         elif isinstance(event, Abort):
@@ -186,7 +190,7 @@ class Ledger:
         wrong = (
             (reason is FinishReason.LENGTH and len(life.tokens) != self._most_tokens(life))
             or (reason is FinishReason.ABORT and rid not in self._may_abort)
-            or (reason is FinishReason.ERROR and not (self._may_fail and output.error))
+            or (reason is FinishReason.ERROR and not (self._may_fail and output.error and self._dead in output.error))
             or reason is FinishReason.STOP
         )
         if wrong:
@@ -231,17 +235,34 @@ class Ledger:
         if not lives:
             raise Violation(f"{segment.rid} is computed although it has ended")
         life, end = lives[0], segment.start + len(segment.token_ids)
-        if segment.sampling is None and segment.start != life.planned:
+        if segment.sampling is not None:
+            self._check_turn(life)
+        elif segment.start != life.planned:
             raise Violation(f"{segment.rid} goes on at position {segment.start}, it was computed up to {life.planned}")
         if end > self._limits.context_length:
-            raise Violation(f"{segment.rid} is computed to position {end}, context_length is {self._limits.context_length}")
+            raise Violation(
+                f"{segment.rid} is computed to position {end}, context_length is {self._limits.context_length}"
+            )
         if life.emitting:
             raise Violation(f"{segment.rid} is computed while its last token is still in flight")
         if end > len(life.message.prompt_ids) + len(life.tokens):
-            raise Violation(f"{segment.rid} is computed to position {end}, beyond its prompt and its {len(life.tokens)} tokens")
+            raise Violation(
+                f"{segment.rid} is computed to position {end}, beyond its prompt and its {len(life.tokens)} tokens"
+            )
         life.planned = end
         if not segment.emits:
             return None
         life.emitting += 1
         return life
 
+    def _check_turn(self, life: Life) -> None:
+        """A request starts: the oldest that still waits for its first start was passed over, but not for ever."""
+        life.started = True
+        if self._limits.schedule_policy != "fcfs":
+            return
+        head = next((lives[0] for lives in self._live.values() if not lives[0].started), None)
+        if head is None or self.lives.index(head) > self.lives.index(life):
+            return
+        head.passed += 1
+        if head.passed > PASSED_OVER_LIMIT_REQUESTS:
+            raise Violation(f"{head.message.rid} starves: {head.passed} requests got past it")

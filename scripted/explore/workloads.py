@@ -4,6 +4,8 @@ More workloads find more than more depth: a search that sweeps one event over al
 Each is one line of a schedule's own text; write another one in the same way.
 """
 
+# ruff: noqa: E501 - a schedule is one line.
+
 from __future__ import annotations
 
 from typing import Final
@@ -44,10 +46,6 @@ _TEXTS: Final = {
         "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10; "
         "1 start b prompt=12 seed=1 new=10; 3 start c prompt=9 seed=2 new=6"
     ),
-    "full-pages-deep": (
-        "pp_size=4 pp_async_depth=2 page_size=4 chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=8; "
-        "1 start b prompt=12 seed=1 new=8; 1 start c prompt=9 seed=2 new=8; 6 start d prompt=11 seed=3 new=4"
-    ),
     "full-rows": (
         "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=20 new=4; "
         "1 start b prompt=20 seed=1 new=4; 1 start c prompt=40 seed=2 new=3; 2 start d prompt=20 new=3"
@@ -61,11 +59,6 @@ _TEXTS: Final = {
         "schedule_policy=priority priority_preemption=True max_running_requests=2 page_size=4 chunked_prefill_size=16 "
         "max_total_tokens=48; 1 start a prompt=13 new=8; 1 start b prompt=12 seed=1 new=8; "
         "5 start c prompt=14 seed=2 new=3 priority=2; 6 start d prompt=6 seed=3 new=2 priority=1"
-    ),
-    "priorities-deep": (
-        "pp_size=4 pp_async_depth=1 schedule_policy=priority priority_preemption=True page_size=4 chunked_prefill_size=16 "
-        "max_total_tokens=56; 1 start a prompt=13 new=8; 2 start b prompt=12 seed=1 new=8; "
-        "9 start c prompt=22 seed=2 new=4 priority=2"
     ),
     "longest-prefix": (
         "schedule_policy=lpm max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=40 new=3; "
@@ -108,6 +101,20 @@ _TEXTS: Final = {
     # What a failed microbatch wrote is no prefix for anybody.
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
     "late-results": f"{_PP4}; 1 start a prompt=100 new=3; 2 hold; 3 start b prompt=100 new=2; 12 release count=1; 14 release",
+    "full-pages-deep": (
+        "pp_size=4 pp_async_depth=2 page_size=4 chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=8; "
+        "1 start b prompt=12 seed=1 new=8; 1 start c prompt=9 seed=2 new=8; 6 start d prompt=11 seed=3 new=4"
+    ),
+    "priorities-deep": (
+        "pp_size=4 pp_async_depth=1 schedule_policy=priority priority_preemption=True page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=56; 1 start a prompt=13 new=8; 2 start b prompt=12 seed=1 new=8; "
+        "9 start c prompt=22 seed=2 new=4 priority=2"
+    ),
+    # Small ones keep coming past a big one that waits for pages: for a while, not for ever.
+    "passed-over-often": (
+        "page_size=4 max_total_tokens=40 chunked_prefill_size=8 pp_async_depth=1; 1 start a prompt=5 new=27; 2 start big prompt=33 seed=1 new=2; "
+        + "; ".join(f"{3 + i} start s{i} prompt=2 seed={i + 2} new=1" for i in range(20))
+    ),
 }  # fmt: skip
 
 WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}

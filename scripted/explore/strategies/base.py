@@ -14,11 +14,11 @@ __all__ = ["Strategy"]
 class Strategy(Protocol):
     """``complete`` strategies end by themselves and have then tried everything of their kind; others never end."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether ``additions`` ends."""
-        ...
+    complete: bool
 
-    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
-        """What to add to the workload ``base``, which takes ``steps`` steps by itself. Equal calls yield equal runs."""
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
+        """What to add to the workload ``base``, which takes ``steps`` steps by itself, from the ``first``-th on.
+
+        Equal calls yield the same.
+        """
         ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from scripted.explore.actions import Placed
+from scripted.explore.actions import Action, Placed
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 
@@ -22,14 +23,16 @@ class Pairs:
         self._window_steps = window_steps
         self._marked = marked
 
-    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """First events outside, so that runs that begin alike come together."""
         del name
-        extras = extras_of(base)
+        return itertools.islice(self._all(extras_of(base), steps), first, None)
+
+    def _all(self, extras: tuple[Action, ...], steps: int) -> Iterator[tuple[Placed, ...]]:
         for step in range(1, steps + 1):
             if self._marked is not None and step not in self._marked:
                 continue
-            for first in extras:
+            for one in extras:
                 for later in range(self._window_steps + 1):
-                    for second in extras:
-                        yield Placed(step, first), Placed(step + later, second)
+                    for other in extras:
+                        yield Placed(step, one), Placed(step + later, other)

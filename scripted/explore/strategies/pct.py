@@ -31,10 +31,10 @@ class Pct:
         self._seed = seed
         self._depth = depth
 
-    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
         extras = extras_of(base)
-        for run in itertools.count():
+        for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed
             actors = [
                 [rng.choice(extras) for _ in range(rng.randint(1, _MOST_ACTIONS))]

@@ -26,12 +26,11 @@ class RandomEvents:
         self._seed = seed
         self._most_events = most_events
 
-    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
         extras = (*extras_of(base), Resume(), ReleaseResults(count=1), ReleaseResults())
-        for run in itertools.count():
+        for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed
             count = rng.randint(1, self._most_events)
             drawn = [Placed(rng.randint(1, steps + _LATE_STEPS), rng.choice(extras)) for _ in range(count)]
             yield tuple(sorted(drawn, key=lambda placed: placed.step))
-

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from scripted.explore.actions import Placed
+from scripted.explore.actions import Action, Placed
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 
@@ -16,10 +17,12 @@ class Sweep:
 
     complete = True
 
-    def additions(self, name: str, base: Schedule, steps: int) -> Iterator[tuple[Placed, ...]]:
+    def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Steps outside, kinds inside, so that runs that begin alike come together."""
         del name
-        extras = extras_of(base)
+        return itertools.islice(self._all(extras_of(base), steps), first, None)
+
+    def _all(self, extras: tuple[Action, ...], steps: int) -> Iterator[tuple[Placed, ...]]:
         for step in range(1, steps + 1):
             for action in extras:
                 yield (Placed(step, action),)

@@ -1,0 +1,242 @@
+"""A campaign: many runs over many benches in parallel processes, until all are done, one fails, or time is up.
+
+Work is cut into units that are equal in every process, so that a campaign finds the same with any number of jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from scripted.explore.actions import Placed
+from scripted.explore.bench import Bench, bench_of
+from scripted.explore.coverage import Cell, Coverage
+from scripted.explore.execution import Failure
+from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, Sweep
+from scripted.gallery import mutant_named
+
+__all__ = ["Campaign", "Finding", "Plan", "Report", "StrategyName", "run_unit", "strategy_of", "switched_on"]
+
+# Runs in one unit of a strategy that never ends: about a fifth of a second of work.
+_BATCH_RUNS: Final = 200
+# Parts that a complete strategy over one bench is cut into for several processes, so that none has to wait long.
+_PARTS: Final = 4
+
+
+class StrategyName(StrEnum):
+    """How a campaign searches. ``sweep`` is the same as ``exhaustive``."""
+
+    EXHAUSTIVE = "exhaustive"
+    SWEEP = "sweep"
+    PAIRS = "pairs"
+    RANDOM = "random"
+    PCT = "pct"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to search: targets as ``bench_of`` reads them. ``schedules`` and ``seconds`` bound it, None does not."""
+
+    targets: tuple[str, ...]
+    strategy: StrategyName = StrategyName.EXHAUSTIVE
+    seed: int = 0
+    schedules: int | None = None
+    seconds: float | None = None
+    jobs: int = 1
+    mutant: str | None = None
+    stop_at_first: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A failure and what brought it about: a target and what was added to it."""
+
+    target: str
+    extra: tuple[Placed, ...]
+    failure: Failure
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
+
+    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself.
+    """
+
+    target: str
+    first: int = 0
+    parts: int = 0
+    count: int | None = None
+    until: float | None = None
+
+
+class UnitResult(msgspec.Struct, frozen=True):
+    """What one unit did. ``cpu_s`` are seconds of process time."""
+
+    target: str
+    schedules: int
+    unreached: int
+    cells: tuple[tuple[Cell, int], ...]
+    findings: tuple[Finding, ...]
+    cpu_s: float
+
+
+class Report:
+    """What a campaign has done so far. ``findings`` has the first failure of each signature."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.schedules = 0
+        self.unreached = 0
+        self.cpu_s = 0.0
+        self.seconds = 0.0
+        self.coverage = Coverage()
+        self.findings: dict[str, Finding] = {}
+        self.by_target: dict[str, int] = {}
+        self.complete = False
+
+    @property
+    def per_cpu_second(self) -> float:
+        """Schedules a second and core."""
+        return self.schedules / self.cpu_s if self.cpu_s else 0.0
+
+    def add(self, result: UnitResult) -> None:
+        """Count one unit."""
+        self.schedules += result.schedules
+        self.unreached += result.unreached
+        self.cpu_s += result.cpu_s
+        self.seconds = time.monotonic() - self.started
+        self.coverage.merge(result.cells)
+        self.by_target[result.target] = self.by_target.get(result.target, 0) + result.schedules
+        for finding in result.findings:
+            self.findings.setdefault(finding.failure.signature, finding)
+
+
+class Campaign:
+    """One search. ``watch`` hears of every unit that is done."""
+
+    def __init__(self, plan: Plan, watch: Callable[[Report], None] = lambda _: None) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._report = Report()
+
+    def run(self) -> Report:
+        """Search until there is nothing left to do."""
+        units = self._units()
+        ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
+        self._report.complete = ended and strategy_of(self._plan).complete
+        self._report.seconds = time.monotonic() - self._report.started
+        return self._report
+
+    def _units(self) -> Iterator[Unit]:
+        """The targets by themselves first; then small pieces of all of them."""
+        plan = self._plan
+        until = None if plan.seconds is None else time.time() + plan.seconds
+        yield from (Unit(target) for target in plan.targets)
+        if strategy_of(plan).complete:
+            parts = 1 if plan.jobs == 1 else _PARTS
+            for target in plan.targets:
+                yield from (Unit(target, part, parts, plan.schedules, until) for part in range(parts))
+            return
+        for batch in itertools.count():
+            for target in plan.targets:
+                yield Unit(target, batch * _BATCH_RUNS, 1, _BATCH_RUNS, until)
+
+    def _run_here(self, units: Iterator[Unit]) -> bool:
+        with switched_on(self._plan.mutant):
+            for unit in units:
+                if self._is_over():
+                    return False
+                self._take(run_unit(unit, self._plan))
+        return not self._is_over()
+
+    def _run_in_processes(self, units: Iterator[Unit]) -> bool:
+        # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.mutant,)) as pool:
+            pending: set[Future[UnitResult]] = set()
+            for unit in units:
+                pending.add(pool.submit(run_unit, unit, self._plan))
+                if len(pending) > 2 * self._plan.jobs:
+                    pending = self._take_done(pending)
+                if self._is_over():
+                    break
+            while pending and not self._is_over():
+                pending = self._take_done(pending)
+            pool.shutdown(wait=True, cancel_futures=True)
+        return not self._is_over()
+
+    def _take_done(self, pending: set[Future[UnitResult]]) -> set[Future[UnitResult]]:
+        done, rest = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            self._take(future.result())
+        return rest
+
+    def _take(self, result: UnitResult) -> None:
+        self._report.add(result)
+        self._watch(self._report)
+
+    def _is_over(self) -> bool:
+        plan, report = self._plan, self._report
+        return (
+            (plan.schedules is not None and report.schedules >= plan.schedules)
+            or (plan.seconds is not None and time.monotonic() - report.started >= plan.seconds)
+            or (plan.stop_at_first and bool(report.findings))
+        )
+
+
+def switched_on(mutant: str | None) -> AbstractContextManager[None]:
+    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant."""
+    return nullcontext() if mutant is None else mutant_named(mutant).switched_on()
+
+
+def strategy_of(plan: Plan) -> Strategy:
+    """The strategy of a plan."""
+    match plan.strategy:
+        case StrategyName.EXHAUSTIVE | StrategyName.SWEEP:
+            return Sweep()
+        case StrategyName.PAIRS:
+            return Pairs()
+        case StrategyName.RANDOM:
+            return RandomEvents(plan.seed)
+        case StrategyName.PCT:
+            return Pct(plan.seed)
+
+
+def run_unit(unit: Unit, plan: Plan) -> UnitResult:
+    """Do one unit of a campaign in this process."""
+    started, counted = time.process_time(), Coverage()
+    bench = bench_of(unit.target)
+    findings: dict[str, Finding] = {}
+    schedules = unreached = 0
+    for extra in _extras(unit, plan, bench):
+        outcome = bench.execute(*extra) if extra else bench.outcome
+        schedules += 1
+        unreached += len(outcome.unreached)
+        counted.add(outcome.cells)
+        if outcome.failure is not None:
+            findings.setdefault(outcome.failure.signature, Finding(unit.target, extra, outcome.failure))
+            if plan.stop_at_first:
+                break
+        if unit.until is not None and time.time() >= unit.until:
+            break
+    cells = tuple(counted.counts.items())
+    spent = time.process_time() - started
+    return UnitResult(unit.target, schedules, unreached, cells, tuple(findings.values()), spent)
+
+
+def _extras(unit: Unit, plan: Plan, bench: Bench) -> Iterator[tuple[Placed, ...]]:
+    if not unit.parts:
+        return iter([()])
+    additions = strategy_of(plan).additions(unit.target, bench.base, bench.steps, first=unit.first)
+    return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)
+
+
+def _begin(mutant: str | None) -> None:
+    """In each process, once."""
+    switched_on(mutant).__enter__()

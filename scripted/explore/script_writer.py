@@ -1,0 +1,190 @@
+"""A failing schedule as a test that a person would have written: a pytest file with the schedule in its docstring."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+from engine.config import EngineConfig
+from scripted.explore.actions import (
+    AbortEverything,
+    AbortRequest,
+    Action,
+    AdvanceClock,
+    DisconnectClient,
+    FailStage,
+    Flush,
+    HoldResults,
+    KillStage,
+    Pause,
+    Placed,
+    ReleaseResults,
+    Resume,
+    StartRequest,
+)
+from scripted.explore.execution import Failure, finish
+from scripted.explore.gate import SimulatedGate
+from scripted.explore.schedule import Schedule, config_values
+
+__all__ = ["script_text"]
+
+_WIDTH: Final = 116
+_INDENT: Final = "    "
+
+
+def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> str:
+    """A registered test of a schedule that fails; ``mutant`` is named as what it fails with."""
+    gate = SimulatedGate(schedule)
+    outcome = finish(gate)
+    refused = {life.message.rid for life in gate.ledger.lives if life.refused}
+    # What settled the run is part of it; the flush that ends every run of the search is not.
+    implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
+    writer = _Writer(schedule, refused, judged=outcome.failure is None or outcome.failure.type == "Violation")
+    unreached = set(outcome.unreached)
+    placed = [one for one in schedule.placed if not (one in unreached and isinstance(one.action, DisconnectClient))]
+    body = "\n".join(writer.body([*placed, *implied]))
+    return "\n".join(
+        [
+            _docstring(schedule, outcome.failure, mutant),
+            "",
+            writer.imports(),
+            "",
+            'register_cpu_ci(est_time=5, suite="base-cpu")',
+            "",
+            f"CONFIG = {_config_text(schedule.config)}",
+            "",
+            "",
+            "@scripted(CONFIG)",
+            f"def test_{_identifier(name)}(t):",
+            body,
+            "",
+        ]
+    )
+
+
+class _Writer:
+    """The lines of a script's body."""
+
+    def __init__(self, schedule: Schedule, refused: set[str], *, judged: bool) -> None:
+        self._schedule = schedule
+        self._refused = refused
+        self._judged = judged
+        self._handles: list[str] = []
+
+    def imports(self) -> str:
+        """What the body uses."""
+        third = ["import pytest", ""] if self._refused else []
+        names = "RequestRefused, scripted" if self._refused else "scripted"
+        judge = ["from scripted.explore.judge import Judge"] if self._judged else []
+        return "\n".join(
+            [
+                *third,
+                "from ci.register import register_cpu_ci",
+                "from engine import EngineConfig",
+                f"from scripted import {names}",
+                *judge,
+            ]
+        )
+
+    def body(self, placed: list[Placed]) -> Iterator[str]:
+        """One line a verb, and the steps between them."""
+        if self._judged:
+            yield f"{_INDENT}judge = Judge(t)"
+        at = 1
+        for one in placed:
+            yield from self._steps(one.step - at)
+            at = one.step
+            yield from (_INDENT + line for line in self._verb(one.action))
+        yield _INDENT + self._ending()
+
+    def _steps(self, count: int) -> Iterator[str]:
+        if not count:
+            return
+        if self._judged:
+            yield f"{_INDENT}yield from judge.steps({count})"
+        elif count == 1:
+            yield f"{_INDENT}yield"
+        else:
+            yield f"{_INDENT}for _ in range({count}):"
+            yield f"{_INDENT * 2}yield"
+
+    def _ending(self) -> str:
+        if self._judged:
+            return "yield from judge.until_settled()"
+        return f"yield from t.run_until_all_finished([{', '.join(dict.fromkeys(self._handles))}])"
+
+    def _verb(self, action: Action) -> list[str]:
+        if isinstance(action, StartRequest):
+            return self._start(action)
+        return [_call_text(action)]
+
+    def _start(self, start: StartRequest) -> list[str]:
+        handle = _identifier(start.rid)
+        given = f'rid="{start.rid}", prompt_len={start.prompt}, prompt_seed={start.seed}, max_new_tokens={start.new}'
+        call = f"t.start_req({given}{f', priority={start.priority}' if start.priority else ''})"
+        if start.rid in self._refused:
+            return ["with pytest.raises(RequestRefused):", f"{_INDENT}{call}"]
+        self._handles.append(handle)
+        return [f"{handle} = {call}"]
+
+
+def _call_text(action: Action) -> str:
+    """One verb of ``t``."""
+    match action:
+        case AbortRequest(rid=rid):
+            return f't.abort("{rid}")'
+        case DisconnectClient(rid=rid):
+            return f"t.disconnect({_identifier(rid)})"
+        case AbortEverything():
+            return "t.abort_all()"
+        case Flush(timeout_s=timeout_s):
+            return f"t.flush_cache({'' if timeout_s is None else f'timeout_s={timeout_s}'})"
+        case Pause(mode=mode):
+            return f't.pause_generation("{mode.value}")'
+        case Resume():
+            return "t.continue_generation()"
+        case HoldResults():
+            return "t.hold_results()"
+        case ReleaseResults(count=count):
+            return f"t.release_results({'' if count is None else count})"
+        case FailStage(stage=stage):
+            return f"t.fail_next_step({stage})"
+        case KillStage(stage=stage):
+            return f"t.kill_stage({stage})"
+        case AdvanceClock(seconds=seconds):
+            return f"t.clock.advance({seconds})"
+        case _:
+            raise AssertionError(f"no verb does {action}")
+
+
+def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
+    what = "passes" if failure is None else f"step {failure.step}: {failure.type}: {failure.text}"
+    lines = ['"""Found by search: a schedule under which the engine broke a promise.', ""]
+    lines += textwrap.wrap(f"Goal: this must not happen: {_ascii(what)}", _WIDTH)
+    lines += textwrap.wrap(
+        "Method: the events of the schedule at its steps, then to the end. Origin: scripted explore.", _WIDTH
+    )
+    if mutant is not None:
+        lines.append(f"Mutant: {mutant}.")
+    command = f"scripted replay '{schedule}'"
+    lines += ["", *(_INDENT + line for line in textwrap.wrap(command, _WIDTH - 4, break_long_words=False)), '"""']
+    return "\n".join(lines)
+
+
+def _config_text(config: EngineConfig) -> str:
+    values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
+    text = f"EngineConfig({values})"
+    return text if len(text) < _WIDTH - 10 else "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
+
+
+def _identifier(name: str) -> str:
+    words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
+    words = f"r_{words}" if words[0].isdigit() else words
+    return f"{words}_" if keyword.iskeyword(words) or words in {"t", "judge"} else words
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode().replace("\\", "/").replace('"""', "'''")
