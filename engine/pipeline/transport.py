@@ -45,6 +45,9 @@ LINGER_MS = 200
 # turn a stopped stage into a blocked scheduler.
 UNBOUNDED = 0
 
+# How an allocation fails: torch raises RuntimeError, of which its OutOfMemoryError is one.
+OUT_OF_MEMORY = (RuntimeError, MemoryError)
+
 _ERROR_BYTES = 512
 
 
@@ -111,7 +114,12 @@ class ZmqTransport:
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """See ``HiddenTransport``."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
-        if isinstance(output, HiddenFailed):
+        # The bytes view works for every element type; numpy has no bfloat16.
+        try:
+            payload = None if isinstance(output, HiddenFailed) else output.contiguous().cpu().view(torch.uint8).numpy()
+        except OUT_OF_MEMORY as exc:
+            output, payload = self._failed(microbatch, "hand on", exc), None
+        if isinstance(output, HiddenFailed) or payload is None:
             self._target.send(encode(output))
             return
         header = HiddenStates(
@@ -120,8 +128,6 @@ class ZmqTransport:
             tokens=output.shape[0],
             hidden_size=output.shape[1],
         )
-        # The bytes view works for every element type; numpy has no bfloat16.
-        payload = output.contiguous().cpu().view(torch.uint8).numpy()
         self._target.send_multipart([encode(header), payload.data], copy=False)
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
@@ -137,11 +143,19 @@ class ZmqTransport:
             )
         if isinstance(header, HiddenFailed):
             return header
-        return _tensor(header, frames[1].buffer).to(self._device)
+        try:
+            return _tensor(header, frames[1].buffer).to(self._device)
+        except OUT_OF_MEMORY as exc:
+            return self._failed(microbatch, "take", exc)
 
     def close(self) -> None:
         """See ``HiddenTransport``."""
         self._open.close()
+
+    def _failed(self, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:
+        """What a stage makes of hidden states that there is no memory for: their microbatch fails, not the process."""
+        what = f"stage {self._stage} could not {verb} the hidden states of microbatch {microbatch.id}"
+        return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
     def _wait(self, source: zmq.Socket[bytes]) -> None:
         while source not in (readable := dict(self._poller.poll())):

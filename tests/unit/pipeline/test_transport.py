@@ -144,3 +144,36 @@ def test_reports_are_told_apart() -> None:
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_stage_message(data)
+
+
+class Unaffordable:
+    """Hidden states that there is no memory for, at either end."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def contiguous(self) -> torch.Tensor:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("can't allocate"), MemoryError("full")])
+def test_hidden_states_without_memory_fail_their_microbatch(
+    pair: Pair, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A05: at the sender and at the receiver; the next microbatch comes as if nothing had been."""
+    pair[0].send(microbatch(1), Unaffordable(error))  # type: ignore[arg-type]
+    failed = pair[1].receive(microbatch(1))
+    assert isinstance(failed, HiddenFailed)
+    assert f"stage 0 could not hand on the hidden states of microbatch 1: {type(error).__name__}" in failed.error
+
+    def no_memory(*_: object) -> torch.Tensor:
+        raise error
+
+    pair[0].send(microbatch(2), torch.zeros(1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.pipeline.transport._tensor", no_memory)
+        failed = pair[1].receive(microbatch(2))
+    assert isinstance(failed, HiddenFailed)
+    assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
+    pair[0].send(microbatch(3), torch.zeros(1, 2))
+    assert isinstance(pair[1].receive(microbatch(3)), torch.Tensor)
