@@ -39,7 +39,7 @@ class Client:
                 outcome.ended = time.monotonic()
             if outcome.cut or outcome.status == 503:
                 return
-            if pause_s := self._workload.pause_s():
+            if pause_s := self._workload.pause_s(refused=outcome.status == 429):
                 await asyncio.sleep(pause_s)
 
     async def _ask(self, outcome: Outcome) -> None:

@@ -65,7 +65,7 @@ def run_load(
 ) -> LoadResult:
     """Load a server for so many seconds, let it come to rest, compare, end it."""
     result = LoadResult(stages)
-    server = LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2)
+    server = _server(parent, folder, stages, clients)
     try:
         asyncio.run(_load(server, result, clients, seconds, seed))
         server.end()
@@ -80,7 +80,7 @@ def run_death(
 ) -> LoadResult:
     """Load a server, kill a process that computes after ``seconds``, see that everybody is told."""
     result = LoadResult(stages)
-    server = LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2)
+    server = _server(parent, folder, stages, clients)
     victim = f"stage-{random.Random(seed).randrange(stages)}" if stages > 1 else "scheduler"
     try:
         died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, victim))
@@ -92,6 +92,12 @@ def run_death(
     result.complaints += [complaint for complaint in found if complaint]
     result.last_word_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
     return result
+
+
+def _server(parent: PreloadedParent, folder: Path, stages: int, clients: int) -> LoadedServer:
+    """A server whose queue is full when most of the clients are in it."""
+    most_waiting = max(1, clients * 2 // 3)
+    return LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2, max_queued_requests=most_waiting)
 
 
 async def _load(server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int) -> None:

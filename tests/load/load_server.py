@@ -31,7 +31,6 @@ TINY = {
     "page_size": 4,
     "max_running_requests": 14,
     "chunked_prefill_size": 96,
-    "max_queued_requests": 32,
     "schedule_policy": "priority",
     "priority_preemption": True,
     "mixed_chunk": True,

@@ -113,7 +113,7 @@ def test_the_judge_is_content_with_what_is_right() -> None:
         (ended(output_ids=[1, 2], completion_tokens=2), "must have 3 tokens"),
         (ended(texts={0: "xyz"}), "stop string"),
         (ended(finish_reasons=["stop"]), "not by what"),
-        (ended(twin_ended=1.8, twin_status=200), "twin must get 409"),
+        (ended(twin_ended=0.9, twin_status=200), "twin must get 409"),
         (ended(Behaviour.BAD), "must get 400"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

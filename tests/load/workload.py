@@ -21,10 +21,12 @@ PREFIX_CHARS = (16, 160)
 TAIL_CHARS = (4, 120)
 LONG_TAIL_CHARS = (300, 500)
 NEW_TOKENS = (4, 48)
-VICTIM_NEW_TOKENS = (48, 160)
+# Of requests to which something is done in the middle.
+LONG_NEW_TOKENS = (48, 160)
 # A client that aborts or goes away does so after this many events of its stream.
 EVENTS_BEFORE = (0, 12)
 PRIORITIES = (-1, 2)
+BACK_OFF_S = (0.1, 0.5)
 LETTERS = "abcdefghijklmnopqrstuvwxyz \u20ac"
 
 
@@ -108,13 +110,15 @@ class Workload:
             return Ask(rid, behaviour, NATIVE, data.encode())
         return self._choices(rid) if behaviour is Behaviour.CHOICES else self._native(rid, behaviour)
 
-    def pause_s(self) -> float:
-        """How long this client thinks before its next request; mostly not at all."""
+    def pause_s(self, *, refused: bool) -> float:
+        """How long this client thinks before its next request; mostly not at all, and longer when told to come back."""
+        if refused:
+            return self._random.uniform(*BACK_OFF_S)
         return self._random.random() * 0.05 if self._random.random() < 0.3 else 0.0
 
     def _native(self, rid: str, behaviour: Behaviour) -> Ask:
-        leaves = behaviour in (Behaviour.ABORT, Behaviour.DISCONNECT)
-        new_tokens = self._random.randint(*(VICTIM_NEW_TOKENS if leaves else NEW_TOKENS))
+        long = behaviour in (Behaviour.ABORT, Behaviour.DISCONNECT, Behaviour.DUPLICATE)
+        new_tokens = self._random.randint(*(LONG_NEW_TOKENS if long else NEW_TOKENS))
         stop = self._random.choice("etaoins") if behaviour is Behaviour.STOP_STRING else None
         sampling = self._sampling(new_tokens) | ({"stop": stop} if stop is not None else {})
         fields = {
