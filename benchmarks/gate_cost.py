@@ -1,0 +1,193 @@
+"""What the gate costs in production: the live loop against the same loop written out by hand, without a gate.
+
+Both run the same scheduler over the same sockets in blocks that take turns, so that what slows the machine down slows
+both down. Time is the CPU time of the thread, which never blocks here. The median difference of neighbouring blocks has
+a 95 % interval from resampling the pairs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import zmq
+
+from benchmarks.bare_server import BareServer
+from benchmarks.measurement import Measurement
+from engine.launch.inbox import MAX_MESSAGES_A_STEP
+from engine.launch.settings import ServerSettings
+from engine.messages import Event, Generate, Refusal, Reply, SamplingParams
+from engine.pipeline.base import Pipeline
+from engine.pipeline.simulated import SimulatedPipeline
+from engine.scheduler import StepResult, run_loop
+
+__all__ = ["measure"]
+
+# Short blocks: what disturbs the machine lasts longer than one of them, and so hits both of a pair.
+MODEL_PAIRS: Final = 100
+MODEL_STEPS: Final = 12
+SIMULATED_PAIRS: Final = 150
+SIMULATED_STEPS: Final = 20
+WARM_UP_STEPS: Final = 50
+RESAMPLES: Final = 2000
+# Less than a live step differs from the next one.
+TARGET_PERCENT: Final = 1.0
+US: Final = 1e6
+
+
+def measure() -> Iterator[Measurement]:
+    """The difference over a simulated pipeline, where it can be seen, and over the embedded model, where it counts."""
+    with BareServer(ServerSettings()) as server:
+        simulated = _pairs(server, SimulatedPipeline(server.limits), SIMULATED_PAIRS, SIMULATED_STEPS)
+    with BareServer(ServerSettings()) as server:
+        live = _pairs(server, _model(server), MODEL_PAIRS, MODEL_STEPS)
+    yield Measurement(
+        name="gate, difference that it makes to a step, simulated pipeline",
+        value=_difference(simulated) * US,
+        unit="us",
+        spread=_spread(simulated),
+    )
+    yield Measurement(
+        name="gate, difference that it makes to a live step, embedded model",
+        value=_difference(live) * US,
+        unit="us",
+        spread=_spread(live),
+    )
+    yield Measurement(
+        name="gate, most that it can cost of a live step",
+        value=100 * _interval(simulated)[1] / _step(live),
+        unit="%",
+        target=TARGET_PERCENT,
+        spread="upper end of the first interval, of the embedded model's step",
+    )
+
+
+def _difference(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(hook - bare for hook, bare in pairs)
+
+
+def _spread(pairs: Sequence[tuple[float, float]]) -> str:
+    low, high = (bound * US for bound in _interval(pairs))
+    return f"95 % interval {low:+.1f} to {high:+.1f} us of {_step(pairs) * US:,.0f} us, {len(pairs)} pairs"
+
+
+class _BlockEnd(Exception):  # noqa: N818 - it is no error
+    """A block has run its steps."""
+
+
+class _Stopwatch:
+    """An outbox that takes the time of a block of steps, each of which has a reply, and ends the block."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._sent = 0
+        self._began = 0.0
+        self.seconds_a_step = 0.0
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """Count a step."""
+        now = time.thread_time()
+        if any(isinstance(reply, Refusal) for reply in replies):
+            raise AssertionError(f"the request of the measurement was refused: {replies}")
+        if not self._sent:
+            self._began = now
+        elif self._sent == self._steps:
+            self.seconds_a_step = (now - self._began) / self._steps
+            raise _BlockEnd
+        self._sent += 1
+
+
+def _pairs(server: BareServer, pipeline: Pipeline, count: int, steps: int) -> list[tuple[float, float]]:
+    """Seconds of CPU a step with the gate and without it, of pairs of blocks, every other one in the opposite order."""
+    tokens = 2 * (WARM_UP_STEPS + 2) + count * 2 * (steps + 2)
+    sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
+    server.send(Generate(rid="decodes", prompt_ids=(65,) * 8, sampling=sampling))
+    for block in (_with_gate, _without_gate):
+        block(server, pipeline, WARM_UP_STEPS)
+    pairs = []
+    for number in range(count):
+        if number % 2:
+            bare = _without_gate(server, pipeline, steps)
+            pairs.append((_with_gate(server, pipeline, steps), bare))
+        else:
+            hook = _with_gate(server, pipeline, steps)
+            pairs.append((hook, _without_gate(server, pipeline, steps)))
+    return pairs
+
+
+def _with_gate(server: BareServer, pipeline: Pipeline, steps: int) -> float:
+    """The engine's own loop."""
+    return _timed(steps, lambda outbox: run_loop(server.gate(pipeline), server.scheduler, pipeline, outbox))
+
+
+def _without_gate(server: BareServer, pipeline: Pipeline, steps: int) -> float:
+    """The same loop as if there were nothing to plug in: one function, same waits, same events, same order."""
+    return _timed(steps, lambda outbox: _inlined_loop(server, pipeline, outbox))
+
+
+def _timed(steps: int, loop: Callable[[_Stopwatch], None]) -> float:
+    stopwatch = _Stopwatch(steps)
+    try:
+        loop(stopwatch)
+    except _BlockEnd:
+        return stopwatch.seconds_a_step
+    raise AssertionError("the loop ended before its block: the request was too short")
+
+
+def _inlined_loop(server: BareServer, pipeline: Pipeline, outbox: _Stopwatch) -> None:
+    inbox, control, scheduler, depth = server.inbox, server.control, server.scheduler, server.limits.depth
+    poller = zmq.Poller()
+    poller.register(inbox.socket, zmq.POLLIN)
+    poller.register(control.fileno(), zmq.POLLIN)
+    for source in pipeline.wake_sources():
+        poller.register(source, zmq.POLLIN)
+    result: StepResult | None = None
+    while True:
+        busy = result is not None and result.again
+        deadline = result.deadline if result is not None else None
+        if busy or pipeline.ready:
+            timeout_ms: int | None = 0
+        elif deadline is None:
+            timeout_ms = None
+        else:
+            timeout_ms = math.ceil(max(0.0, deadline - time.monotonic()) * 1000)
+        if control.fileno() in dict(poller.poll(timeout_ms)):
+            return
+        events: list[Event] = []
+        while len(events) < depth and (completion := pipeline.next_completion(0)) is not None:
+            events.append(completion)
+            if pipeline.ready:
+                break
+        events.extend(inbox.drain(MAX_MESSAGES_A_STEP))
+        now = time.monotonic()
+        if not events and not busy and (deadline is None or now < deadline):
+            continue
+        result = scheduler.step(tuple(events), now)
+        if result.microbatch is not None:
+            pipeline.launch(result.microbatch)
+        if result.replies:
+            outbox.send(result.replies)
+
+
+def _model(server: BareServer) -> Pipeline:
+    from engine.model.runner import StageRunner
+    from engine.pipeline.local import LocalPipeline
+
+    return LocalPipeline(StageRunner(server.settings, server.limits, 0))
+
+
+def _interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The 95 % interval of the median difference, by resampling pairs; the same pairs give the same interval."""
+    draw = random.Random(0)  # noqa: S311 - resampling, not secrets
+    differences = [hook - bare for hook, bare in pairs]
+    medians = sorted(statistics.median(draw.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
+    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+
+
+def _step(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(itertools.chain.from_iterable(pairs))

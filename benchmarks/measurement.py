@@ -1,0 +1,96 @@
+"""One measured number with its target, and how a list of them is shown and stored.
+
+Owns table and file format. Never measures anything, never hides a target that was missed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+__all__ = ["Measurement", "Report", "as_table", "write_report"]
+
+_LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A number. ``target`` is in the same unit; ``at_least`` says on which side of it the number should be.
+
+    ``spread`` says in words how far the number can be trusted: best of how many, a percentile, an interval.
+    """
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_least: bool = False
+    spread: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target was met; None without a target."""
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was measured in one run, and on what."""
+
+    python: str
+    machine: str
+    cores: int
+    load_before: float
+    libraries: dict[str, str]
+    measurements: tuple[Measurement, ...]
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement], load_before: float) -> Report:
+        """The report of this machine. ``load_before`` is its load average before the first measurement."""
+        return cls(
+            python=platform.python_version(),
+            machine=f"{platform.system()} {platform.machine()}",
+            cores=os.cpu_count() or 1,
+            load_before=load_before,
+            libraries={name: version(name) for name in _LIBRARIES},
+            measurements=tuple(measurements),
+        )
+
+
+def as_table(report: Report) -> Table:
+    """The report as a table for a terminal."""
+    table = Table(
+        title=f"{report.cores} cores, {report.machine}, Python {report.python}, load before: {report.load_before:.1f}",
+        caption="how: best of several runs, or as the last column says",
+    )
+    for column in ("measured", "value", "target", "met", "how"):
+        table.add_column(column, justify="right" if column in ("value", "target") else "left", overflow="fold")
+    for measurement in report.measurements:
+        table.add_row(*_row(measurement))
+    return table
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write the report as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def _row(measurement: Measurement) -> list[str]:
+    target = ""
+    if measurement.target is not None:
+        target = f"{'>=' if measurement.at_least else '<='} {_number(measurement.target)} {measurement.unit}"
+    met = {None: "", True: "yes", False: "NO"}[measurement.met]
+    return [measurement.name, f"{_number(measurement.value)} {measurement.unit}", target, met, measurement.spread]
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value else "0"
