@@ -95,6 +95,16 @@ def _abort_all_but_dispatched(scheduler: Scheduler, abort: AbortAll) -> None:
         scheduler._answer(abort.call_id, ok=True, message=f"aborted {len(requests)} requests")
 
 
+def _abort_who_must_be_there(scheduler: Scheduler, abort: Abort) -> None:
+    assert scheduler.books.requests[abort.rid].rid == abort.rid
+    _on_abort(scheduler, abort)
+
+
+def _finished_by_length_only(scheduler: Scheduler, request: Request, token: int) -> FinishReason | None:
+    del scheduler, token
+    return FinishReason.LENGTH if len(request.ids) >= request.limit_tokens else None
+
+
 ENDING = (
     Mutant(
         name="abort-waits-for-a-token",
@@ -205,5 +215,25 @@ ENDING = (
         owner=Scheduler,
         attribute="_on_abort_all",
         replacement=_abort_all_but_dispatched,
+    ),
+    Mutant(
+        name="abort-of-nobody-kills",
+        origin="B11: aborts are idempotent",
+        bug="an abort of a rid that nobody has takes the scheduler down",
+        signature="KeyError: 'nobody-has-this-rid'",
+        test="tests/registered/abort/test_unusual_aborts.py::test_an_unknown_rid",
+        owner=Scheduler,
+        attribute="_on_abort",
+        replacement=_abort_who_must_be_there,
+    ),
+    Mutant(
+        name="stop-token-is-ignored",
+        origin="C02: stop ids",
+        bug="a request goes on behind a token that should have stopped it",
+        signature="it went on behind its stop token",
+        test="tests/registered/core/test_handles.py::test_every_finish_reason",
+        owner=Scheduler,
+        attribute="_why_finished",
+        replacement=_finished_by_length_only,
     ),
 )

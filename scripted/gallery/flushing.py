@@ -13,6 +13,7 @@ __all__ = ["FLUSHING"]
 
 _is_quiescent = Books.is_quiescent
 _ask = Flushes.ask
+_answer_due = Flushes.answer_due
 
 
 def _nothing_is_in_flight(books: Books) -> bool:
@@ -27,6 +28,15 @@ def _is_quiescent_and_nobody_waits(books: Books) -> bool:
 def _ask_in_place_of_the_first(flushes: Flushes, flush: FlushCache, now: float) -> CallAnswer | None:
     flushes._deferred = None
     return _ask(flushes, flush, now)
+
+
+def _answer_without_a_flush(flushes: Flushes, flush: FlushCache) -> CallAnswer:
+    return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {flushes._memory.pages.cached} cached pages")
+
+
+def _answer_at_idle_only(flushes: Flushes, now: float) -> CallAnswer | None:
+    del now
+    return _answer_due(flushes, float("-inf"))
 
 
 FLUSHING = (
@@ -59,5 +69,25 @@ FLUSHING = (
         owner=Flushes,
         attribute="ask",
         replacement=_ask_in_place_of_the_first,
+    ),
+    Mutant(
+        name="deferred-flush-has-no-deadline",
+        origin="G03: the other side, A08",
+        bug="a flush that waits for the engine never gives up",
+        signature="the flush waits beyond its deadline",
+        test=f"{GALLERY_TESTS}/test_g03_two_deferred_flushes.py::test_a_deferred_flush_gives_up_at_its_deadline",
+        owner=Flushes,
+        attribute="answer_due",
+        replacement=_answer_at_idle_only,
+    ),
+    Mutant(
+        name="flush-answers-but-does-nothing",
+        origin="D02: effects, not only answers",
+        bug="a flush is answered with success and leaves the cache as it was",
+        signature="the cache is still there",
+        test="tests/registered/core/test_flushes.py::test_flush_forgets_a_prefix",
+        owner=Flushes,
+        attribute="_flush",
+        replacement=_answer_without_a_flush,
     ),
 )

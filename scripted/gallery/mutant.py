@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 __all__ = ["GALLERY_TESTS", "Mutant"]
@@ -25,7 +26,7 @@ class Mutant:
     bug: str
     signature: str
     test: str
-    owner: type
+    owner: type | ModuleType
     attribute: str
     replacement: Any
 

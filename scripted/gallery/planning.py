@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from engine.memory import KVMemory
 from engine.messages import Generate, Refusal, RefusalKind
-from engine.scheduler import Request
+from engine.scheduler import Request, policy
 from engine.scheduler.admission import Admission
 from engine.scheduler.planner import Plan, Planner
 from scripted.gallery.mutant import GALLERY_TESTS, Mutant
@@ -18,6 +19,7 @@ __all__ = ["PLANNING"]
 _admissions = Planner._admissions
 _add_chunk = Planner._add_chunk
 _add_prefill = Planner._add_prefill
+_add_segment = Planner._add_segment
 _request_of = Admission.request_of
 _refusal_of = Admission.refusal_of
 
@@ -60,6 +62,27 @@ def _refuse_no_full_queue(admission: Admission, *args: Any, **details: Any) -> R
 
 def _every_running_request(planner: Planner) -> list[Request]:
     return list(planner._books.running.values())
+
+
+def _emit_with_every_chunk(
+    planner: Planner, plan: Plan, request: Request, start: int, end: int, *, emits: bool
+) -> None:
+    del emits
+    _add_segment(planner, plan, request, start, end, emits=True)
+
+
+def _all_running_requests(planner: Planner) -> int:
+    return len(planner._books.running)
+
+
+def _in_order_of_arrival(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+    del memory
+    return waiting
+
+
+def _lowest_priority_first(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+    del memory
+    return sorted(waiting, key=lambda request: (request.priority, request.arrival))
 
 
 PLANNING = (
@@ -132,5 +155,45 @@ PLANNING = (
         owner=Planner,
         attribute="_ready",
         replacement=_every_running_request,
+    ),
+    Mutant(
+        name="one-big-decode-batch",
+        origin="the pipeline's own rule: decodes are spread over the stages",
+        bug="all running requests go into one microbatch, behind which the other stages idle",
+        signature="never reached 'four decode microbatches in flight at once'",
+        test="tests/registered/pipeline/test_decode_slots.py::test_a_running_request_is_in_one_microbatch",
+        owner=Planner,
+        attribute="_decode_share",
+        replacement=_all_running_requests,
+    ),
+    Mutant(
+        name="every-chunk-emits-a-token",
+        origin="B02: only the last part of a prompt yields a token",
+        bug="the result of each part of a split prompt is taken for a token of the answer",
+        signature="the prompt was cut into",
+        test="tests/registered/chunked/test_boundaries.py::test_boundaries_on_one_stage",
+        owner=Planner,
+        attribute="_add_segment",
+        replacement=_emit_with_every_chunk,
+    ),
+    Mutant(
+        name="longest-prefix-is-not-asked",
+        origin="B17: longest prefix match",
+        bug="the queue is served in order of arrival, whatever is cached",
+        signature="the cached prompt had to wait",
+        test="tests/registered/scheduling/test_policies.py::test_longest_prefix_match",
+        owner=policy,
+        attribute="_longest_prefix",
+        replacement=_in_order_of_arrival,
+    ),
+    Mutant(
+        name="priority-is-upside-down",
+        origin="B17: priorities; the field knows both directions",
+        bug="the lowest number is served first, where the highest should be",
+        signature="the urgent request had to wait",
+        test="tests/registered/scheduling/test_policies.py::test_highest_priority_first",
+        owner=policy,
+        attribute="_highest_priority",
+        replacement=_lowest_priority_first,
     ),
 )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.memory import KVMemory, Lease
 from engine.plan import Microbatch
 from engine.scheduler import Books, Place, Request, Scheduler
@@ -69,6 +71,11 @@ def _launch_while_paused(scheduler: Scheduler) -> Microbatch | None:
     microbatch = _launch(scheduler)
     scheduler.books.paused = paused
     return microbatch
+
+
+def _earliest(planner: Planner, candidates: Iterable[Request]) -> Request:
+    del planner
+    return min(candidates, key=lambda request: request.arrival)
 
 
 RETRACTING = (
@@ -151,5 +158,15 @@ RETRACTING = (
         owner=Scheduler,
         attribute="_launch",
         replacement=_launch_while_paused,
+    ),
+    Mutant(
+        name="victim-is-the-earliest",
+        origin="B06: the latest arrival gives way",
+        bug="the request that has worked longest is sent back to the queue, and then the next one",
+        signature="an earlier request gave way",
+        test="tests/registered/pressure/test_ballast.py::test_ballast_is_retracted_and_recovers",
+        owner=Planner,
+        attribute="_latest",
+        replacement=_earliest,
     ),
 )

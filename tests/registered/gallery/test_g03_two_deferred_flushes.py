@@ -2,7 +2,7 @@
 
 Goal: the second is refused with a message and the first is answered once, at idle or at its deadline. Method: two
 flushes with a timeout while a request runs; virtual time for the deadline. Origin: SGLang pull requests 21413 and
-21490. Mutant: second-deferred-flush-replaces-the-first.
+21490. Mutants: deferred-flush-has-no-deadline, second-deferred-flush-replaces-the-first.
 """
 
 from ci.register import register_cpu_ci
@@ -46,6 +46,7 @@ def test_a_deferred_flush_gives_up_at_its_deadline(t):
     assert not flush.done
     t.clock.advance(0.2)
     yield
+    assert flush.done, "the flush waits beyond its deadline"
     assert flush.status == 400
     assert "still busy after 5.0 s" in flush.text
     assert "running=1" in flush.text

@@ -1,0 +1,51 @@
+"""The order in which waiting requests are served.
+
+Goal: first come first served, longest prefix match and priority each do what they say, with ties in order of arrival.
+Method: one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin:
+B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down.
+"""
+
+from ci.register import register_cpu_ci
+from engine import EngineConfig
+from scripted import scripted
+
+register_cpu_ci(est_time=3, suite="base-cpu")
+
+CHUNK = 64
+FCFS = EngineConfig(chunked_prefill_size=CHUNK, max_running_requests=1)
+LPM = EngineConfig(chunked_prefill_size=CHUNK, max_running_requests=1, schedule_policy="lpm")
+PRIORITY = EngineConfig(chunked_prefill_size=CHUNK, max_running_requests=1, schedule_policy="priority")
+
+
+@scripted(FCFS)
+def test_first_come_first_served(t):
+    requests = [t.start_req(prompt_len=10, prompt_seed=i, max_new_tokens=2, priority=i) for i in range(4)]
+    ends = yield from _order_of_ends(t, requests)
+    assert ends == [0, 1, 2, 3]
+
+
+@scripted(LPM)
+def test_longest_prefix_match(t):
+    prefix = list(range(40, 40 + 48))
+    yield from t.warmup_radix(prefix)
+    prompts = [[33] * 50, [34] * 50, [*prefix, 35], [*prefix[:16], 36]]
+    requests = [t.start_req(prompt_ids=prompt, max_new_tokens=2) for prompt in prompts]
+    ends = yield from _order_of_ends(t, requests)
+    assert ends[0] == 2, "the cached prompt had to wait"
+    assert ends == [2, 3, 0, 1]
+
+
+@scripted(PRIORITY)
+def test_highest_priority_first(t):
+    requests = [t.start_req(prompt_len=10, max_new_tokens=2, priority=priority) for priority in (0, -1, 3, 3)]
+    ends = yield from _order_of_ends(t, requests)
+    assert ends[0] == 2, "the urgent request had to wait"
+    assert ends == [2, 3, 0, 1]
+
+
+def _order_of_ends(t, requests):
+    ends = []
+    while len(ends) < len(requests):
+        yield
+        ends += [i for i, r in enumerate(requests) if r.finished and i not in ends]
+    return ends
