@@ -20,6 +20,7 @@ from engine.cli import app as engine_app
 from scripted.cli import app as scripted_app
 from scripted.client import Call, ClientView
 from scripted.context import ScriptContext
+from scripted.gallery import MUTANTS
 from scripted.handle import RequestHandle
 from scripted.state import KVState, Microbatch, RowState, State, TreeState
 
@@ -147,6 +148,13 @@ def test_files_in_the_guides_exist(guide):
     named = re.findall(r"\b((?:engine|scripted|ci|docs|tests|benchmarks)/[\w./-]*\w)", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_mutants_in_the_readme_exist():
+    known = {mutant.name for mutant in MUTANTS}
+    named = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert named
+    assert [name for name in named if name not in known] == []
 
 
 def command_lines(text: str) -> list[str]:
