@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCall",
     "BudgetSpent",
+    "NotIdle",
+    "Overdue",
     "RequestRefused",
     "ScriptDefinitionError",
     "ScriptError",
@@ -20,6 +22,7 @@ __all__ = [
     "ScriptTimeout",
     "ServerDied",
     "ServerDirty",
+    "Silence",
 ]
 
 
@@ -57,6 +60,18 @@ class RequestRefused(Exception):  # noqa: N818 - it is an answer, named for what
         super().__init__(f"{what} was refused with {status}: {body}")
         self.status = status
         self.body = body
+
+
+class NotIdle(Exception):  # noqa: N818 - it is what was found
+    """The engine could not be brought to idle; the text names what is still there. Becomes ServerDirty."""
+
+
+class Overdue(Exception):  # noqa: N818 - it is what happened
+    """The script did not end in its time. Becomes ScriptTimeout."""
+
+
+class Silence(Overdue):
+    """A process that has to answer at once said nothing for the run's ``result_timeout_s``: it hangs."""
 
 
 class BudgetSpent(AssertionError):  # noqa: N818 - it reads as what happened

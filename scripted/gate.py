@@ -29,17 +29,17 @@ from engine.messages import (
 )
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.context import ScriptContext
-from scripted.errors import BadCall, BudgetSpent
+from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.history import Handles, History
 from scripted.ledger import Ledger
 from scripted.oracle import Oracle
 from scripted.results import Results
 from scripted.run import Run, RunSource
 from scripted.stop_watch import StopWatch
-from scripted.waits import Steps
+from scripted.waits import Steps, Wait
 from scripted.world import World
 
-__all__ = ["RESET_BUDGET_STEPS", "NotIdle", "ScriptedGate"]
+__all__ = ["RESET_BUDGET_STEPS", "ScriptedGate"]
 
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
@@ -49,10 +49,6 @@ DRAIN_BUDGET_STEPS: Final = 20_000
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 _HARNESS_CALL: Final = "harness"
-
-
-class NotIdle(Exception):  # noqa: N818 - it is what was found
-    """The engine could not be brought to idle; the text names what is still there."""
 
 
 class ScriptedGate:
@@ -72,6 +68,7 @@ class ScriptedGate:
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
         self._failure: PipelineFailed | None = None
+        self._kills = False
         # Kept while a script is audited after each step; it starts with an engine that is as good as new.
         self._ledger: Ledger | None = None
         self.last_replies: tuple[Reply, ...] = ()
@@ -97,8 +94,6 @@ class ScriptedGate:
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Go on with the script until it lets a step run, then with the next script; None after the last one."""
-        if previous is not None:
-            self._take_result(previous)
         while True:
             if self._driver is None:
                 self._run = self._source.next_run()
@@ -107,6 +102,8 @@ class ScriptedGate:
                 self._driver = self._drive(self._run)
             try:
                 if previous is not None:
+                    self._take_result(previous)
+                    self._check_stages()
                     self._audit(previous)
                 next(self._driver)
                 self._step = self._compose()
@@ -116,13 +113,28 @@ class ScriptedGate:
             except ProcessDiedError:
                 raise
             except Exception as exc:  # noqa: BLE001 - whatever a script raises is its result
-                self._source.failed(self, self._run, exc)
+                self._source.failed(self, self._run, self._as_found(exc))
                 self._driver.close()
                 self._driver = None
             else:
                 self._source.progress(self, self._run)
                 return self._step
             previous = None
+
+    def _check_stages(self) -> None:
+        """A stage that died is this script's to answer for, unless killing it was the point."""
+        failure = self.scheduler.failure
+        if failure is not None and not self._kills:
+            raise ProcessDiedError(failure.process, failure.cause)
+
+    def _as_found(self, exc: Exception) -> Exception:
+        """What goes wrong before a script begins is the fault of what was there before it."""
+        begun = self._run is None or self._run.context is not None
+        if begun or isinstance(exc, (NotIdle, Overdue)):
+            return exc
+        dirty = NotIdle(f"the engine could not be reset: {type(exc).__name__}: {exc}")
+        dirty.__cause__ = exc
+        return dirty
 
     def _note_death(self, exc: BaseException) -> None:
         """Record the step that did not return, if the scheduler died in one."""
@@ -159,6 +171,7 @@ class ScriptedGate:
         event = self.world.kill_stage(stage)
         assert isinstance(event, PipelineFailed), f"killing stage {stage} brought {event}"
         self._failure = event
+        self._kills = True
         self.results.lose()
 
     def inject(self, *events: Event) -> None:
@@ -186,12 +199,13 @@ class ScriptedGate:
     # -- one run --
 
     def _drive(self, run: Run) -> Steps:
+        self.world.limit_waits(min(run.options.result_timeout_s, run.options.timeout_s))
         yield from self._reset()
         context = ScriptContext(self)
         run.begin(context)
         yield from self._script_steps(run)
         context.check_waits()
-        run.end(self.scheduler)
+        run.end(self.scheduler, spent=self._failure is not None)
         yield from self._drain()
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
@@ -210,7 +224,8 @@ class ScriptedGate:
             except StopIteration:
                 return
             if value is not None:
-                raise BadCall(f"a script yields nothing, got {value!r}; write 'yield from {value!r}'")
+                what = f"t.{value.what}" if isinstance(value, Wait) else repr(value)
+                raise BadCall(f"a script yields nothing, got {what}; write 'yield from {what}' or 'yield'")
             context.check_waits()
             if steps == run.options.max_steps:
                 spent = BudgetSpent(f"the script ran its max_steps={steps} steps; {context.state}")
@@ -222,22 +237,28 @@ class ScriptedGate:
         """Bring the engine to the state of a new one. Raises NotIdle, naming what is left, if it does not get there."""
         self.history.recording = False
         self._ledger = None
-        self.results.release(None)
-        for stage in sorted(self.results.stalled):
-            self.world.resume_stage(stage)
-        self.results.stalled.clear()
-        self.world.clients.forget()
-        self._arrived = []
+        self._let_go()
+        # What the last script left is aborted and told so before its connections are dropped: a late abort from the
+        # front end could otherwise hit the next script's request of the same rid.
         yield from self._quieten()
+        self.world.clients.forget()
         self.flush()
         yield
         if not self.scheduler.is_fully_idle or self.scheduler.memory.pages.cached:
             raise NotIdle(f"the cache could not be flushed: {self.scheduler.books.what_is_busy()}")
         self._start_over()
 
+    def _let_go(self) -> None:
+        """Release what a script holds back or has stopped."""
+        self.results.release(None)
+        for stage in sorted(self.results.stalled):
+            self.world.resume_stage(stage)
+        self.results.stalled.clear()
+
     def _quieten(self) -> Steps:
-        """Abort everything and run until nothing is left."""
-        self.inject(ReleasePressure(), AbortAll(), ContinueGeneration(call_id=_HARNESS_CALL))
+        """Abort everything, what has just arrived included, and run until nothing is left."""
+        self.inject(ReleasePressure(), ContinueGeneration(call_id=_HARNESS_CALL))
+        self._arrived.append(AbortAll())
         yield
         for _ in range(RESET_BUDGET_STEPS):
             # Looked at here as well: the predicate itself may be what a mutant has broken.
@@ -266,10 +287,7 @@ class ScriptedGate:
         self.history.recording = False
         if self._failure is not None:
             return
-        self.results.release(None)
-        for stage in sorted(self.results.stalled):
-            self.world.resume_stage(stage)
-        self.results.stalled.clear()
+        self._let_go()
         yield from self._quieten()
         self.scheduler.audit()
         self._check_clients()

@@ -17,14 +17,13 @@ from typing import Any, Final
 
 import httpx
 
-from engine.errors import EngineError
 from engine.messages import CallAnswer, Reply, TokenOutput
 from scripted.client import Call, Chunk, ClientView
+from scripted.errors import Silence
+from scripted.wire import DEFAULT_RESULT_TIMEOUT_S
 
 __all__ = ["HttpClients"]
 
-# The front end answers in milliseconds; this only bounds a wait for one that hangs.
-SETTLE_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 2.0
 _NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 # A frozen engine answers when it goes on; how long that takes is the script's business.
@@ -33,10 +32,14 @@ _WAKE_BYTES: Final = 4096
 
 
 class HttpClients:
-    """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``."""
+    """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``.
+
+    ``silence_s`` bounds the wait for a front end that should answer at once.
+    """
 
     def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
         self._pause = pause
+        self.silence_s = DEFAULT_RESULT_TIMEOUT_S
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -110,21 +113,18 @@ class HttpClients:
     # -- waiting --
 
     def _settle_output(self, output: TokenOutput, view: ClientView) -> None:
-        self._expected[output.rid] += len(output.token_ids)
-        expected = self._expected[output.rid]
+        expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + len(output.token_ids)
         if output.finish_reason is not None:
             self._settle_until(lambda: view.closed, f"the end of {view}")
         elif view.streams:
             self._settle_until(lambda: view.closed or len(view.token_ids) >= expected, f"{expected} tokens of {view}")
 
     def _settle_until(self, done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + self.silence_s
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise EngineError(
-                    f"a client waited more than {SETTLE_TIMEOUT_S} s for {what}; look at the front end's log"
-                )
+                raise Silence(f"a client waited {self.silence_s} s in vain for {what}: the front end hangs")
             self._pause(left_s)
 
     # -- in the thread --

@@ -6,6 +6,7 @@ Made where the script ran (in the scheduler process or in this one), completed a
 from __future__ import annotations
 
 import linecache
+import textwrap
 import types
 from collections.abc import Generator
 from enum import StrEnum
@@ -17,9 +18,10 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import StepRecord
+from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused
 from scripted.trace import Note
 
-__all__ = ["FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of", "position_of"]
+__all__ = ["Activity", "FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of", "position_of"]
 
 # Steps shown in the table; the window of a race and what led to it fit in so many.
 SHOWN_STEPS = 16
@@ -45,11 +47,21 @@ class Frame(msgspec.Struct, frozen=True):
     source: str
 
 
+class Activity(StrEnum):
+    """What a process was seen to do while its stacks were taken."""
+
+    COMPUTES = "computes"
+    WAITS = "waits"
+    STOPPED = "is stopped by a signal (SIGSTOP)"
+    GONE = "is gone"
+
+
 class ProcessStack(msgspec.Struct, frozen=True):
-    """What a process of the engine was doing, or last said: its name and the text."""
+    """What a process of the engine was doing: its name, what it does in a word or two, and its Python stacks."""
 
     process: str
     text: str
+    activity: Activity = Activity.WAITS
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +93,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     def render(self) -> str:
         """The report as text, no wider than a CI log."""
         parts = [self._where(), self._what(), self._steps(), self._facts()]
-        parts += [f"--- {stack.process} ---\n{stack.text.rstrip()}" for stack in self.stacks]
+        parts += [f"--- {stack.process} {stack.activity} ---\n{stack.text}".rstrip() for stack in self.stacks]
         return "\n\n".join(part for part in parts if part)
 
     def _where(self) -> str:
@@ -98,7 +110,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             text = f"The engine died under this script. The {who} process was the first to die"
             return f"{text}:\n{self.cause.rstrip()}" if self.cause else f"{text}."
         if self.kind is FailureKind.TIMEOUT:
-            return "The script did not end in time; the stacks below show where each process was."
+            return _diagnosis(self.stacks)
         return ""
 
     def _steps(self) -> str:
@@ -112,7 +124,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _facts(self) -> str:
         facts = {
-            "State": self.state,
+            "State": "\n         ".join(textwrap.wrap(self.state, REPORT_WIDTH_COLUMNS - 9)),
             "Engine": f"{self.tier} tier, {self.config}" if self.config else "",
             "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
             "Replay": self.replay,
@@ -120,11 +132,32 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(f"{name + ':':8} {fact}" for name, fact in facts.items() if fact)
 
 
+def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
+    """Whether it was a hang, a deadlock, or merely slow, as far as the processes' activities tell."""
+    if not stacks:
+        return "The script did not end in time."
+    found = "The script did not end in time. "
+    still = [stack for stack in stacks if stack.activity in (Activity.STOPPED, Activity.GONE)]
+    busy = [stack.process for stack in stacks if stack.activity is Activity.COMPUTES]
+    if still:
+        found += "; ".join(f"{stack.process} {stack.activity}" for stack in still) + ": nothing can get past it."
+    elif busy:
+        found += f"{', '.join(busy)} still computes: it is slow, or it is in a loop without end."
+    else:
+        found += "Nobody computes: every process waits for another, which is a deadlock."
+    return f"{found}\nThe stacks below show where each process was."
+
+
 def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     """The frames of a traceback from the first line of the file ``inside`` on; empty when it never was in there."""
     frames = [_frame(frame, line) for frame, line in walk_tb(exc.__traceback__)]
     first = next((index for index, frame in enumerate(frames) if _same_file(frame.file, inside)), None)
-    return () if first is None else tuple(frames[first:])
+    if first is None:
+        return ()
+    shown = tuple(frame for frame in frames[first:] if not Path(frame.file).is_relative_to(_HARNESS))
+    # What a verb or a wait raises on purpose, and what passes through one, is to be read at the script's line.
+    meant = isinstance(exc, (BadCall, BudgetSpent, RequestRefused, Overdue)) or shown[-1] == frames[-1]
+    return shown if meant else tuple(frames[first:])
 
 
 def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:

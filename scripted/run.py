@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.errors import ProcessDiedError
 from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
+from scripted.errors import NotIdle, Overdue
 from scripted.report import FailureKind, FailureReport, frames_of, position_of
 from scripted.trace import Note
 from scripted.wire import ScriptOptions, ScriptSucceeded
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from scripted.context import ScriptContext
     from scripted.gate import ScriptedGate
 
-__all__ = ["Run", "RunSource", "ScriptFunction"]
+__all__ = ["Run", "RunSource", "ScriptFunction", "kind_of"]
 
 # The last steps that a report carries; more than it shows, for whoever reads the data.
 REPORTED_STEPS = 64
@@ -41,6 +42,7 @@ class Run:
         self._args = args
         self._kwargs = kwargs
         self._steps = 0
+        self._spent = False
         self._digest = ""
         self._plan_digest = ""
         self._records: tuple[StepRecord, ...] = ()
@@ -51,8 +53,9 @@ class Run:
         self.context = context
         self.script = self.function(context, *self._args, **self._kwargs)
 
-    def end(self, scheduler: Scheduler) -> None:
-        """Note how far the engine got, before the harness goes on with its own work."""
+    def end(self, scheduler: Scheduler, *, spent: bool) -> None:
+        """Note how far the engine got, before the harness goes on with its own work; ``spent``: it lost its stages."""
+        self._spent = spent
         self._steps = scheduler.step_number
         self._digest = scheduler.digests.digest
         self._plan_digest = scheduler.digests.plan_digest
@@ -72,6 +75,7 @@ class Run:
             plan_digest=self._plan_digest,
             reached=reached,
             compared=self.compared,
+            spent=self._spent,
             records=self._records,
             notes=self._notes,
             limits=self._limits,
@@ -98,6 +102,13 @@ class Run:
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
             cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )
+
+
+def kind_of(exc: BaseException) -> FailureKind:
+    """How a run that raised this did not pass, if the engine lives."""
+    if isinstance(exc, NotIdle):
+        return FailureKind.DIRTY
+    return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
 
 
 def _error_text(exc: BaseException) -> str:

@@ -22,7 +22,7 @@ import zmq
 from engine.config import EngineConfig
 from engine.errors import EngineError, StartupError
 from engine.launch.control import Serving
-from engine.launch.death import read_death_report
+from engine.launch.death import describe_status, read_death_report
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
@@ -68,13 +68,18 @@ _ERROR_OF: Final = {
 
 
 class ScriptedServer:
-    """One real server under the scripted gate. Make it with ``start``; a context manager."""
+    """One real server under the scripted gate. Make it with ``start``; a context manager.
+
+    ``usable`` is false once it was shut down, died, hung or could not be brought to idle; ``has_failed`` is true once a
+    script failed on it.
+    """
 
     def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
         self.config = config
         self.mutant = mutant
         self.serving: Serving | None = None
         self.usable = True
+        self.has_failed = False
         self._open = True
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._limits: Limits | None = None
@@ -191,6 +196,7 @@ class ScriptedServer:
     def _await_result(self, command: RunScript) -> ScriptSucceeded:
         reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
         if isinstance(reply, ScriptSucceeded):
+            self.usable = not reply.spent
             return reply
         if isinstance(reply, ScriptFailedReply):
             raise self._error(reply.report)
@@ -219,6 +225,7 @@ class ScriptedServer:
 
     def _error(self, report: FailureReport) -> ScriptError:
         """The error of a report, completed with what this side knows. Only a failed script leaves a usable server."""
+        self.has_failed = True
         if report.kind is not FailureKind.FAILED:
             self.usable = False
         if report.kind is FailureKind.DIED:
@@ -231,9 +238,13 @@ class ScriptedServer:
 
     def _with_death(self, report: FailureReport) -> FailureReport:
         """Wait for the end of the server and take the supervisor's word for which process died first, and why."""
+        status = 0
         with contextlib.suppress(TimeoutError):
-            self._process.wait(DEATH_TIMEOUT_S)
+            status = self._process.wait(DEATH_TIMEOUT_S)
         death = read_death_report(self._folder)
+        if death is None and status < 0:
+            # Whoever kills the supervisor leaves nobody to write a report; its processes follow it.
+            return msgspec.structs.replace(report, dead_process="supervisor", cause=describe_status(status))
         if death is None:
             return report if report.cause else msgspec.structs.replace(report, cause=self._log_tail())
         return msgspec.structs.replace(report, dead_process=death.process, cause=death.cause)

@@ -20,11 +20,11 @@ from engine.launch.gate_context import GateContext
 from engine.messages import encode
 from scripted.errors import ScriptDefinitionError
 from scripted.gallery import mutant_named
-from scripted.gate import NotIdle, ScriptedGate
+from scripted.gate import ScriptedGate
 from scripted.loader import load_script
 from scripted.report import FailureKind, FailureReport, frames_of
-from scripted.run import Run
-from scripted.server_world import ResultOverdue, ServerWorld, ShutdownAsked
+from scripted.run import Run, kind_of
+from scripted.server_world import ServerWorld, ShutdownAsked
 from scripted.wire import (
     HookReady,
     Progress,
@@ -40,7 +40,6 @@ __all__ = ["GateOptions", "script_address", "scripted_gate"]
 SERVING_TIMEOUT_S: Final = 120.0
 # The last word of a dying scheduler must leave its process.
 LAST_WORD_LINGER_MS: Final = 1000
-_KIND_OF: Final = {NotIdle: FailureKind.DIRTY, ResultOverdue: FailureKind.TIMEOUT}
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +119,7 @@ class WireSource:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if run is None or isinstance(exc, ShutdownAsked):
             raise exc
-        kind = _KIND_OF.get(type(exc), FailureKind.FAILED)
-        self._send(ScriptFailedReply(report=run.report(gate, exc, kind=kind, mutant=self._mutant)))
+        self._send(ScriptFailedReply(report=run.report(gate, exc, kind=kind_of(exc), mutant=self._mutant)))
 
     def crashed(self, gate: ScriptedGate, run: Run | None, exc: BaseException) -> None:
         """The scheduler's last word."""

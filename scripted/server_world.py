@@ -22,19 +22,14 @@ from engine.launch.gate_context import GateContext
 from engine.launch.live_gate import STAGE_PREFIX
 from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
+from scripted.errors import Silence
 from scripted.http_clients import HttpClients
 from scripted.stop_watch import ByteDecoder
+from scripted.wire import DEFAULT_RESULT_TIMEOUT_S
 
-__all__ = ["RESULT_TIMEOUT_S", "ResultOverdue", "ServerWorld", "ShutdownAsked"]
+__all__ = ["ServerWorld", "ShutdownAsked"]
 
-# A forward pass of a test model takes milliseconds; a stage that is silent for so long hangs.
-RESULT_TIMEOUT_S: Final = 10.0
-ARRIVAL_TIMEOUT_S: Final = 10.0
 DEATH_TIMEOUT_S: Final = 5.0
-
-
-class ResultOverdue(Exception):  # noqa: N818 - it is what happened
-    """A microbatch that is due did not come back: a stage hangs."""
 
 
 class ShutdownAsked(Exception):  # noqa: N818 - it is what happened
@@ -75,6 +70,7 @@ class ServerWorld:
         self._control = context.control
         self._pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
+        self._silence_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
         self._poller = zmq.Poller()
         for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
@@ -82,6 +78,10 @@ class ServerWorld:
         self._results = zmq.Poller()
         for source in (self._control.fileno(), *self._pipeline.wake_sources()):
             self._results.register(source, zmq.POLLIN)
+
+    def limit_waits(self, seconds: float) -> None:
+        """Stages and front end get so long to answer."""
+        self._silence_s = self.clients.silence_s = seconds
 
     def take_messages(self) -> list[ClientMessage]:
         """What the front end sent."""
@@ -95,23 +95,19 @@ class ServerWorld:
 
     def wait(self) -> None:
         """Wait for a message or for news of a client."""
-        if not self._pause(ARRIVAL_TIMEOUT_S):
-            raise EngineError(
-                f"nothing arrived at the gate within {ARRIVAL_TIMEOUT_S} s of a call; look at the front end's log"
-            )
+        if not self._pause(self._silence_s):
+            raise Silence(f"nothing arrived at the gate within {self._silence_s} s of a call: the front end hangs")
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
         """Wait for the completion of the oldest microbatch, or for the death of a stage."""
-        deadline = time.monotonic() + RESULT_TIMEOUT_S
+        deadline = time.monotonic() + self._silence_s
         while self._dead_stage is None:
             completion = self._pipeline.next_completion(0)
             if completion is not None:
                 return completion
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise ResultOverdue(
-                    f"microbatch {microbatch_id} did not come back within {RESULT_TIMEOUT_S} s: a stage hangs"
-                )
+                raise Silence(f"microbatch {microbatch_id} did not come back within {self._silence_s} s: a stage hangs")
             self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
         return self._dead_stage
 

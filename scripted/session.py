@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scripted.decorator import ScriptedTest
-from scripted.errors import BadCall
+from scripted.errors import BadCall, ServerDirty
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -42,12 +42,22 @@ class ScriptedSession:
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
         with self.harness(test.config, tier) as harness:
-            harness.run(test.script, options=options, **arguments)
+            # A script that failed was told so. What it left may be more than a reset can clear: not this one's fault.
+            again = getattr(harness, "has_failed", False)
+            try:
+                harness.run(test.script, options=options, **arguments)
+            except ServerDirty:
+                if not again:
+                    raise
+            else:
+                return
+        with self.harness(test.config, tier) as fresh:
+            fresh.run(test.script, options=options, **arguments)
 
     def harness(
         self, config: EngineConfig, tier: str, *, mutant: str | None = None
     ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
-        """An engine of this tier for as long as the context is open: a server is shared, and replaced if it is spoilt."""
+        """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         mutant = mutant or self.mutant
         if tier == "sim":
             from scripted.sim import ScriptedSim

@@ -44,13 +44,21 @@ from engine.pipeline.wire import StageView
 from engine.scheduler import Scheduler, run_loop
 from scripted.client import Call, Chunk, ClientView
 from scripted.decorator import ScriptedTest
-from scripted.errors import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.errors import (
+    Overdue,
+    ScriptDefinitionError,
+    ScriptError,
+    ScriptFailed,
+    ScriptTimeout,
+    ServerDied,
+    ServerDirty,
+)
 from scripted.gallery import mutant_named
-from scripted.gate import NotIdle, ScriptedGate
+from scripted.gate import ScriptedGate
 from scripted.report import FailureKind, FailureReport
-from scripted.run import Run, ScriptFunction
+from scripted.run import Run, ScriptFunction, kind_of
 from scripted.stop_watch import ByteDecoder
-from scripted.watchdog import Overdue, watchdog
+from scripted.watchdog import watchdog
 from scripted.wire import ScriptOptions, ScriptSucceeded
 
 __all__ = ["ScriptedSim", "SimWorld"]
@@ -196,6 +204,9 @@ class SimWorld:
         self.pipeline = SimulatedPipeline(limits)
         self.clients = SimClients(limits)
 
+    def limit_waits(self, seconds: float) -> None:
+        """Nothing waits in here."""
+
     def take_messages(self) -> list[ClientMessage]:
         """What the clients sent."""
         return self.clients.take_sent()
@@ -284,7 +295,7 @@ class _OneRun:
 
     def failed(self, gate: ScriptedGate, run: Run | None, exc: Exception) -> None:
         """Keep the failure."""
-        kind = _KIND_OF.get(type(exc), FailureKind.FAILED)
+        kind = kind_of(exc)
         self.error = _ERROR_OF[kind](self._report(gate, run, exc, kind))
         self.error.__cause__ = exc
 
@@ -302,7 +313,6 @@ class _OneRun:
         return msgspec.structs.replace(report, config=config_text(self._config))
 
 
-_KIND_OF = {NotIdle: FailureKind.DIRTY, Overdue: FailureKind.TIMEOUT}
 _ERROR_OF = {
     FailureKind.FAILED: ScriptFailed,
     FailureKind.TIMEOUT: ScriptTimeout,

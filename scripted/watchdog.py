@@ -8,11 +8,9 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Overdue", "watchdog"]
+from scripted.errors import Overdue
 
-
-class Overdue(Exception):  # noqa: N818 - it is what happened
-    """The script did not end in its time."""
+__all__ = ["watchdog"]
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ __all__ = [
 
 DEFAULT_TIMEOUT_S = 120.0
 DEFAULT_MAX_STEPS = 10_000
+# A forward pass of a test model takes milliseconds, and so does every answer of the front end.
+DEFAULT_RESULT_TIMEOUT_S = 10.0
 
 
 class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +37,8 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
     requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
-    ``must_reach`` has to be seen by ``t.sometimes``. ``record`` brings every step back with the result, for a trace.
+    ``must_reach`` has to be seen by ``t.sometimes``. ``record`` brings every step back with the result, for a trace. A
+    process that has to answer at once and says nothing for ``result_timeout_s`` hangs.
     """
 
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -45,6 +48,7 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     must_reach: tuple[str, ...] = ()
     record: bool = False
     replay: str = ""
+    result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S
 
 
 class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -79,7 +83,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name.
 
-    ``records``, ``notes`` (each window at its first step) and ``limits`` are there when the options asked for a record.
+    ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
+    first step) and ``limits`` are there when the options asked for a record.
     """
 
     steps: int
@@ -87,6 +92,7 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan_digest: str
     reached: dict[str, int]
     compared: int = 0
+    spent: bool = False
     records: tuple[StepRecord, ...] = ()
     notes: tuple[Note, ...] = ()
     limits: Limits | None = None

@@ -26,6 +26,10 @@ class World(Protocol):
         """Everybody who talks to the engine from outside."""
         ...
 
+    def limit_waits(self, seconds: float) -> None:
+        """From now on, whoever has to answer at once and says nothing for so long hangs."""
+        ...
+
     def take_messages(self) -> list[ClientMessage]:
         """Client messages that have arrived, in order, without waiting."""
         ...
