@@ -45,7 +45,7 @@ class ChatTemplate:
             prompt = self._source.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True, **variables
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as exc:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
             raise ApiError.invalid(
                 f"the model's chat template must accept the messages, but: {exc}; change roles or order",
                 param="messages",

@@ -60,10 +60,7 @@ class Description:
         if answer is not None:
             content["application/json"] = {"schema": self._answer(answer)}
         if event is not None:
-            # One line of a stream; the media type has no schema of its own for a sequence of events.
-            self._answer(event)
-            note = f"events of {SCHEMAS}{event.__name__}, then data: [DONE]"
-            content["text/event-stream"] = {"schema": {"type": "string", "description": note}}
+            content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
         problem = {"application/json": {"schema": self._answer(ProblemBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 413) if body or query else ())}):
@@ -94,6 +91,12 @@ class Description:
     def _answer(self, answer: type[msgspec.Struct]) -> dict[str, Any]:
         self._answers.add(answer)
         return {"$ref": SCHEMAS + answer.__name__}
+
+    def _event(self, event: type[msgspec.Struct]) -> dict[str, Any]:
+        """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body."""
+        shown = {"oneOf": [self._answer(event), self._answer(ProblemBody)]}
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
+        return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
     def _schemas(self) -> dict[str, Any]:
         bodies = sorted(self._bodies, key=lambda body: body.__name__)

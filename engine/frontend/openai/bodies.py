@@ -30,7 +30,23 @@ MAX_MESSAGES = 4096
 MAX_USER_CHARS = 256
 # The protocol's own default of a completion; a chat may fill the context.
 DEFAULT_COMPLETION_TOKENS = 16
-TEMPLATE_ARGUMENTS = {"conversation", "messages", "tokenize", "add_generation_prompt", "chat_template", "tools"}
+# What says how a template is rendered and is no variable of it.
+TEMPLATE_ARGUMENTS = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
 
 
 class NullableBody(StrictBody):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from connections import Connection
 
 from engine.messages import Abort, FinishReason, Refusal, RefusalKind, TokenLogprob, TokenOutput
 
@@ -122,5 +123,47 @@ def test_part_of_a_character_is_named_by_its_bytes(play) -> None:
         assert choice["text"] == "\u20aca"
         assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "a"]
         assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"text": "\\ud800", "prompt": "\\ud800"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}], "rid": "\\udfff"}',
+        b'{"chat_template_kwargs": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}",
+        b"\xff\xfe",
+        b"null",
+        b'{"prompt": 1e999}',
+    ],
+)
+def test_hostile_json_is_400(play, path: str, body: bytes) -> None:
+    """A05, C01: half characters, bottomless nesting, no JSON at all."""
+
+    async def scene(stage) -> None:
+        response = await stage.http.post(path, content=body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
+    """C05"""
+
+    async def scene(stage) -> None:
+        connection = Connection(stage.app, {"prompt": [1], "rid": "r", "n": 2, "stream": stream}, "/v1/completions")
+        exchange = asyncio.create_task(connection.run())
+        for _ in range(2):
+            await stage.scheduler.receive()
+        connection.gone.set()
+        assert {(await stage.scheduler.receive()).rid for _ in range(2)} == {"r-0", "r-1"}
+        for rid in ("r-0", "r-1"):
+            await stage.scheduler.reply(TokenOutput(rid=rid, finish_reason=FinishReason.ABORT))
+        await exchange
+        assert stage.client.open_requests == 0
 
     play(scene)

@@ -3,46 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
+from connections import Connection
 
 from engine.messages import Abort, FinishReason, Generate, TokenOutput
-
-
-class Connection:
-    """One HTTP exchange at the ASGI level, whose client can go away at any moment."""
-
-    def __init__(self, app, body: dict[str, object]) -> None:
-        self._app = app
-        self._body = json.dumps(body).encode()
-        self._asked = 0
-        self.gone = asyncio.Event()
-        self.sent: list[dict[str, object]] = []
-
-    async def run(self) -> None:
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": "/generate",
-            "raw_path": b"/generate",
-            "query_string": b"",
-            "headers": [],
-            "scheme": "http",
-        }
-        await self._app(scope, self._receive, self._send)
-
-    async def _receive(self) -> dict[str, object]:
-        self._asked += 1
-        if self._asked == 1:
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict[str, object]) -> None:
-        self.sent.append(message)
 
 
 @pytest.mark.parametrize("stream", [False, True])
