@@ -50,6 +50,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     libraries: dict[str, str]
     measurements: tuple[Measurement, ...]
 
+    @property
+    def busy(self) -> bool:
+        """Whether other processes wanted more than half of the machine."""
+        return self.load_before > self.cores / 2
+
     @classmethod
     def of(cls, measurements: Sequence[Measurement], load_before: float) -> Report:
         """The report of this machine. ``load_before`` is its load average before the first measurement."""
@@ -66,9 +71,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def as_table(report: Report) -> Table:
     """The report as a table for a terminal."""
     table = Table(
-        title=f"{report.cores} cores, {report.machine}, Python {report.python}, load before: {report.load_before:.1f}",
-        caption="how: best of several runs, or as the last column says",
+        title=f"{report.cores} cores, {report.machine}, Python {report.python}, load before: {report.load_before:.1f}"
     )
+    if report.busy:
+        table.caption = "The machine was busy with other work: times are worse than they would be on an idle one."
     for column in ("measured", "value", "target", "met", "how"):
         table.add_column(column, justify="right" if column in ("value", "target") else "left", overflow="fold")
     for measurement in report.measurements:
