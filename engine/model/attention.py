@@ -39,52 +39,54 @@ class LayerAttention:
         self._keys = stage.pool.keys[layer]
         self._values = stage.pool.values[layer]
 
-    def __call__(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         *,
         scale: float,
-        window: int | None,
-        softcap: float | None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
-        """Attend with query [1, heads, tokens, size], key and value [1, kv heads, tokens, size].
+        """Store key and value, then attend: query [tokens, heads, size], key and value [tokens, kv heads, size].
 
-        Returns [1, tokens, heads, size].
+        Returns [tokens, heads, size]. The pool may be of another type than the query: keys and values are rounded to
+        the pool's type, then computed with in the query's.
         """
         batch = self._stage.batch
         assert batch is not None, "attention was called outside of a stage's forward"
         self._stage.calls += 1
-        self._keys[batch.new_slots] = key[0].transpose(0, 1)
-        self._values[batch.new_slots] = value[0].transpose(0, 1)
+        self._keys.index_copy_(0, batch.new_slots, key.to(self._keys.dtype))
+        self._values.index_copy_(0, batch.new_slots, value.to(self._values.dtype))
         outputs = [
-            self._attend(query[0, :, group.tokens], group, scale=scale, window=window, softcap=softcap)
+            self._attend(query[group.tokens], group, scale=scale, window=window, softcap=softcap)
             for group in batch.groups
         ]
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(
         self, query: torch.Tensor, group: AttentionGroup, *, scale: float, window: int | None, softcap: float | None
     ) -> torch.Tensor:
-        """One group: query [heads, rows * queries, size] to [rows * queries, heads, size].
+        """One group: query [rows * queries, heads, size] to the same shape.
 
         The one place that a fused variable-length kernel would replace.
         """
-        heads, tokens, size = query.shape
-        keys = self._keys[group.slots].transpose(1, 2)  # [rows, kv heads, keys, size]
-        values = self._values[group.slots].transpose(1, 2)
+        tokens, heads, size = query.shape
+        keys = _gather(self._keys, group).to(query.dtype).transpose(1, 2)  # [rows, kv heads, keys, size]
+        values = _gather(self._values, group).to(query.dtype).transpose(1, 2)
         kv_heads = keys.shape[1]
-        mask = group.mask(window)
-        mask = None if mask is None else mask[:, None]
+        causal = softcap is None and group.causal(window)
+        mask = None if causal else group.mask(window, query.dtype)
         if group.queries == 1:
             # The heads that share a KV head stand where queries usually do, so that K and V need no repeating.
-            shared = query.transpose(0, 1).reshape(tokens, kv_heads, heads // kv_heads, size)
+            shared = query.reshape(tokens, kv_heads, heads // kv_heads, size)
             return _attention(shared, keys, values, mask, scale, softcap).reshape(tokens, heads, size)
-        shared = query.reshape(kv_heads, heads // kv_heads, tokens, size)
+        shared = query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, tokens, size)
         keys = keys[0][:, None].expand(-1, heads // kv_heads, -1, -1)
         values = values[0][:, None].expand(-1, heads // kv_heads, -1, -1)
-        return _attention(shared, keys, values, mask, scale, softcap).reshape(heads, tokens, size).transpose(0, 1)
+        attended = _attention(shared, keys, values, mask, scale, softcap, causal=causal)
+        return attended.reshape(heads, tokens, size).transpose(0, 1)
 
 
 def register() -> None:
@@ -111,7 +113,19 @@ def _paged_attention(
         raise StepFailedError("attention sinks are not supported by paged attention; serve a model without them")
     layer: LayerAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return layer(query, key, value, scale=scale, window=sliding_window, softcap=softcap), None
+    tokens_first = [states[0].transpose(0, 1) for states in (query, key, value)]
+    return layer.attend(*tokens_first, scale=scale, window=sliding_window, softcap=softcap)[None], None
+
+
+def _gather(slots: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
+    """A group's part [rows, keys, kv heads, size] of a layer's keys or values; a view where its slots lie in a row.
+
+    ``index_select`` over flat slots took a fifth of the time of indexing with a matrix of them.
+    """
+    if group.run is not None:
+        return slots[group.run][None]
+    flat = slots.view(slots.shape[0], -1).index_select(0, group.slots)
+    return flat.view(group.rows, group.keys, *slots.shape[1:])
 
 
 def _attention(
@@ -121,10 +135,12 @@ def _attention(
     mask: torch.Tensor | None,
     scale: float,
     softcap: float | None,
+    *,
+    causal: bool = False,
 ) -> torch.Tensor:
     if softcap is None:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, is_causal=causal)
     scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     return torch.softmax(scores.float(), dim=-1).to(query.dtype) @ values

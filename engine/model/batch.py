@@ -11,52 +11,63 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.model.kv_pool import KVPool
+from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
 __all__ = ["AttentionGroup", "ForwardBatch"]
 
 
 class AttentionGroup:
-    """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``slots`` of shape [rows, keys].
+    """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``keys`` keys a row.
 
     A chunk of a prompt is a group of one row; neighbouring single-token segments (the decodes) are one group of many
-    rows, padded to the longest.
+    rows, padded to the longest. ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
+    tokens; ``slots`` [rows * keys] are the keys, row after row.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, first_token: int, device: torch.device) -> None:
         self.rows = len(segments)
         self.queries = len(segments[0].token_ids)
         self.tokens = slice(first_token, first_token + self.rows * self.queries)
-        lengths = np.array([segment.start + self.queries for segment in segments], np.int64)
+        starts = np.array([segment.start for segment in segments], np.int64)
+        lengths = starts + self.queries
         self.keys = int(lengths.max())
-        slots = np.zeros((self.rows, self.keys), np.int64)
-        for index, segment in enumerate(segments):
-            slots[index, : lengths[index]] = pool.slots(segment.row, 0, int(lengths[index]))
-        self.slots = torch.from_numpy(slots).to(device)
+        slots = pool.slots_of_rows(np.array([segment.row for segment in segments], np.int64), self.keys)
+        positions = starts[:, None] + np.arange(self.queries)
+        self.positions_array: Slots = positions.ravel()
+        self.new_slots_array: Slots = np.take_along_axis(slots, positions, axis=1).ravel()
+        self.run = _run_of(slots)
+        self.slots = torch.from_numpy(slots.ravel()).to(device)
         self._lengths = torch.from_numpy(lengths).to(device)
         self._padded = bool((lengths != self.keys).any())
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
-    def mask(self, window: int | None) -> torch.Tensor | None:
-        """True where a query may look: bool [rows, queries, keys], or None where every query sees every key.
+    def causal(self, window: int | None) -> bool:
+        """True where query and key number n stand at the same position, and a query sees all keys up to its own."""
+        return 1 < self.queries == self.keys and (window is None or window >= self.keys)
 
-        A query at position p sees positions p - window + 1 .. p, all up to p without a window.
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """What to add to the scores: 0 where a query may look, else -inf; None where every query sees every key.
+
+        Of shape [rows, 1, queries, keys]. A query at position p sees positions p - window + 1 .. p, all up to p without
+        a window.
         """
         if window is not None and window >= self.keys:
             window = None
         if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
+            self._masks[window] = self._make_mask(window, dtype)
         return self._masks[window]
 
-    def _make_mask(self, window: int | None) -> torch.Tensor | None:
+    def _make_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         if window is None and self.queries == 1 and not self._padded:
             return None
         device = self._lengths.device
         queries = self._lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
         keys = torch.arange(self.keys, device=device)
-        seen = keys <= queries[:, :, None]
-        return seen if window is None else seen & (keys > queries[:, :, None] - window)
+        hidden = keys > queries[:, :, None]
+        if window is not None:
+            hidden |= keys <= queries[:, :, None] - window
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
 
 
 class ForwardBatch:
@@ -67,33 +78,20 @@ class ForwardBatch:
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self.segments = segments
-        self.tokens = sum(len(segment.token_ids) for segment in segments)
-        token_ids, positions, slots = self._arrays(pool)
-        self.token_ids_array, self.positions_array, self.slots_array = token_ids, positions, slots
-        self.token_ids = torch.from_numpy(token_ids)[None].to(device)
-        self.positions = torch.from_numpy(positions)[None].to(device)
-        self.new_slots = torch.from_numpy(slots).to(device)
-        self.emitting = torch.tensor(list(self._emitting()), dtype=torch.int64, device=device)
+        self.tokens = sum([len(segment.token_ids) for segment in segments])
         self.groups = list(self._groups(pool, device))
+        self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
+        self.positions_array = _joined([group.positions_array for group in self.groups])
+        self.slots_array = _joined([group.new_slots_array for group in self.groups])
+        self.token_ids = torch.from_numpy(self.token_ids_array)[None].to(device)
+        self.positions = torch.from_numpy(self.positions_array)[None].to(device)
+        self.new_slots = torch.from_numpy(self.slots_array).to(device)
+        self.emitting = torch.tensor(list(self._emitting()), dtype=torch.int64, device=device)
 
     @property
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order."""
         return [segment for segment in self.segments if segment.emits]
-
-    def _arrays(self, pool: KVPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        token_ids = np.empty(self.tokens, np.int64)
-        positions = np.empty(self.tokens, np.int64)
-        slots = np.empty(self.tokens, np.int64)
-        first = 0
-        for segment in self.segments:
-            count = len(segment.token_ids)
-            stop = first + count
-            token_ids[first:stop] = segment.token_ids
-            positions[first:stop] = np.arange(segment.start, segment.start + count)
-            slots[first:stop] = pool.slots(segment.row, segment.start, segment.start + count)
-            first = stop
-        return token_ids, positions, slots
 
     def _emitting(self) -> Iterator[int]:
         last = -1
@@ -107,5 +105,17 @@ class ForwardBatch:
         for single, run in groupby(self.segments, key=lambda segment: len(segment.token_ids) == 1):
             members = list(run)
             for group in [members] if single else [[member] for member in members]:
-                yield AttentionGroup(group, pool, first, device)
-                first += sum(len(member.token_ids) for member in group)
+                made = AttentionGroup(group, pool, first, device)
+                yield made
+                first = made.tokens.stop
+
+
+def _run_of(slots: Slots) -> slice | None:
+    """The slots of a single row as a slice, where its pages follow each other: those keys need no gathering."""
+    if len(slots) > 1 or (np.diff(slots[0]) != 1).any():
+        return None
+    return slice(int(slots[0, 0]), int(slots[0, -1]) + 1)
+
+
+def _joined(parts: Sequence[Slots]) -> Slots:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

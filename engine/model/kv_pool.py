@@ -58,6 +58,16 @@ class KVPool:
         every = (pages[:, None] * size + self._offsets).ravel()
         return every[start - first * size : stop - first * size]
 
+    def slots_of_rows(self, rows: Slots, count: int) -> Slots:
+        """The slots [rows, count] of positions ``0 .. count - 1`` of several rows at once; stale beyond a row's pages.
+
+        Raises StepFailedError for positions that no page table has.
+        """
+        places = -(-count // self.page_size)
+        self._require("places of pages", (places - 1,), self._tables.shape[1])
+        pages = self._tables[rows, :places] * self.page_size
+        return (pages[:, :, None] + self._offsets).reshape(len(rows), -1)[:, :count]
+
     @staticmethod
     def _require(what: str, values: tuple[int, ...], count: int) -> None:
         if min(values) < 0 or max(values) >= count:

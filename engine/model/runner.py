@@ -52,15 +52,16 @@ def limit_threads(limits: Limits) -> None:
 class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
-    Sets how many threads torch uses in this process, see ``limit_threads``. Raises CheckpointError when the model
+    Sets how many threads torch uses in this process, see ``limit_threads``. ``lean=False`` computes with transformers'
+    own forward even where a faster one is known to be equal. Raises CheckpointError when the model
     cannot be loaded.
     """
 
-    def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
+    def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True) -> None:
         limit_threads(limits)
         self.stage = stage
         self.counters = RunnerCounters()
-        self._model = StageModel(config, limits, stage)
+        self._model = StageModel(config, limits, stage, lean=lean)
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         self._sampler = Sampler(
             never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
@@ -71,6 +72,11 @@ class StageRunner:
     def is_first(self) -> bool:
         """True if this stage embeds tokens."""
         return self._model.is_first
+
+    @property
+    def is_lean(self) -> bool:
+        """True if the lean forward computes, False if transformers' does."""
+        return self._model.is_lean
 
     @property
     def is_last(self) -> bool:

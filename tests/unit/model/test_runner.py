@@ -102,7 +102,7 @@ def test_wrong_hidden_states_fail_the_microbatch() -> None:
         (Segment("r", 10**6, 0, (1,), 0, (1,), True), "row of a segment must be in"),
         (Segment("r", 0, 0, (1,), 10**6, (1,), True), "places of pages of a segment must be in"),
         (Segment("r", 0, 0, (10**6,), 0, (1,), True), "IndexError"),
-        (Segment("r", 0, 10**6, (1,), 0, (1,), True), "ValueError"),
+        (Segment("r", 0, 10**6, (1,), 0, (1,), True), "places of pages of a segment must be in"),
     ],
 )
 def test_a_broken_plan_fails_its_microbatch(segment: Segment, text: str) -> None:

@@ -26,6 +26,9 @@ ALTERNATING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=False),
     "qwen3_tied": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=True),
+    "qwen2_biased": lambda: transformers.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=WINDOW, layer_types=ALTERNATING
+    ),
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
     "llama_sharded": lambda: transformers.LlamaConfig(**SHAPE),
     "mistral_window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=WINDOW),

@@ -1,0 +1,141 @@
+"""How long one step of the model takes on a CPU: transformers' forward against the lean one, in one process.
+
+A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. The two take turns,
+step by step, because machines are noisy. Run: ``python benchmarks/model_step.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import EngineConfig
+from engine.limits import Limits, ModelFacts
+from engine.messages import Completion
+from engine.model.runner import StageRunner
+from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+
+VOCABULARY = 4096
+LAYERS = 4
+CONTEXT_TOKENS = 128
+BATCHES = (1, 8, 32)
+PROMPTS = (64, 512)
+DTYPES = ("float32", "bfloat16")
+PAGES_A_ROW = 40
+
+
+def make_checkpoint(folder: Path, dtype: str) -> None:
+    """A Qwen3 with random weights, 4.2 million of them in the layers and the head."""
+    torch.manual_seed(0)
+    shape = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=8192,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=VOCABULARY - 1,
+    )
+    transformers.AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, dtype)).save_pretrained(folder)
+
+
+class Bench:
+    """One runner of all layers, and the steps that are measured."""
+
+    def __init__(self, folder: Path, *, lean: bool) -> None:
+        config = EngineConfig(model=str(folder), device="cpu", max_total_tokens=max(BATCHES) * PAGES_A_ROW * 16)
+        facts = ModelFacts(
+            name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
+        )
+        self._runner = StageRunner(config, Limits.of(config, facts), 0, lean=lean)
+        assert self._runner.is_lean is lean, "the lean forward was not taken"
+        self._launched = 0
+
+    def prefill(self, row: int, tokens: int, *, cached: int = 0) -> tuple[int, ...]:
+        """The first token of a prompt whose first ``cached`` tokens are computed already."""
+        ids = tuple((row * 7 + place * 3) % VOCABULARY for place in range(cached, tokens))
+        # Scattered, as pages of an engine that has run for a while are.
+        pages = tuple(page * max(BATCHES) + row for page in range(PAGES_A_ROW))
+        return self._forward(Segment(f"r{row}", row, cached, ids, 0, pages, True, SamplingSpec(seed=0)))
+
+    def decode(self, rows: int, last: tuple[int, ...]) -> tuple[int, ...]:
+        """One more token for each of the first ``rows`` rows."""
+        return self._forward(
+            *[Segment(f"r{row}", row, CONTEXT_TOKENS, (last[row],), 0, (), True) for row in range(rows)]
+        )
+
+    def _forward(self, *segments: Segment) -> tuple[int, ...]:
+        self._launched += 1
+        completion = self._runner.forward(Microbatch(self._launched, ForwardMode.MIXED, segments))
+        assert isinstance(completion, Completion), "the only stage returned hidden states"
+        assert completion.error is None, completion.error
+        return completion.token_ids
+
+
+def measure(steps: dict[bool, Callable[[], object]], repeats: int) -> dict[bool, list[float]]:
+    """Milliseconds of each step, in turns."""
+    times: dict[bool, list[float]] = {lean: [] for lean in steps}
+    for _ in range(repeats):
+        for lean, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[lean].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def cases(benches: dict[bool, Bench], repeats: int) -> dict[str, dict[bool, list[float]]]:
+    """Every measured case by name."""
+    results = {}
+    for rows in BATCHES:
+        last = {
+            lean: tuple(bench.prefill(row, CONTEXT_TOKENS)[0] for row in range(rows)) for lean, bench in benches.items()
+        }
+        steps = {lean: lambda b=bench, t=last[lean], n=rows: b.decode(n, t) for lean, bench in benches.items()}
+        results[f"decode, batch {rows}"] = measure(steps, repeats)
+    for tokens in PROMPTS:
+        steps = {lean: lambda b=bench, n=tokens: b.prefill(0, n) for lean, bench in benches.items()}
+        results[f"first token of {tokens}"] = measure(steps, max(3, repeats // 10))
+    tokens = PROMPTS[-1]
+    steps = {lean: lambda b=bench, n=tokens: b.prefill(0, n, cached=n - 1) for lean, bench in benches.items()}
+    results[f"first token of {tokens}, cached"] = measure(steps, repeats)
+    return results
+
+
+def main() -> None:
+    """Print both forwards' medians and minima, and how many times faster the lean one is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    console = Console(width=120)
+    for dtype in DTYPES:
+        with tempfile.TemporaryDirectory() as folder:
+            make_checkpoint(Path(folder), dtype)
+            benches = {lean: Bench(Path(folder), lean=lean) for lean in (False, True)}
+        torch.set_num_threads(arguments.threads)
+        table = Table("step, ms", "transformers median", "min", "lean median", "min", "ratio of medians", "of minima")
+        for name, times in cases(benches, arguments.repeats).items():
+            plain, lean = ((statistics.median(values), min(values)) for values in (times[False], times[True]))
+            numbers = [*plain, *lean, plain[0] / lean[0], plain[1] / lean[1]]
+            table.add_row(name, *[f"{number:.2f}" for number in numbers])
+        table.title = f"{dtype}, {arguments.threads} torch thread(s), {torch.backends.cpu.get_cpu_capability()}"
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

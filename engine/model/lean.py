@@ -1,0 +1,226 @@
+"""A lean forward for decoders of the Llama shape: the weights of the transformers model, without its overhead.
+
+Fuses matrix products, looks rotary angles up, and computes in fp32 where the CPU has no 16-bit arithmetic. Knows
+exactly which architectures it equals; everything else stays with transformers. Made once, when a stage has loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, rms_norm
+
+from engine.model.attention import LayerAttention
+from engine.model.batch import ForwardBatch
+
+__all__ = ["LeanDecoder", "compute_dtype", "why_not_lean"]
+
+# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+_Transformer = Any
+
+_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# Those whose angles depend on the position alone, not on how long the sequence has become.
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+_FIRST_ANGLES = 1024
+
+
+def why_not_lean(model: _Transformer, device: torch.device) -> str | None:
+    """The reason why a stage's model must be computed by transformers; None when ``LeanDecoder`` equals it."""
+    name = type(model).__name__
+    if device.type != "cpu":
+        return f"the device is {device}, and the lean forward is for CPUs"
+    if name not in _ARCHITECTURES or not type(model).__module__.startswith("transformers."):
+        return f"{name} is none of {', '.join(sorted(_ARCHITECTURES))}"
+    rope = model.base_model.rotary_emb.rope_type
+    if rope not in _ROPE_TYPES:
+        return f"its rotary angles are {rope!r}, not one of {', '.join(sorted(_ROPE_TYPES))}"
+    for layer in model.base_model.layers:
+        biased = [layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
+        if any(linear.bias is not None for linear in biased):
+            return "its projections have biases"
+    return None
+
+
+def compute_dtype(stored: torch.dtype) -> torch.dtype:
+    """What to compute in when weights are stored as ``stored``.
+
+    AVX2 has no 16-bit arithmetic: there a product of 32 rows took 8 times as long in bf16 as in fp32.
+    """
+    return torch.float32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else stored
+
+
+class LeanDecoder:
+    """The layers of one stage, with embedding and head where the stage has them.
+
+    Weights of the same type are shared with ``model``, whose parameters become views; ``layers`` are the attentions of
+    its layers, in order.
+    """
+
+    def __init__(self, model: _Transformer, layers: Sequence[LayerAttention], dtype: torch.dtype) -> None:
+        decoder = model.base_model
+        self._dtype = dtype
+        self._embedding = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
+        self._angles = _RotaryAngles(decoder.rotary_emb, dtype)
+        self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
+        head = model.get_output_embeddings()
+        self._norm = None if head is None else _Norm.of(decoder.norm, dtype)
+        self._head = None if head is None else _head_weight(head, self._embedding, dtype)
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary]."""
+        if hidden is None:
+            assert self._embedding is not None, "a stage without an embedding got no hidden states"
+            hidden = embedding(batch.token_ids[0], self._embedding)
+        states = hidden.to(self._dtype)
+        cos, sin = self._angles.of(batch)
+        for layer in self._layers:
+            states = layer(states, cos, sin)
+        if self._norm is None or self._head is None:
+            return states
+        if len(batch.emitting) != batch.tokens:
+            states = states.index_select(0, batch.emitting)
+        return torch.mm(self._norm(states), self._head)
+
+
+class _RotaryAngles:
+    """Cosines and sines by position, computed by the model's own module; grows with the positions that it meets."""
+
+    def __init__(self, module: Callable[..., tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> None:
+        self._module = module
+        self._dtype = dtype
+        self._table = self._make(_FIRST_ANGLES)
+
+    def of(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """For every token of a batch, each [tokens, 1, head size]."""
+        last = int(batch.positions_array.max())
+        if last >= len(self._table):
+            self._table = self._make(max(last + 1, 2 * len(self._table)))
+        angles = self._table.index_select(0, batch.positions[0])
+        return angles[:, :1], angles[:, 1:]
+
+    def _make(self, count: int) -> torch.Tensor:
+        """[positions, 2, head size]. The first half of a sine is negated: rotating a head is then rolling it."""
+        cos, sin = self._module(torch.zeros((), dtype=self._dtype), torch.arange(count)[None])
+        half = sin.shape[-1] // 2
+        return torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """Root-mean-square normalisation of the last dimension; ``weight`` may have dimensions in front of it."""
+
+    weight: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: _Transformer, dtype: torch.dtype) -> _Norm:
+        return cls(module.weight.to(dtype), module.variance_epsilon)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(states, self.weight.shape[-1:], None, self.eps) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _LeanLayer:
+    """One layer. Weights are [in, out]: at 1 to 8 rows the product took a tenth to a quarter less than [out, in]."""
+
+    attention: LayerAttention
+    input_norm: _Norm
+    query_key_value: torch.Tensor
+    bias: torch.Tensor | None
+    query_key_norm: _Norm | None
+    output: torch.Tensor
+    mlp_norm: _Norm
+    gate_up: torch.Tensor
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    down: torch.Tensor
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int | None
+
+    def __call__(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size]."""
+        tokens, size = states.shape[0], cos.shape[-1]
+        projected = torch.mm(self.input_norm(states), self.query_key_value)
+        if self.bias is not None:
+            projected += self.bias
+        heads = projected.view(tokens, -1, size)
+        rotated, value = heads[:, : self.heads + self.kv_heads], heads[:, self.heads + self.kv_heads :]
+        if self.query_key_norm is not None:
+            rotated = self.query_key_norm(rotated)
+        rotated = torch.addcmul(rotated * cos, torch.roll(rotated, size // 2, -1), sin)
+        attended = self.attention.attend(
+            rotated[:, : self.heads], rotated[:, self.heads :], value, scale=self.scale, window=self.window
+        )
+        states = torch.addmm(states, attended.reshape(tokens, -1), self.output)
+        gate, up = torch.mm(self.mlp_norm(states), self.gate_up).chunk(2, dim=-1)
+        return torch.addmm(states, self.activation(gate) * up, self.down)
+
+
+def _lean_layer(layer: _Transformer, paged: LayerAttention, dtype: torch.dtype) -> _LeanLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    size = attention.head_dim
+    heads, kv_heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return _LeanLayer(
+        attention=paged,
+        input_norm=_Norm.of(layer.input_layernorm, dtype),
+        query_key_value=_fused(projections, dtype),
+        bias=_fused_bias(projections, dtype),
+        query_key_norm=_query_key_norm(attention, heads, kv_heads, dtype),
+        output=_fused([attention.o_proj], dtype),
+        mlp_norm=_Norm.of(layer.post_attention_layernorm, dtype),
+        gate_up=_fused([mlp.gate_proj, mlp.up_proj], dtype),
+        activation=mlp.act_fn,
+        down=_fused([mlp.down_proj], dtype),
+        heads=heads,
+        kv_heads=kv_heads,
+        scale=attention.scaling,
+        window=getattr(attention, "sliding_window", None) or _window_of(attention),
+    )
+
+
+def _window_of(attention: _Transformer) -> int | None:
+    """Mistral keeps one window for all layers in its configuration."""
+    if type(attention).__name__ != "MistralAttention":
+        return None
+    window: int | None = attention.config.sliding_window
+    return window
+
+
+def _query_key_norm(attention: _Transformer, heads: int, kv_heads: int, dtype: torch.dtype) -> _Norm | None:
+    """Norms of queries and keys as one, with a weight a head."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    query, key = _Norm.of(attention.q_norm, dtype), _Norm.of(attention.k_norm, dtype)
+    assert query.eps == key.eps, f"queries and keys are normalised with {query.eps} and {key.eps}"
+    weight = torch.cat([query.weight.expand(heads, -1), key.weight.expand(kv_heads, -1)])
+    return _Norm(weight, query.eps)
+
+
+def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor:
+    """The weights of linears side by side, [in, out]. The linears look into it, so that nothing is kept twice."""
+    fused = torch.cat([linear.weight for linear in linears]).to(dtype).t().contiguous()
+    if dtype == linears[0].weight.dtype:
+        parts = torch.split(fused.t(), [linear.out_features for linear in linears])
+        for linear, part in zip(linears, parts, strict=True):
+            linear.weight = nn.Parameter(part, requires_grad=False)
+    return fused
+
+
+def _fused_bias(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor | None:
+    biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears)), "some of query, key and value have a bias and some have none"
+    return torch.cat(biases).to(dtype) if biases else None
+
+
+def _head_weight(head: nn.Linear, tied: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """[hidden size, vocabulary]. A tied head stays a view of the embedding, whose rows must lie together."""
+    if head.weight is tied:
+        return head.weight.to(dtype).t()
+    return _fused([head], dtype)
