@@ -123,6 +123,7 @@ class _NoPipeline:
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
         """Nothing was launched."""
         del timeout_s
+        return None
 
     def wake_sources(self) -> Sequence[Any]:
         """None."""
