@@ -1,19 +1,31 @@
-"""Every mutant of the gallery is caught by its test.
+"""Every mutant of the gallery is caught by its test, and every test that names a mutant catches it.
 
 Goal: a test that no bug can fail is no test: each mutant's registered script passes on the healthy engine and fails,
 with the mutant's signature, on the broken one. Method: the gallery's own runner in the sim tier; the flagship on real
 processes as well. Origin: D11.
 """
 
+import ast
+import inspect
+import itertools
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from ci.register import register_cpu_ci
-from scripted import ScriptError
+from scripted import ScriptedSim, ScriptError
 from scripted.gallery import MUTANTS, mutant_named
+from scripted.loader import load_test
 from scripted.single import find_test, show_mutant
 from scripted.wire import ScriptOptions
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=12, suite="base-cpu")
+
+REGISTERED = Path(__file__).parent
+NAMES = [mutant.name for mutant in MUTANTS]
+# Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
+MUTANT_MAX_STEPS = 3000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -32,6 +44,51 @@ def test_the_flagship_is_caught_in_every_tier(harness):
 
 
 def test_names_are_unique():
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(set(names)) == len(names)
-    assert len(names) >= 20
+    assert len(set(NAMES)) == len(NAMES)
+    assert len(NAMES) >= 20
+
+
+def _claims():
+    """Each registered file of scripts with the mutants that its docstring names."""
+    for file in sorted(REGISTERED.glob("*/test_*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        scripts = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _is_scripted(node)]
+        words = (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split()
+        for name in NAMES:
+            if name in words and scripts:
+                yield pytest.param(str(file), scripts, name, id=f"{file.stem}-{name}")
+
+
+def _is_scripted(function):
+    calls = [decorator for decorator in function.decorator_list if isinstance(decorator, ast.Call)]
+    return any(isinstance(call.func, ast.Name) and call.func.id == "scripted" for call in calls)
+
+
+@pytest.mark.parametrize(("file", "scripts", "mutant"), list(_claims()))
+def test_a_file_catches_the_mutants_that_it_names(file, scripts, mutant):
+    tests = [load_test(file, name) for name in scripts]
+    runs = ((test, arguments) for test in tests if "sim" in test.tiers for arguments in _arguments(test))
+    assert any(_fails(test, arguments, mutant) for test, arguments in runs)
+
+
+def _arguments(test):
+    """Everything that pytest would call a test with."""
+    sets = [_values(mark) for mark in getattr(test.script, "pytestmark", ()) if mark.name == "parametrize"]
+    for chosen in itertools.product(*sets):
+        yield {name: value for values in chosen for name, value in values.items()}
+
+
+def _values(mark):
+    names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+    return [dict(zip(names, values if len(names) > 1 else [values], strict=True)) for values in mark.args[1]]
+
+
+def _fails(test, arguments, mutant):
+    assert inspect.isgeneratorfunction(test.script)
+    options = msgspec.structs.replace(test.options, check_every_step=False, max_steps=MUTANT_MAX_STEPS)
+    with ScriptedSim.start(test.config, mutant=mutant) as broken:
+        try:
+            broken.run(test.script, options=options, **arguments)
+        except ScriptError:
+            return True
+    return False

@@ -2,7 +2,8 @@
 
 Goal: wherever the abort falls, the request ends once, with a reason, and all its memory is back as soon as nothing of
 it is in flight. Method: the same split request again and again, aborted one step later each time until it outlives its
-abort. Origin: the abort sweep of SGLang's scripted runtime; B11, B12. Mutants: all of G09, G12 and G13 break it.
+abort. Origin: the abort sweep of SGLang's scripted runtime; B11, B12. Mutants: abort-ignores-in-flight,
+abort-and-finish-free-twice, dropped-result-leaks-its-slot, disconnect-aborts-nothing.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

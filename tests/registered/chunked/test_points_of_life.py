@@ -2,8 +2,8 @@
 
 Goal: at the first and the last chunk, at the first, the middle and the last decode, a retraction changes no token and
 an abort leaves nothing behind. Method: the same request, stopped at each point, on four stages. Origin: the chunked
-prefill tests of SGLang's scripted runtime; B06, B11. Mutant: retraction-waits-for-one-result and
-abort-ignores-in-flight break it.
+prefill tests of SGLang's scripted runtime; B06, B11. Mutants: retraction-waits-for-one-result,
+abort-ignores-in-flight.
 """
 
 import pytest

@@ -2,8 +2,8 @@
 
 Goal: ``chunks_done`` is 0 for a prompt that fits one pass and counts every part, the tail included, of one that does
 not; the flags and the remaining tokens agree with it step by step. Method: prompts of one, two and five chunks on one
-stage. Origin: the core contracts of SGLang's scripted runtime; B02. Mutant: budget-is-counted-per-request breaks what
-it reads.
+stage. Origin: the core contracts of SGLang's scripted runtime; B02. Mutants: every-chunk-emits-a-token,
+pause-does-not-stop-launches.
 """
 
 import pytest

@@ -2,7 +2,8 @@
 
 Goal: the same events in the same steps give the same plans, replies and state, bit for bit; one event moved by one
 step gives others. Method: twenty runs on one engine, a run with the flush a step later, and the plans of both tiers
-against each other. Origin: D10 and the determinism contract.
+against each other. Origin: D10 and the determinism contract. Mutant: none; the second half of each claim is that a
+moved event shows.
 """
 
 from ci.register import register_cpu_ci

@@ -1,8 +1,8 @@
 """What a script knows of a request: rids, status, ends, priority, and one handle for each life of a rid.
 
 Goal: a handle says what the scheduler and the client saw, from admission to the end and after it. Method: small
-scripts, one claim each, on one stage. Origin: the core contracts of SGLang's scripted runtime; C02, D04. Mutant: none
-of its own; finished-requests-stay-registered and abort-matches-by-prefix break what it reads.
+scripts, one claim each, on one stage. Origin: the core contracts of SGLang's scripted runtime; C02, D04. Mutants:
+stop-token-is-ignored, finished-requests-stay-registered.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

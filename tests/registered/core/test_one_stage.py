@@ -1,7 +1,8 @@
 """One stage, one process for model and scheduler: the same scripts, the same loop, a pipeline of depth one.
 
 Goal: prefill, chunked prefill, decode, batching and the prefix cache work without pipeline stages. Method: small
-scripts, one claim each. Origin: the smoke tests of SGLang's scripted runtime; B01, B02, B04, B05, B13.
+scripts, one claim each. Origin: the smoke tests of SGLang's scripted runtime; B01, B02, B04, B05, B13. Mutants:
+cached-prompt-never-runs, flush-answers-but-does-nothing.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -2,7 +2,7 @@
 
 Goal: the pressure verbs leave exactly what they were asked to leave, and give back exactly what they took. Method:
 read the pools before and after, with a request that has to wait in between. Origin: the core contracts of SGLang's
-scripted runtime; D09. Mutant: deferred-request-keeps-its-lock breaks what it reads.
+scripted runtime; D09. Mutants: locked-prefix-is-evicted, head-blocks-the-queue.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

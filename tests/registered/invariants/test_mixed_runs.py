@@ -3,7 +3,8 @@
 Goal: whatever comes in whatever order, the books balance after every step, every client gets one end, and every
 request that came to its end says what it says alone. Method: seeded random verbs over several configurations:
 requests, aborts, disconnects, pauses, flushes, pressure, eviction, held results, failing steps. Origin: D09, D10.
-Mutants: most of them break one of these runs.
+Mutants: abort-ignores-in-flight, retraction-frees-too-late, retraction-ignores-in-flight, resume-cuts-the-output,
+victim-stays-planned, decode-runs-twice, deferred-request-keeps-its-lock, locked-prefix-is-evicted.
 """
 
 import random

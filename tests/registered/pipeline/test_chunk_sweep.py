@@ -2,7 +2,7 @@
 
 Goal: chunks of several requests interleave in the pipeline and each request says what it says alone, token for token.
 Method: prompts a few tokens short of whole chunks, so that every last chunk is partial; the token oracle compares.
-Origin: the four-stage sweep of SGLang's scripted runtime; B01, B02, B06.
+Origin: the four-stage sweep of SGLang's scripted runtime; B01, B02, B06. Mutant: lock-refs-are-not-released.
 """
 
 import pytest

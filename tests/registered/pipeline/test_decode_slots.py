@@ -1,7 +1,8 @@
 """Decodes in a pipeline of several stages.
 
 Goal: a running request is in at most one microbatch in flight, and the decodes of several are spread over the stages.
-Method: look at what is in flight after every step. Origin: B12 and the pipeline's own rule. Mutant: decode-runs-twice.
+Method: look at what is in flight after every step. Origin: B12 and the pipeline's own rule. Mutants:
+decode-runs-twice, one-big-decode-batch.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -2,8 +2,7 @@
 
 Goal: under pressure the latest arrival is retracted, the others finish undisturbed, and it recovers with the same
 tokens once there is room. Method: a ballast request beside small ones in a pool that shrinks under them. Origin: the
-pressure tests of SGLang's scripted runtime; B06, B10. Mutant: resume-cuts-the-output and retraction-frees-too-late
-break it.
+pressure tests of SGLang's scripted runtime; B06, B10. Mutants: victim-is-the-earliest, resume-cuts-the-output.
 """
 
 from ci.register import register_cpu_ci

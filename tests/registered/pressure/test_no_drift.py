@@ -2,7 +2,7 @@
 
 Goal: after each wave the engine is idle and every account is exactly where it was. Method: ten waves of ten requests,
 each with another disturbance, in a small pool. Origin: the drift test of SGLang's scripted runtime; B05, B11. Mutant:
-pause-abort-keeps-half-a-prompt and lock-refs-are-not-released break it.
+lock-refs-are-not-released.
 """
 
 from ci.register import register_cpu_ci
