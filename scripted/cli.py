@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from engine.errors import EngineError
+from scripted.cli_explore import add_commands
 from scripted.errors import ScriptDefinitionError
 from scripted.gallery import UnknownMutant
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
 app.add_typer(gallery_app, name="gallery")
+add_commands(app, gallery_app)
 
 
 class Tier(StrEnum):

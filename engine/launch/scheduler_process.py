@@ -17,6 +17,7 @@ from engine.launch.gate_context import GateContext, load_gate
 from engine.launch.inbox import Inbox
 from engine.launch.outbox import ReplySocket
 from engine.launch.private_dir import replies_address, requests_address
+from engine.launch.recording import recorded
 from engine.launch.settings import ServerSettings
 from engine.limits import Limits
 from engine.pipeline.base import Pipeline
@@ -46,7 +47,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     outbox = ReplySocket(context, replies_address(place.private_dir))
     pipeline = _build_pipeline(place)
     scheduler = Scheduler(place.limits)
-    gate = load_gate(
+    inner = load_gate(
         GateContext(
             settings=place.settings,
             limits=place.limits,
@@ -61,6 +62,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
             stage_pids=place.stage_pids,
         )
     )
+    gate = recorded(inner, scheduler, place.settings)
     control.send(Ready())
     try:
         run_loop(gate, scheduler, pipeline, outbox)

@@ -35,6 +35,13 @@ class ServerSettings(EngineConfig):
         LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
     )
     gate_options: str = Field("", description="text that is handed to the gate as it is")
+    record: str = Field("", description="file to record every step in, for `scripted replay`; unset: none")
+    record_redacted: bool = Field(
+        False, description="record prompts and outputs as fingerprints, which replay as the originals do"
+    )
+    flight_dir: str = Field(
+        "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least severe log line shown"
     )

@@ -44,7 +44,7 @@ _SCENARIO: Final = re.compile(r"\bSchedule\b")
 
 
 class Bench(Protocol):
-    """``base`` says what may be added; ``outcome`` is how it ends by itself, in ``steps`` steps that can be added to."""
+    """``base`` says what may be added; ``outcome`` is how it ends by itself."""
 
     base: Schedule
     outcome: Outcome

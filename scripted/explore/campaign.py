@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -20,25 +19,15 @@ from scripted.explore.actions import Placed
 from scripted.explore.bench import Bench, bench_of
 from scripted.explore.coverage import Cell, Coverage
 from scripted.explore.execution import Failure
-from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, Sweep
+from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, StrategyName, Sweep
 from scripted.gallery import mutant_named
 
-__all__ = ["Campaign", "Finding", "Plan", "Report", "StrategyName", "run_unit", "strategy_of", "switched_on"]
+__all__ = ["Campaign", "Finding", "Plan", "Report", "run_unit", "strategy_of", "switched_on"]
 
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
 # Parts that a complete strategy over one bench is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
-
-
-class StrategyName(StrEnum):
-    """How a campaign searches. ``sweep`` is the same as ``exhaustive``."""
-
-    EXHAUSTIVE = "exhaustive"
-    SWEEP = "sweep"
-    PAIRS = "pairs"
-    RANDOM = "random"
-    PCT = "pct"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,7 +128,7 @@ def _copier_of(kind: type) -> _Copier | None:
 
 
 def _slots_copier(kind: type, slots: tuple[str, ...]) -> _Copier:
-    make = kind.__new__
+    make: Callable[[type], Any] = object.__new__
 
     def copy(value: Any, memo: _Memo) -> Any:
         new = memo[id(value)] = make(kind)
@@ -141,7 +141,7 @@ def _slots_copier(kind: type, slots: tuple[str, ...]) -> _Copier:
 
 
 def _dict_copier(kind: type) -> _Copier:
-    make = kind.__new__
+    make: Callable[[type], Any] = object.__new__
 
     def copy(value: Any, memo: _Memo) -> Any:
         new = memo[id(value)] = make(kind)

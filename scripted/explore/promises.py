@@ -30,7 +30,7 @@ class Promises:
             and memory.rows.free != memory.rows.total
         ):
             raise Violation(
-                f"generation is paused ({books.paused}) and nothing is in flight, but somebody owns a row: {books.live()}"
+                f"generation is paused ({books.paused}), nothing is in flight, but somebody owns a row: {books.live()}"
             )
         retracted = self._scheduler.counters.retractions != self._retractions
         self._retractions = self._scheduler.counters.retractions

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from scripted.explore.actions import Placed, StartRequest
+from scripted.explore.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest
 from scripted.explore.execution import execute
 from scripted.explore.schedule import Schedule, config_values
 
@@ -99,10 +99,19 @@ def _earlier(schedule: Schedule) -> Iterator[Schedule]:
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
     """Shorter prompts and outputs, no priorities."""
     for index, one in enumerate(schedule.placed):
-        if isinstance(one.action, StartRequest):
-            for action in _smaller_starts(one.action):
-                placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
-                yield Schedule(schedule.config, placed)
+        for action in _smaller_actions(one.action):
+            placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
+            yield Schedule(schedule.config, placed)
+
+
+def _smaller_actions(action: Action) -> Iterator[Action]:
+    """What says the same with less."""
+    if isinstance(action, StartRequest):
+        yield from _smaller_starts(action)
+    elif isinstance(action, DisconnectClient):
+        yield AbortRequest(rid=action.rid)
+    elif isinstance(action, Flush) and action.timeout_s is not None:
+        yield Flush()
 
 
 def _smaller_starts(start: StartRequest) -> Iterator[StartRequest]:

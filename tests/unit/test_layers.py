@@ -25,6 +25,7 @@ LAYERS = {
     # The protocol through which the loop launches; its implementations stand far above.
     "engine.pipeline.base": 2,
     "engine.scheduler": 2,
+    "engine.recording": 3,
     "engine.model": 3,
     "engine.pipeline": 4,
     "engine.launch": 5,

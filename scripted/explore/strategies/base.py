@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Protocol
 
 from scripted.explore.actions import Placed
 from scripted.explore.schedule import Schedule
 
-__all__ = ["Strategy"]
+__all__ = ["Strategy", "StrategyName"]
+
+
+class StrategyName(StrEnum):
+    """How a campaign searches. ``sweep`` is the same as ``exhaustive``."""
+
+    EXHAUSTIVE = "exhaustive"
+    SWEEP = "sweep"
+    PAIRS = "pairs"
+    RANDOM = "random"
+    PCT = "pct"
 
 
 class Strategy(Protocol):

@@ -1,4 +1,4 @@
-"""The sweep: one extra event at every step, of every kind, at every target. Complete, so that its success is a claim."""
+"""The sweep: one extra event at every step, of every kind, at every target. Its success is a claim."""
 
 from __future__ import annotations
 

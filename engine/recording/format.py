@@ -1,0 +1,161 @@
+"""The file of a recording: a header, a frame a step, an end. Length-prefixed msgpack, so that a torn tail is no loss.
+
+Owns the bytes and their types. A step holds what went in, and check sums of what came out; never token values of
+replies, so that a redacted recording checks as the original does.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import Event, Refusal, Reply, TokenOutput, encode
+from engine.plan import Microbatch
+from engine.scheduler.gate import StepResult
+
+__all__ = [
+    "End",
+    "Frame",
+    "Header",
+    "RecordedStep",
+    "Recording",
+    "RecordingError",
+    "RecordingFile",
+    "checks_of",
+    "frame_bytes",
+    "read_recording",
+]
+
+FORMAT: Final = "lockstep-recording-1"
+_LENGTH: Final = struct.Struct(">I")
+# A frame holds the messages of one step; a larger one means that the file is something else.
+_FRAME_LIMIT_BYTES: Final = 1 << 30
+_BUFFER_BYTES: Final = 1 << 16
+
+
+class RecordingError(EngineError, ValueError):
+    """A file is not a recording, or cannot be used as one; the text names file, rule, value and remedy."""
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
+    """What was recorded. ``first_step`` is over 1 when older steps were dropped: to be looked at, not replayed."""
+
+    format: str = FORMAT
+    limits: Limits
+    redacted: bool = False
+    first_step: int = 1
+
+
+class RecordedStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """One step: its events and time in seconds; ``plan`` and ``said`` are check sums of its microbatch and replies."""
+
+    step: int
+    now: float
+    events: tuple[Event, ...]
+    plan: int
+    said: int
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="end"):
+    """How it ended: ``error`` is the exception that the scheduler died of, as ``Type: text``, or None."""
+
+    step: int
+    plan_digest: str
+    digest: str
+    error: str | None = None
+
+
+Frame = Header | RecordedStep | End
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A file read back; ``end`` None means that whoever wrote it was killed."""
+
+    header: Header
+    steps: tuple[RecordedStep, ...]
+    end: End | None
+
+
+class RecordingFile:
+    """A recording being written. Raises OSError like any file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: BinaryIO = self.path.open("wb", buffering=_BUFFER_BYTES)
+
+    def write(self, frame: bytes) -> None:
+        """Append one encoded frame."""
+        self._file.write(frame)
+
+    def close(self) -> None:
+        """Write out what is buffered; idempotent."""
+        self._file.close()
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    """A frame as it stands in the file."""
+    data = encode(frame)
+    return _LENGTH.pack(len(data)) + data
+
+
+def checks_of(result: StepResult) -> tuple[int, int]:
+    """Check sums of a step's microbatch and of its replies, token values left out."""
+    plan = 0 if result.microbatch is None else zlib.crc32(encode(_plan_shape(result.microbatch)))
+    said = zlib.crc32(encode([_reply_shape(reply) for reply in result.replies])) if result.replies else 0
+    return plan, said
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Read a recording; a frame that was cut off ends it. Raises RecordingError for anything else."""
+    frames = _frames(Path(path))
+    header = next(frames, None)
+    if not isinstance(header, Header) or header.format != FORMAT:
+        raise RecordingError(
+            f"{path} must begin with the header of a {FORMAT!r} recording, got {header!r:.80}; "
+            "give a file of `engine serve --record FILE`"
+        )
+    rest = list(frames)
+    steps = tuple(frame for frame in rest if isinstance(frame, RecordedStep))
+    return Recording(header, steps, next((frame for frame in rest if isinstance(frame, End)), None))
+
+
+def write_frames(path: Path, frames: Iterable[bytes]) -> None:
+    """Write encoded frames as one file."""
+    path.write_bytes(b"".join(frames))
+
+
+_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+
+def _frames(path: Path) -> Iterator[Frame]:
+    with path.open("rb") as file:
+        while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(prefix)
+            data = file.read(length) if length <= _FRAME_LIMIT_BYTES else b""
+            if len(data) < length:
+                return
+            try:
+                yield _decoder.decode(data)
+            except msgspec.DecodeError as exc:
+                raise RecordingError(f"{path} is not a recording, or is damaged ({exc}); record again") from exc
+
+
+def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
+    segments = [(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments]
+    return microbatch.id, microbatch.mode, segments
+
+
+def _reply_shape(reply: Reply) -> tuple[object, ...]:
+    if isinstance(reply, TokenOutput):
+        reason = reply.finish_reason
+        return reply.rid, len(reply.token_ids), reason, reply.error, reply.cached_tokens, reply.completion_tokens
+    if isinstance(reply, Refusal):
+        return reply.rid, reply.kind, reply.message
+    return (reply,)

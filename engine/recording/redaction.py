@@ -1,0 +1,99 @@
+"""Redaction: prompts and outputs as fingerprints that keep what a scheduler can tell of them, and nothing else.
+
+A token becomes a keyed hash of the whole text up to it, so that two texts share a prefix exactly as far as the
+originals do. The key is drawn at the start and never leaves the process. Tokens that end a request stay what they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.scheduler.gate import StepResult
+from engine.scheduler.request import Request
+from engine.scheduler.scheduler import Scheduler
+
+__all__ = ["Redactor"]
+
+_KEY_BYTES: Final = 32
+_STATE_BYTES: Final = 16
+# Fingerprints start above every vocabulary, so that none of them is ever a token that ends a request.
+_FIRST_FINGERPRINT: Final = 1 << 32
+_FINGERPRINT_BYTES: Final = 6
+_NOBODY: Final = b""
+
+
+class Redactor:
+    """Follows the text of every live request. One a recording."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = os.urandom(_KEY_BYTES) if key is None else key
+        # The hash state behind each live request's text; requests themselves are the keys, because rids come again.
+        self._texts: dict[Request, bytes] = {}
+        self._live: dict[str, Request] = {}
+        self._emitting: dict[int, list[Request]] = {}
+
+    def redact(self, events: Sequence[Event], result: StepResult | None, scheduler: Scheduler) -> tuple[Event, ...]:
+        """The events of a step that has run, redacted; ``result`` None when the scheduler died in it."""
+        redacted = tuple([self._redact(event, scheduler) for event in events])
+        if result is not None:
+            self._follow(result, scheduler)
+        return redacted
+
+    def _redact(self, event: Event, scheduler: Scheduler) -> Event:
+        if isinstance(event, Generate):
+            return self._redact_prompt(event, scheduler)
+        if isinstance(event, Completion):
+            return self._redact_tokens(event)
+        return event
+
+    def _redact_prompt(self, message: Generate, scheduler: Scheduler) -> Generate:
+        state, ids = _NOBODY, []
+        for token in message.prompt_ids:
+            state, fingerprint = self._next(state, token)
+            ids.append(fingerprint)
+        request = scheduler.find_request(message.rid)
+        if request is not None and request not in self._texts:
+            self._texts[request] = state
+            self._live[message.rid] = request
+        sampling: SamplingParams = msgspec.structs.replace(message.sampling, stop=())
+        return msgspec.structs.replace(message, prompt_ids=tuple(ids), sampling=sampling)
+
+    def _redact_tokens(self, completion: Completion) -> Completion:
+        requests = self._emitting.pop(completion.microbatch_id, [])
+        tokens = [self._token(request, token) for request, token in zip(requests, completion.token_ids, strict=False)]
+        tokens += [0] * (len(completion.token_ids) - len(tokens))
+        return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=())
+
+    def _token(self, request: Request, token: int) -> int:
+        state = self._texts.get(request)
+        if token in request.stop_ids:
+            return token
+        if state is None:
+            return 0  # The request has ended: its result is dropped, whatever it is.
+        self._texts[request], fingerprint = self._next(state, token)
+        return fingerprint
+
+    def _follow(self, result: StepResult, scheduler: Scheduler) -> None:
+        """Note whose tokens the new microbatch will bring; forget who has ended."""
+        if result.microbatch is not None:
+            requests = scheduler.books.in_flight[-1].requests
+            segments = result.microbatch.segments
+            emitting = [one for segment, one in zip(segments, requests, strict=True) if segment.emits]
+            self._emitting[result.microbatch.id] = emitting
+        for reply in result.replies:
+            if isinstance(reply, TokenOutput) and reply.finish_reason is not None:
+                ended = self._live.get(reply.rid)
+                if ended is not None and ended.is_finished:
+                    del self._live[reply.rid]
+                    self._texts.pop(ended, None)
+
+    def _next(self, state: bytes, token: int) -> tuple[bytes, int]:
+        data = state + token.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(data, key=self._key, digest_size=_STATE_BYTES + _FINGERPRINT_BYTES).digest()
+        return digest[:_STATE_BYTES], _FIRST_FINGERPRINT + int.from_bytes(digest[_STATE_BYTES:], "little")

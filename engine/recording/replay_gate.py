@@ -1,0 +1,90 @@
+"""The replay gate: feeds the loop from a recording and compares every step with what was recorded of it.
+
+No pipeline, no sockets, no clock: results and times are in the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from engine.errors import EngineError
+from engine.messages import PipelineEvent, Reply
+from engine.plan import Microbatch
+from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
+from engine.scheduler.gate import Step, StepResult
+
+__all__ = ["ReplayDiffers", "ReplayGate", "Unplugged"]
+
+
+class ReplayDiffers(EngineError, AssertionError):  # noqa: N818 - it reads as what happened
+    """A replayed step did something else than the recorded one; the text names the step and the first thing."""
+
+
+class ReplayGate:
+    """``until`` is the last step to run. Raises RecordingError for a recording without its beginning."""
+
+    def __init__(self, recording: Recording, *, until: int | None = None) -> None:
+        first = recording.header.first_step
+        if first != 1:
+            raise RecordingError(
+                f"a replay needs every step from the first, the recording begins with step {first}; record with "
+                "`engine serve --record FILE`, which keeps all of them"
+            )
+        self._steps: Sequence[RecordedStep] = recording.steps
+        self._died = recording.end is not None and recording.end.error is not None
+        self._until = until
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """The next recorded step; None behind the last. Raises ReplayDiffers at the first step that differs."""
+        if previous is not None:
+            self._compare(self._steps[self._next - 1], previous)
+        if self._next == len(self._steps) or (self._until is not None and self._next >= self._until):
+            return None
+        step = self._steps[self._next]
+        self._next += 1
+        return Step(step.events, step.now)
+
+    def _compare(self, recorded: RecordedStep, result: StepResult) -> None:
+        if self._died and self._next == len(self._steps):
+            raise ReplayDiffers(f"step {recorded.step} ends, but the recorded scheduler died in it")
+        plan, said = checks_of(result)
+        if recorded.step != result.step:
+            raise ReplayDiffers(f"step {result.step} is recorded as step {recorded.step}: a step is missing")
+        if plan != recorded.plan:
+            raise ReplayDiffers(f"step {result.step} launches another microbatch than recorded: {result.microbatch}")
+        if said != recorded.said:
+            raise ReplayDiffers(f"step {result.step} gives other replies than recorded: {list(result.replies)}")
+
+
+class Unplugged:
+    """Pipeline and outbox of a replay: both end here."""
+
+    ready = False
+
+    def launch(self, microbatch: Microbatch) -> None:
+        """Its completion is in the recording."""
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """Whoever asked has gone long ago."""
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - the protocol's
+        """None: completions come from the recording."""
+        return None
+
+    def wake_sources(self) -> Sequence[Any]:
+        """None."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to release."""

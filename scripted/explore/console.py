@@ -1,0 +1,113 @@
+"""What ``scripted explore`` and ``scripted gallery find`` show: a bar while they search, then tables and findings."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from scripted.explore.bench import ScriptBench, bench_of
+from scripted.explore.campaign import Campaign, Finding, Plan, Report, switched_on
+from scripted.explore.gallery_search import Found, find_mutant, gallery_markdown
+from scripted.explore.script_writer import script_text
+from scripted.explore.shrinking import shrink
+
+__all__ = ["search", "search_for_mutants"]
+
+_PLAIN_WIDTH_COLUMNS = 160
+# Findings that are shrunk and shown; more of them are mostly the same one in other words.
+_SHOWN_FINDINGS = 5
+_LONGEST_NAME = 30
+
+
+def search(plan: Plan, *, to_script: Path | None, coverage: bool) -> bool:
+    """Run a campaign and show what it found; True when it found nothing."""
+    console = plain_console()
+    report = _run_with_progress(plan, console)
+    if coverage and report.coverage.counts:
+        console.print(report.coverage.table())
+    console.print(_summary(report))
+    for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
+        _show_finding(console, finding, plan.mutant, to_script)
+        to_script = None
+    return not report.findings
+
+
+def search_for_mutants(names: list[str], *, markdown: Path | None) -> bool:
+    """Search for mutants one by one and show what it took; True when all were found."""
+    console = plain_console()
+    found = []
+    for name in names:
+        found.append(find_mutant(name))
+        console.print(_found_text(found[-1]), soft_wrap=True)
+    missed = [one.mutant for one in found if one.finding is None]
+    console.print(f"found {len(found) - len(missed)} of {len(found)}{', not ' if missed else ''}{', '.join(missed)}")
+    if markdown is not None:
+        markdown.write_text(gallery_markdown(found), encoding="utf-8")
+    return not missed
+
+
+def plain_console() -> Console:
+    """A terminal as it is, or a file with long lines."""
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
+
+
+def _run_with_progress(plan: Plan, console: Console) -> Report:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("searching", total=plan.schedules)
+
+        def show(report: Report) -> None:
+            said = (
+                f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {len(report.findings)} failures"
+            )
+            progress.update(task, completed=report.schedules, description=said)
+
+        return Campaign(plan, show).run()
+
+
+def _summary(report: Report) -> str:
+    how = "complete" if report.complete else "stopped before the end"
+    return (
+        f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
+        f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
+        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
+    )
+
+
+def _show_finding(console: Console, finding: Finding, mutant: str | None, to_script: Path | None) -> None:
+    console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
+    bench = bench_of(finding.target)
+    if isinstance(bench, ScriptBench):
+        console.print(f"  added to the script: {'; '.join(map(str, finding.extra))}", soft_wrap=True)
+        return
+    with switched_on(mutant):
+        shrunk = shrink(bench.base.with_placed(finding.extra))
+        text = script_text(shrunk.schedule, name=_name_of(finding), mutant=mutant)
+    flag = f" --mutant {mutant}" if mutant else ""
+    console.print(
+        f"  shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):",
+        soft_wrap=True,
+    )
+    console.print(f"  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)
+    if to_script is not None:
+        to_script.write_text(text, encoding="ascii")
+        console.print(f"  written as {to_script}", soft_wrap=True)
+
+
+def _found_text(found: Found) -> str:
+    if found.finding is None:
+        return f"{found.mutant}: NOT FOUND in {found.schedules} schedules, {found.cpu_s:.2f} s"
+    extra = "; ".join(map(str, found.finding.extra)) or "nothing"
+    return (
+        f"{found.mutant}: schedule {found.schedules}, {found.cpu_s:.2f} s of process time: {found.finding.target} with "
+        f"{extra} added: {found.finding.failure}"
+    )
+
+
+def _name_of(finding: Finding) -> str:
+    target = finding.target if len(finding.target) < _LONGEST_NAME else "schedule"
+    return f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"

@@ -1,0 +1,86 @@
+"""What ``scripted replay`` prints and writes: the last steps as a table, the verdict, a trace, a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from engine.config import EngineConfig
+from scripted.explore.schedule import Schedule
+from scripted.explore.script_writer import script_text
+from scripted.replay.again import Rerun, first_difference, rerun, rerun_elsewhere
+from scripted.table import step_table
+from scripted.trace import Trace, TraceHeader, write_trace
+
+__all__ = ["replay_recording", "replay_schedule"]
+
+_SHOWN_STEPS = 20
+
+
+def replay_schedule(
+    console: Console,
+    text: str,
+    *,
+    until: int | None,
+    mutant: str | None,
+    trace: Path | None,
+    to_script: Path | None,
+    twice: bool,
+) -> bool:
+    """Run a schedule; True when every promise was kept."""
+    schedule = Schedule.parse(text)
+    run = rerun(text, until=until, mutant=mutant)
+    _show(console, run)
+    if trace is not None:
+        _write_trace(trace, run, schedule.config, title="schedule", mutant=mutant)
+    if to_script is not None:
+        to_script.write_text(script_text(schedule, name="schedule", mutant=mutant), encoding="ascii")
+        console.print(f"written as {to_script}", soft_wrap=True)
+    return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
+
+
+def replay_recording(console: Console, path: Path, *, until: int | None, trace: Path | None, twice: bool) -> bool:
+    """Replay a recording; True when every step did what it did then."""
+    run = rerun(str(path), until=until)
+    _show(console, run)
+    if trace is not None:
+        _write_trace(trace, run, EngineConfig(), title=path.name, mutant=None)
+    return (not twice or _same_again(console, str(path), run, until, None)) and run.passed
+
+
+def _show(console: Console, run: Rerun) -> None:
+    console.print(step_table(run.records, run.limits, last=_SHOWN_STEPS))
+    if run.differs is not None:
+        console.print(f"DIFFERS: {run.differs}", soft_wrap=True)
+    elif run.error is not None:
+        word = "as recorded, it died of" if run.recorded_error == run.error else "FAILED:"
+        console.print(f"{word} {run.error}", soft_wrap=True)
+    elif run.recorded_error is not None:
+        console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
+    digest = run.records[-1].digest if run.records else "none"
+    console.print(f"{len(run.records)} steps, digest {digest}")
+
+
+def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
+    """The determinism self-test: once more here, once in a fresh process."""
+    for where, again in (("here", rerun), ("in a fresh process", rerun_elsewhere)):
+        difference = first_difference(run.records, again(target, until=until, mutant=mutant).records)
+        if difference is not None:
+            console.print(f"NOT DETERMINISTIC {where}: {difference}", soft_wrap=True)
+            return False
+    console.print("the same again here and in a fresh process with another hash seed")
+    return True
+
+
+def _write_trace(path: Path, run: Rerun, config: EngineConfig, *, title: str, mutant: str | None) -> None:
+    header = TraceHeader(
+        title=title,
+        tier="sim",
+        config=config.model_dump(),
+        limits=run.limits,
+        outcome=run.differs or run.error or "passed",
+        mutant=mutant,
+        died=run.error is not None and bool(run.records) and run.records[-1].error is not None,
+    )
+    write_trace(path, Trace(header, run.records))
