@@ -109,6 +109,8 @@ class Verbs(Waits):
         """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
         if r.finished:
             raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
+        if r.client.dropped:
+            raise BadCall(f"disconnect() takes a request whose client is connected, that of {r.rid} hung up before")
         self._gate.world.clients.disconnect(r.client)
         self._gate.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
 
