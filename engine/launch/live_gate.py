@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
@@ -33,6 +33,7 @@ class LiveGate:
         self._control = context.control
         self._clock = context.clock
         self._completions_bound = context.limits.depth
+        self._completion_sources = tuple(context.pipeline.wake_sources())
         self._poller = zmq.Poller()
         self._dead: ProcessDied | None = None
         self._ended = False
@@ -43,7 +44,7 @@ class LiveGate:
         # loses the wake-up of a message that came between the last look and the wait.
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
-        for source in self._pipeline.wake_sources():
+        for source in self._completion_sources:
             self._poller.register(source, zmq.POLLIN)
         return self
 
@@ -62,16 +63,19 @@ class LiveGate:
         busy = previous is not None and previous.again
         deadline = previous.deadline if previous is not None else None
         while True:
-            self._wait(deadline, busy or self._pipeline.ready)
+            readable = self._wait(deadline, busy or self._pipeline.ready)
             if self._ended:
                 return None
-            events = self._take_events()
+            events = self._take_events(readable)
             now = self._clock.now()
             if events or busy or (deadline is not None and now >= deadline):
                 return Step(tuple(events), now)
 
-    def _wait(self, deadline: float | None, work_is_there: bool) -> None:
-        """Block until a source is readable or the deadline is due; only look when there is work to do already."""
+    def _wait(self, deadline: float | None, work_is_there: bool) -> dict[Any, int]:
+        """Block until a source is readable or the deadline is due; only look when there is work to do already.
+
+        Returns the sources that are readable.
+        """
         if work_is_there:
             timeout_ms: int | None = 0
         elif deadline is None:
@@ -79,10 +83,11 @@ class LiveGate:
         else:
             # Rounded up: waking a fraction of a millisecond early would spin until the deadline.
             timeout_ms = math.ceil(max(0.0, deadline - self._clock.now()) * 1000)
-        readable = dict(self._poller.poll(timeout_ms))
+        readable: dict[Any, int] = dict(self._poller.poll(timeout_ms))
         self.wakeups += 1
         if self._control.fileno() in readable:
             self._listen()
+        return readable
 
     def _listen(self) -> None:
         """Take one message of the supervisor; another one keeps its pipe readable for the next wait."""
@@ -96,18 +101,27 @@ class LiveGate:
             case Serving() | None:
                 return
 
-    def _take_events(self) -> list[Event]:
-        """Completions first, then messages in arrival order: those that came while a completion was computed too."""
-        events: list[Event] = []
+    def _take_events(self, readable: dict[Any, int]) -> list[Event]:
+        """Completions first, then messages in arrival order: those that came while a completion was computed too.
+
+        A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
+        """
         if self._dead is not None:
             return [PipelineFailed(process=self._dead.process, cause=self._dead.cause)]
+        computes = self._pipeline.ready
+        events: list[Event] = []
+        if computes or any(source in readable for source in self._completion_sources):
+            self._take_completions(events)
+        if computes or self._inbox.socket in readable:
+            events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
+        return events
+
+    def _take_completions(self, events: list[Event]) -> None:
         while len(events) < self._completions_bound:
             completion = self._pipeline.next_completion(0)
             if completion is None:
-                break
+                return
             events.append(completion)
             # The next one is computed in this process: messages must not wait for all of them.
             if self._pipeline.ready:
-                break
-        events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
-        return events
+                return

@@ -136,9 +136,13 @@ class StagedPipeline:
     def _receive(self, deadline: float | None) -> bool:
         """Wait for one report and sort it; False when the deadline has passed."""
         wait_ms = None if deadline is None else math.ceil(max(0.0, deadline - time.monotonic()) * _MS_PER_S)
-        if not self._results.poll(wait_ms):
+        # A look without a wait is the loop's every step; a poll would build a poller for it.
+        if wait_ms != 0 and not self._results.poll(wait_ms):
             return False
-        report = decode_stage_report(self._results.recv())
+        try:
+            report = decode_stage_report(self._results.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return False
         if isinstance(report, Completion):
             self._completions.append(report)
         elif report.seq == self._describes:

@@ -47,16 +47,22 @@ class Planner:
         self._order = policy_named(limits.schedule_policy)
         self._counters = counters
 
-    def plan(self) -> Plan | None:
-        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
+    @property
+    def may_plan(self) -> bool:
+        """Not paused, a free slot, and somebody who waits for it: without all three there is nothing to plan."""
         books = self._books
         if books.paused is not None or len(books.in_flight) >= self._limits.depth:
+            return False
+        if books.chunked is not None or books.waiting:
+            return True
+        return any(not request.in_flight for request in books.running.values())
+
+    def plan(self) -> Plan | None:
+        """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
+        if not self.may_plan:
             return None
-        prefill = books.chunked is not None or bool(books.waiting)
-        if not prefill and not self._ready():
-            return None
-        plan = Plan()
-        if prefill:
+        books, plan = self._books, Plan()
+        if books.chunked is not None or books.waiting:
             self._add_prefill(plan)
         if not plan.tokens:
             plan.mode = ForwardMode.DECODE

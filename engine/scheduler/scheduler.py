@@ -115,11 +115,13 @@ class Scheduler:
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
-        again = microbatch is not None or self.counters.retractions != retractions
-        if events or replies or again:
+        changed = microbatch is not None or self.counters.retractions != retractions
+        if events or replies or changed:
             self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
         else:
             self.digests.add_quiet()
+        # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
+        again = changed and self.planner.may_plan
         return StepResult(self.step_number, microbatch, replies, again, self._flushes.deadline)
 
     def intervene(self, event: OperatorEvent) -> None:
