@@ -35,6 +35,7 @@ class LiveGate:
         self._completions_bound = context.limits.depth
         self._completion_sources = tuple(context.pipeline.wake_sources())
         self._poller = zmq.Poller()
+        self._readable: dict[Any, int] = {}
         self._dead: ProcessDied | None = None
         self._ended = False
         self.wakeups = 0
@@ -63,19 +64,16 @@ class LiveGate:
         busy = previous is not None and previous.again
         deadline = previous.deadline if previous is not None else None
         while True:
-            readable = self._wait(deadline, busy or self._pipeline.ready)
+            self._wait(deadline, busy or self._pipeline.ready)
             if self._ended:
                 return None
-            events = self._take_events(readable)
+            events = self._take_events()
             now = self._clock.now()
             if events or busy or (deadline is not None and now >= deadline):
                 return Step(tuple(events), now)
 
-    def _wait(self, deadline: float | None, work_is_there: bool) -> dict[Any, int]:
-        """Block until a source is readable or the deadline is due; only look when there is work to do already.
-
-        Returns the sources that are readable.
-        """
+    def _wait(self, deadline: float | None, work_is_there: bool) -> None:
+        """Block until a source is readable or the deadline is due; only look when there is work to do already."""
         if work_is_there:
             timeout_ms: int | None = 0
         elif deadline is None:
@@ -83,11 +81,10 @@ class LiveGate:
         else:
             # Rounded up: waking a fraction of a millisecond early would spin until the deadline.
             timeout_ms = math.ceil(max(0.0, deadline - self._clock.now()) * 1000)
-        readable: dict[Any, int] = dict(self._poller.poll(timeout_ms))
+        self._readable = dict(self._poller.poll(timeout_ms))
         self.wakeups += 1
-        if self._control.fileno() in readable:
+        if self._control.fileno() in self._readable:
             self._listen()
-        return readable
 
     def _listen(self) -> None:
         """Take one message of the supervisor; another one keeps its pipe readable for the next wait."""
@@ -101,18 +98,19 @@ class LiveGate:
             case Serving() | None:
                 return
 
-    def _take_events(self, readable: dict[Any, int]) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         """Completions first, then messages in arrival order: those that came while a completion was computed too.
 
         A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
         """
         if self._dead is not None:
             return [PipelineFailed(process=self._dead.process, cause=self._dead.cause)]
+        readable, sources = self._readable, self._completion_sources
         computes = self._pipeline.ready
         events: list[Event] = []
-        if computes or any(source in readable for source in self._completion_sources):
+        if computes or any(source in readable for source in sources):
             self._take_completions(events)
-        if computes or self._inbox.socket in readable:
+        if computes or any(source not in sources for source in readable):
             events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
         return events
 
