@@ -1,0 +1,169 @@
+"""The pytest plugin as a test author meets it: every run here is a pytest of its own, in the sim tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+REPOSITORY = Path(__file__).parents[3]
+PLUGIN = "scripted.plugin"
+
+SCRIPTS = '''
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+ONE = EngineConfig(chunked_prefill_size=64)
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
+
+
+@pytest.fixture
+def words():
+    return ["plain", "data"]
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@scripted(PP4)
+def test_tokens(t, tokens):
+    """A docstring."""
+    r = t.start_req(prompt_len=70, max_new_tokens=tokens)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == tokens
+
+
+@scripted(ONE)
+def test_fixture(t, words):
+    assert words == ["plain", "data"]
+    yield
+
+
+@pytest.mark.skip(reason="a mark")
+@scripted(ONE)
+def test_marked(t):
+    yield
+
+
+@scripted(ONE, tiers=("sim",))
+def test_fails(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    assert r.output_ids == (1, 2)
+
+
+@scripted(ONE, must_reach=["never"])
+def test_window(t):
+    t.sometimes("never", t.state.running)
+    yield
+'''
+
+FLUSH = '''
+from engine import EngineConfig
+from scripted import scripted
+
+@scripted(EngineConfig(pp_size=2, pp_async_depth=1))
+def test_flush(t):
+    r = t.start_req(prompt_len=20, max_new_tokens=2)
+    yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)
+    flush = t.flush_cache()
+    yield from t.run_until_finished(r)
+    assert flush.status == 400
+'''
+
+
+@pytest.fixture
+def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run pytest on a file of this text, with these arguments."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    # Other plugins of this environment cost seconds of import a run, and are not what is tested.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(text: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(test_scripts=text)
+        return pytester.runpytest_subprocess("-p", PLUGIN, "--tier", "sim", *arguments)
+
+    return run
+
+
+def test_scripts_are_ordinary_tests(pytest_of) -> None:
+    """D01, D03: parametrized, marked, with fixtures; a failure shows its own report, with values and a replay."""
+    result = pytest_of(SCRIPTS, "-v")
+    result.assert_outcomes(passed=3, skipped=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_tokens?sim-1?*PASSED*",
+            "*test_tokens?sim-3?*PASSED*",
+            ">       assert r.output_ids == (1, 2)",
+            "E       assert (*) == (1, 2)",
+            "*The last steps before the end:*",
+            "Replay:  pytest 'test_scripts.py::test_fails?sim?' --tier sim",
+            "*never reached 'never'*",
+        ]
+    )
+
+
+def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> None:
+    """D01"""
+    pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=2)
+    pytest_of(SCRIPTS, "--lf").assert_outcomes(failed=1)
+
+
+def test_workers_share_the_load(pytest_of) -> None:
+    """D10"""
+    pytest_of(SCRIPTS, "-p", "xdist", "-n", "2", "--dist", "loadgroup").assert_outcomes(passed=3, skipped=1, failed=2)
+
+
+def test_tier_that_a_test_does_not_name_is_left_out(pytest_of) -> None:
+    result = pytest_of(SCRIPTS, "--tier", "server", "-k", "fails", "--collect-only", "-q")
+    assert "test_fails[" not in result.stdout.str()
+
+
+def test_mutant_makes_its_test_red(pytest_of) -> None:
+    """D11: with the invariants after each step, the ledger says so first."""
+    result = pytest_of(FLUSH, "--mutant", "flush-ignores-in-flight")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*flush-ignores-in-flight is switched on*", "*--mutant flush-ignores-in-flight"])
+    early = pytest_of(FLUSH, "--mutant", "flush-ignores-in-flight", "--invariants", "step")
+    early.stdout.fnmatch_lines(["*IntegrityError: the ledger*"])
+
+
+def test_unknown_mutant_is_a_usage_error(pytest_of) -> None:
+    result = pytest_of(FLUSH, "--mutant", "no-such-bug")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--mutant: *no-such-bug*"])
+
+
+HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = EngineConfig()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("@scripted(ONE)\ndef test_a(t):\n    assert t\n", "never yields, so it would never run a step"),
+        ("@scripted(ONE)\ndef test_a(t):\n    yield\n\n" * 2, "is defined before, in line"),
+        ("test_a = scripted(ONE)(lambda t: (yield))\n", "is a lambda"),
+        ("def make():\n    @scripted(ONE)\n    def test_a(t):\n        yield\nmake()\n", "inside a function"),
+        ("class TestA:\n    @scripted(ONE)\n    def test_a(t):\n        yield\n", "inside a function or a class"),
+        ("@scripted(ONE)\ndef test_a(x):\n    yield\n", "must take t as its first parameter"),
+        ("@scripted\ndef test_a(t):\n    yield\n", "@scripted takes an EngineConfig"),
+        ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
+        ("@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n", "max_steps >= 1"),
+    ],
+)
+def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:
+    """D08"""
+    from scripted import ScriptDefinitionError
+
+    file = tmp_path / "test_refused.py"
+    file.write_text(HEAD + text)
+    with pytest.raises(ScriptDefinitionError, match=words):
+        exec(compile(file.read_text(), str(file), "exec"), {})
+
+
+def test_refusal_is_shown_by_pytest(pytest_of) -> None:
+    """D08"""
+    result = pytest_of(HEAD + "@scripted(ONE)\ndef test_a(t):\n    pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ScriptDefinitionError*never yields*"])
