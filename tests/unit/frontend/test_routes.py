@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -340,9 +341,25 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
 
 
 def test_routes_describe_themselves(play) -> None:
+    """C01: bodies and answers of every protocol are typed, every reference leads somewhere, and the page is served."""
+
     async def scene(stage) -> None:
-        paths = (await stage.http.get("/openapi.json")).json()["paths"]
-        assert {"/generate", "/flush_cache", "/health"} <= set(paths)
+        description = (await stage.http.get("/openapi.json")).json()
+        schemas = description["components"]["schemas"]
+        named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(description)))
+        assert named <= schemas.keys()
+        generating = {
+            "/generate": "GenerateBody",
+            "/v1/completions": "CompletionBody",
+            "/v1/chat/completions": "ChatBody",
+        }
+        for path, body in generating.items():
+            operation = description["paths"][path]["post"]
+            assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{body}")
+            assert operation["responses"]["200"]["content"].keys() == {"application/json", "text/event-stream"}
+        assert schemas["ChatBody"]["required"] == ["messages"]
+        assert "prompt" in schemas["CompletionBody"]["required"]
+        assert (await stage.http.get("/docs")).status_code == 200
 
     play(scene)
 
