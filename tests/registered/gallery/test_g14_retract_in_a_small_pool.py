@@ -16,7 +16,7 @@ SMALL_POOL_PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=
 WINDOW = "a request was retracted"
 
 
-@scripted(SMALL_POOL, must_reach=[WINDOW])
+@scripted(SMALL_POOL, tiers=("sim",), must_reach=[WINDOW])
 def test_six_requests_in_a_pool_for_three(t):
     yield from _run_six(t)
 

@@ -41,7 +41,7 @@ def test_the_least_recently_used_goes_first(t):
     assert [tree.match_length(prompt) for prompt in prompts] == [2 * PAGE, 0, 2 * PAGE]
 
 
-@scripted(TEN_PAGES)
+@scripted(TEN_PAGES, tiers=("sim",))
 def test_a_full_cache_makes_room(t):
     requests = [t.start_req(prompt_len=5 * PAGE, prompt_seed=i, max_new_tokens=4) for i in range(5)]
     yield from t.run_until_all_finished(requests)

@@ -17,7 +17,7 @@ LPM = EngineConfig(chunked_prefill_size=CHUNK, max_running_requests=1, schedule_
 PRIORITY = EngineConfig(chunked_prefill_size=CHUNK, max_running_requests=1, schedule_policy="priority")
 
 
-@scripted(FCFS)
+@scripted(FCFS, tiers=("sim",))
 def test_first_come_first_served(t):
     requests = [t.start_req(prompt_len=10, prompt_seed=i, max_new_tokens=2, priority=i) for i in range(4)]
     ends = yield from _order_of_ends(t, requests)
@@ -35,7 +35,7 @@ def test_longest_prefix_match(t):
     assert ends == [2, 3, 0, 1]
 
 
-@scripted(PRIORITY)
+@scripted(PRIORITY, tiers=("sim",))
 def test_highest_priority_first(t):
     requests = [t.start_req(prompt_len=10, max_new_tokens=2, priority=priority) for priority in (0, -1, 3, 3)]
     ends = yield from _order_of_ends(t, requests)
