@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from engine.messages import CallAnswer, Reply, TokenOutput
+from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.client import Call, Chunk, ClientView
 from scripted.errors import Silence
 from scripted.wire import DEFAULT_RESULT_TIMEOUT_S
@@ -77,6 +77,9 @@ class HttpClients:
         for reply in replies:
             if isinstance(reply, TokenOutput) and reply.rid in views and not views[reply.rid].dropped:
                 self._settle_output(reply, views[reply.rid])
+            elif isinstance(reply, Refusal) and reply.rid in views and reply.kind is not RefusalKind.DUPLICATE:
+                view = views[reply.rid]  # A duplicate's view is not the one of the rid that lives.
+                self._settle_until(lambda view=view: view.closed, f"the refusal of {view}")  # type: ignore[misc]
             elif isinstance(reply, CallAnswer) and reply.call_id in calls:
                 call = calls[reply.call_id]
                 self._settle_until(lambda call=call: call.done, f"the answer to {call}")  # type: ignore[misc]
