@@ -1,0 +1,330 @@
+"""What waiting costs the real scheduler process: CPU while a device computes elsewhere, the latency it adds, idleness.
+
+Everything is a process of its own: the scheduler with its gate, sockets and staged pipeline, and a device that sleeps
+10 ms a step in place of the stages, so that a step takes real time and no CPU. Also a whole server left alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+import zmq
+
+from benchmarks.measurement import Measurement
+from engine.launch.child import fork_child
+from engine.launch.control import Shutdown
+from engine.launch.gate_context import GateContext
+from engine.launch.live_gate import LiveGate
+from engine.launch.preload import PreloadedParent
+from engine.launch.private_dir import replies_address, requests_address
+from engine.launch.scheduler_process import SchedulerPlace, run_scheduler
+from engine.launch.settings import ServerSettings
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import (
+    Completion,
+    Generate,
+    GetStats,
+    Reply,
+    SamplingParams,
+    StatsAnswer,
+    TokenOutput,
+    decode_reply,
+    encode,
+)
+from engine.pipeline.wire import Launch, decode_stage_message, plan_address, results_address
+from engine.scheduler.gate import Step, StepResult
+
+__all__ = ["TimedGate", "measure"]
+
+STAGES: Final = 2
+STEP_S: Final = 0.010
+TOKEN: Final = 65
+TOKENS: Final = 300
+WARM_UP_TOKENS: Final = 16
+WAKES: Final = 300
+WAKE_GAP_S: Final = 0.005
+IDLE_S: Final = 3.0
+BARE_ROUNDS: Final = 200
+BOUND_S: Final = 30
+START_BOUND_S: Final = 120.0
+QUIET_MS: Final = 50
+MS: Final = 1e3
+
+BUSY_CPU_TARGET_PERCENT: Final = 2.0
+ADDED_TARGET_MS: Final = 0.1
+WAKE_TARGET_MS: Final = 1.0
+IDLE_CPU_TARGET_PERCENT: Final = 0.5
+
+
+def measure() -> Iterator[Measurement]:
+    """CPU and added latency beside a step of 10 ms, wake latency, idle CPU; the bare transport for comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        private_dir = Path(folder)
+        bare = _bare_round_trips(private_dir)
+        bench = Bench(private_dir)
+        with _engine(private_dir) as scheduler:
+            bench.busy(scheduler, WARM_UP_TOKENS)
+            busy_cpu, added = bench.busy(scheduler, TOKENS)
+            wakes = bench.wakes(WAKES)
+            idle = {"scheduler of the above": _idle([scheduler])[scheduler.pid]}
+        bench.close()
+    idle |= {f"{name} of a whole server": looked for name, looked in _idle_server().items()}
+    yield from _latencies(bare, added, wakes)
+    yield Measurement(
+        name="processes, scheduler's CPU meanwhile",
+        value=busy_cpu * 100,
+        unit="% of a core",
+        target=BUSY_CPU_TARGET_PERCENT,
+        spread="all threads of the process",
+    )
+    for name, (cpu, wakeups) in idle.items():
+        yield Measurement(
+            name=f"processes, idle CPU, {name}",
+            value=cpu * 100,
+            unit="% of a core",
+            target=IDLE_CPU_TARGET_PERCENT,
+            spread=f"{wakeups} wake-ups of all its threads in {IDLE_S:g} s",
+        )
+
+
+def _latencies(bare: Sequence[float], added: Sequence[float], wakes: Sequence[float]) -> Iterator[Measurement]:
+    yield Measurement(
+        name=f"processes, added to a step of {STEP_S * MS:.0f} ms elsewhere, p50",
+        value=_percentile(added, 50) * MS,
+        unit="ms",
+        target=ADDED_TARGET_MS,
+        spread=f"from result sent to next plan taken, {len(added)} tokens, p99 {_percentile(added, 99) * MS:.3f} ms",
+    )
+    yield Measurement(
+        name="processes, the same way there and back with a mere echo, p50",
+        value=_percentile(bare, 50) * MS,
+        unit="ms",
+        spread=f"what of the above is transport on this machine; p99 {_percentile(bare, 99) * MS:.3f} ms",
+    )
+    yield Measurement(
+        name="processes, wake from idleness, p99",
+        value=_percentile(wakes, 99) * MS,
+        unit="ms",
+        target=WAKE_TARGET_MS,
+        spread=f"{len(wakes)} messages, p50 {_percentile(wakes, 50) * MS:.3f} ms",
+    )
+
+
+class TimedGate(LiveGate):
+    """The live gate, which tells a socket when each step began; the clock is the same in all processes."""
+
+    def __init__(self, context: GateContext) -> None:
+        super().__init__(context)
+        self._zmq = zmq.Context()
+        self._times = self._zmq.socket(zmq.PUSH)
+        self._times.connect(context.settings.gate_options)
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Wait, then say when the wait was over."""
+        step = super().next_step(previous)
+        if step is None:
+            self._times.close(linger=0)
+            self._zmq.term()
+        else:
+            self._times.send(msgspec.msgpack.encode(step.now))
+        return step
+
+
+class DeviceStep(msgspec.Struct, frozen=True, array_like=True):
+    """When a plan reached the device and when its result left, in seconds of the monotonic clock."""
+
+    began: float
+    ended: float
+
+
+def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
+    """Be all stages: take the plans of each, sleep for a step, answer for the last."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    plans = [_bound(context, plan_address(private_dir, stage)) for stage in range(STAGES)]
+    results = context.socket(zmq.PUSH)
+    results.connect(results_address(private_dir))
+    times = context.socket(zmq.PUSH)
+    times.connect(times_address)
+    while os.getppid() == parent_pid:
+        message = decode_stage_message(plans[-1].recv())
+        began = time.monotonic()
+        for plan in plans[:-1]:
+            plan.recv()
+        if not isinstance(message, Launch):
+            return
+        time.sleep(STEP_S)
+        tokens = tuple(TOKEN for segment in message.microbatch.segments if segment.emits)
+        answer = encode(Completion(microbatch_id=message.microbatch.id, token_ids=tokens))
+        ended = time.monotonic()
+        results.send(answer)
+        times.send(msgspec.msgpack.encode(DeviceStep(began, ended)))
+
+
+def run_echo(private_dir: Path) -> None:
+    """Send back what comes: the price of the transport alone."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    source, target = _bound(context, f"ipc://{private_dir}/there"), context.socket(zmq.PUSH)
+    target.connect(f"ipc://{private_dir}/back")
+    while frame := source.recv():
+        target.send(frame)
+
+
+class Bench:
+    """A scheduler process, its device, and the front end's sockets, held by this process."""
+
+    def __init__(self, private_dir: Path) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._replies = _bound(self._context, replies_address(private_dir))
+        self._device_times = _bound(self._context, f"ipc://{private_dir}/device-times")
+        self._gate_times = _bound(self._context, f"ipc://{private_dir}/gate-times")
+        self._requests = self._context.socket(zmq.PUSH)
+        self._requests.connect(requests_address(private_dir))
+        self._sent = 0
+
+    def busy(self, scheduler: psutil.Process, tokens: int) -> tuple[float, list[float]]:
+        """CPU share while one stream of so many tokens is computed, and the seconds that each token added."""
+        sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
+        cpu_before, started = _cpu_s(scheduler), time.monotonic()
+        self._requests.send(encode(Generate(rid=f"r{self._sent}", prompt_ids=(1, 2, 3), sampling=sampling)))
+        self._sent += 1
+        while not self._ended(self._reply()):
+            continue
+        cpu_s, seconds = _cpu_s(scheduler) - cpu_before, time.monotonic() - started
+        steps = [msgspec.msgpack.decode(_receive(self._device_times), type=DeviceStep) for _ in range(tokens)]
+        added = [after.began - before.ended for before, after in itertools.pairwise(steps)]
+        return cpu_s / seconds, added
+
+    def wakes(self, count: int) -> list[float]:
+        """Seconds from a send to the step that takes it, each time out of idleness."""
+        self._drain_gate_times()
+        wakes = []
+        for _ in range(count):
+            time.sleep(WAKE_GAP_S)
+            sent = time.monotonic()
+            self._requests.send(encode(GetStats(call_id="wake")))
+            wakes.append(float(msgspec.msgpack.decode(_receive(self._gate_times))) - sent)
+            assert isinstance(self._reply()[-1], StatsAnswer)
+        return wakes
+
+    def close(self) -> None:
+        """Release the sockets."""
+        self._context.destroy(linger=0)
+
+    def _reply(self) -> tuple[Reply, ...]:
+        return decode_reply(_receive(self._replies))
+
+    @staticmethod
+    def _ended(replies: Sequence[Reply]) -> bool:
+        return any(isinstance(reply, TokenOutput) and reply.finish_reason is not None for reply in replies)
+
+    def _drain_gate_times(self) -> None:
+        while self._gate_times.poll(QUIET_MS):
+            self._gate_times.recv()
+
+
+@contextmanager
+def _engine(private_dir: Path) -> Iterator[psutil.Process]:
+    """The scheduler process and its device; both are gone afterwards."""
+    own = os.getpid()
+    settings = ServerSettings(
+        pp_size=STAGES, gate=f"{TimedGate.__module__}:TimedGate", gate_options=f"ipc://{private_dir}/gate-times"
+    )
+    limits = Limits.of(settings, EMBEDDED_FACTS)
+    place = SchedulerPlace(settings=settings, limits=limits, private_dir=private_dir, base_url="", stage_pids=())
+    device = fork_child("device", lambda _: run_device(private_dir, f"ipc://{private_dir}/device-times", own))
+    scheduler = fork_child("scheduler", lambda control: run_scheduler(control, place))
+    try:
+        while not scheduler.ready:
+            scheduler.listen()
+        yield psutil.Process(scheduler.pid)
+    finally:
+        scheduler.send(Shutdown())
+        for child in (scheduler, device):
+            while child.alive:
+                child.listen()
+            child.close()
+
+
+def _bare_round_trips(private_dir: Path) -> list[float]:
+    """Seconds there and back between two blocking processes, after a step's pause, as a token's way is."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    back = _bound(context, f"ipc://{private_dir}/back")
+    there = context.socket(zmq.PUSH)
+    there.connect(f"ipc://{private_dir}/there")
+    echo = fork_child("echo", lambda _: run_echo(private_dir))
+    trips = []
+    try:
+        for _ in range(BARE_ROUNDS):
+            time.sleep(STEP_S)
+            sent = time.monotonic()
+            there.send(b"x" * 100)
+            _receive(back)
+            trips.append(time.monotonic() - sent)
+    finally:
+        there.send(b"")
+        while echo.alive:
+            echo.listen()
+        echo.close()
+        context.destroy(linger=0)
+    return trips[1:]
+
+
+def _idle_server() -> dict[str, tuple[float, int]]:
+    """CPU share and wake-ups of each process of a whole server that nobody talks to."""
+    with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as folder:
+        process = parent.serve(ServerSettings(port=0), Path(folder), Path(folder) / "log")
+        pids = process.wait_ready(START_BOUND_S).pids
+        looked = _idle([psutil.Process(pid) for pid in pids.values()])
+        process.kill()
+        process.wait(BOUND_S)
+        process.close()
+    return {name: looked[pid] for name, pid in pids.items()}
+
+
+def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
+    """CPU share and number of wake-ups of each while nothing happens."""
+    before = {process.pid: (_cpu_s(process), _wakeups(process)) for process in processes}
+    time.sleep(IDLE_S)
+    return {
+        process.pid: ((_cpu_s(process) - before[process.pid][0]) / IDLE_S, _wakeups(process) - before[process.pid][1])
+        for process in processes
+    }
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of all threads, to the nanosecond: the usual counters have ticks of 10 ms."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _wakeups(process: psutil.Process) -> int:
+    """How often any thread stopped waiting."""
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    lines = [line for status in statuses for line in status.splitlines() if line.startswith("voluntary_ctxt")]
+    return sum(int(line.split()[1]) for line in lines)
+
+
+def _bound(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PULL)
+    socket.bind(address)
+    return socket
+
+
+def _receive(socket: zmq.Socket[bytes]) -> bytes:
+    if not socket.poll(BOUND_S * 1000):
+        raise SystemExit(f"nothing came within {BOUND_S} s; a process of the benchmark is stuck or dead")
+    return socket.recv()
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
