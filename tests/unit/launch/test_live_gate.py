@@ -189,6 +189,21 @@ def test_completions_come_before_messages_in_arrival_order(world: World) -> None
     assert world.gate.next_step(NOTHING).events == expected
 
 
+def test_a_source_that_has_nothing_is_not_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A02: an empty answer costs as much as a full one, each token."""
+
+    def unasked(*_: object) -> None:
+        raise AssertionError("asked although it had nothing")
+
+    world.send("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.pipeline, "next_completion", unasked)
+        assert world.gate.next_step(NOTHING).events == (Abort(rid="a"),)
+    world.complete(1)
+    monkeypatch.setattr(world.inbox, "drain", unasked)
+    assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=1),)
+
+
 def test_a_step_takes_messages_up_to_the_bound(world: World) -> None:
     """A04: tested at bound + 1."""
     for number in range(MAX_MESSAGES_A_STEP + 1):
