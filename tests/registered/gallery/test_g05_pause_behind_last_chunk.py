@@ -12,7 +12,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=6, suite="base-cpu")
+register_cpu_ci(est_time=3, suite="base-cpu")
 
 CHUNK = 64
 TWO_ROWS = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=CHUNK, max_running_requests=2)

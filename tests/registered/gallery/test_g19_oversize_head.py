@@ -10,7 +10,7 @@ from engine import EngineConfig
 from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
 from scripted import RequestRefused, scripted
 
-register_cpu_ci(est_time=5, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 FIFTY_PAGES = EngineConfig(chunked_prefill_size=64, max_total_tokens=50 * 16)
 WINDOW = "the head of the queue does not fit while another one runs"
