@@ -12,7 +12,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.limits import Limits
-from engine.recording import ReplayDiffers, ReplayGate, read_recording
+from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recording
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.explore.campaign import switched_on
@@ -45,10 +45,13 @@ class Rerun(msgspec.Struct, frozen=True):
         return self.differs is None and self.error == self.recorded_error
 
 
-def rerun(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
-    """Run a schedule's line, or replay a recording's file. Raises what a bad target raises."""
+def rerun(target: str, *, until: int | None = None, mutant: str | None = None, last_steps: int | None = None) -> Rerun:
+    """Run a schedule's line, or replay a recording's file. Raises what a bad target raises.
+
+    ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
+    """
     with switched_on(mutant):
-        return _replay(Path(target), until) if is_recording(target) else _run(Schedule.parse(target), until)
+        return _replay(Path(target), until, last_steps) if is_recording(target) else _run(Schedule.parse(target), until)
 
 
 def is_recording(target: str) -> bool:
@@ -91,37 +94,42 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
 
 
 class _WatchedGate(ReplayGate):
-    """Keeps each step as a record."""
+    """Keeps steps as records, from ``first_kept`` on."""
 
-    scheduler: Scheduler
-
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[arg-type]
+    def __init__(self, recording: Recording, scheduler: Scheduler, *, until: int | None, first_kept: int) -> None:
+        super().__init__(recording, until=until)
         self.records: list[StepRecord] = []
+        self._scheduler = scheduler
+        self._first_kept = first_kept
         self._step: Step | None = None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Record the step before, then go on."""
-        if previous is not None and self._step is not None:
-            self.records.append(record_step(self._step, previous, self.scheduler))
+        if previous is not None and previous.step >= self._first_kept and self._step is not None:
+            self.records.append(record_step(self._step, previous, self._scheduler))
         self._step = super().next_step(previous)
         return self._step
 
     def note_death(self, exc: Exception) -> None:
         """Record the step that the scheduler died in."""
-        if self._step is not None and self.scheduler.step_number > len(self.records):
-            result = StepResult(self.scheduler.step_number, None, (), again=False, deadline=None)
-            self.records.append(record_step(self._step, result, self.scheduler, error=f"{type(exc).__name__}: {exc}"))
+        if self._step is not None:
+            result = StepResult(self._scheduler.step_number, None, (), again=False, deadline=None)
+            self.records.append(record_step(self._step, result, self._scheduler, error=f"{type(exc).__name__}: {exc}"))
 
 
-def _replay(path: Path, until: int | None) -> Rerun:
+def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
     recording = read_recording(path)
-    gate, unplugged = _WatchedGate(recording, until=until), Unplugged()
-    scheduler = gate.scheduler = Scheduler(recording.header.limits)
+    scheduler, unplugged = Scheduler(recording.header.limits), Unplugged()
+    last = len(recording.steps) if until is None else min(until, len(recording.steps))
+    first_kept = 1 if last_steps is None else last - last_steps + 1
+    gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
     error = differs = None
     try:
         run_loop(gate, scheduler, unplugged, unplugged)
     except ReplayDiffers as exc:
+        if last_steps is not None and scheduler.step_number < last:
+            # The records that explain it were not kept: once more, up to here.
+            return _replay(path, scheduler.step_number, last_steps)
         differs = str(exc)
     except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
         error = f"{type(exc).__name__}: {exc}"

@@ -42,7 +42,7 @@ def replay_schedule(
 
 def replay_recording(console: Console, path: Path, *, until: int | None, trace: Path | None, twice: bool) -> bool:
     """Replay a recording; True when every step did what it did then."""
-    run = rerun(str(path), until=until)
+    run = rerun(str(path), until=until, last_steps=None if twice or trace is not None else _SHOWN_STEPS)
     _show(console, run)
     if trace is not None:
         _write_trace(trace, run, EngineConfig(), title=path.name, mutant=None)
@@ -58,8 +58,8 @@ def _show(console: Console, run: Rerun) -> None:
         console.print(f"{word} {run.error}", soft_wrap=True)
     elif run.recorded_error is not None:
         console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
-    digest = run.records[-1].digest if run.records else "none"
-    console.print(f"{len(run.records)} steps, digest {digest}")
+    if run.records:
+        console.print(f"{run.records[-1].step} steps, digest {run.records[-1].digest}")
 
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
