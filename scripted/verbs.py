@@ -180,6 +180,8 @@ class Verbs(Waits):
     def kill_stage(self, i: int) -> None:
         """Kill a stage process: nothing in flight will come back. The server cannot be used after this script."""
         self._check_stage(i)
+        if self.scheduler.limits.pp_size == 1:
+            raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
         self._gate.kill_stage(i)
 
     def stall_stage(self, i: int) -> None:

@@ -1,0 +1,96 @@
+"""The session of one pytest process: what it hands to engines, and whose fault a dirty engine is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine import EngineConfig
+from scripted import BadCall, ScriptOptions, ServerDirty, scripted
+from scripted.decorator import spec_of
+from scripted.report import FailureKind, FailureReport
+from scripted.session import ScriptedSession, current_session
+
+
+@scripted(EngineConfig())
+def only_looked_at(t):
+    yield
+
+
+SPEC = spec_of(only_looked_at)
+
+
+class Engine:
+    """Stands for a server: refuses as dirty if it is, and notes what it was asked to run."""
+
+    def __init__(self, *, dirty: bool = False, has_failed: bool = False) -> None:
+        self.dirty = dirty
+        self.has_failed = has_failed
+        self.options: list[ScriptOptions] = []
+
+    def run(self, script: object, *, options: ScriptOptions, **arguments: Any) -> None:
+        del script, arguments
+        self.options.append(options)
+        if self.dirty:
+            raise ServerDirty(FailureReport(kind=FailureKind.DIRTY, error="running=1"))
+
+
+@pytest.fixture
+def session_on(monkeypatch: pytest.MonkeyPatch):
+    """A session that lends these engines, one after the other."""
+
+    def make(*engines: Engine, **options: Any) -> ScriptedSession:
+        session, left = ScriptedSession(**options), list(engines)
+
+        @contextlib.contextmanager
+        def lend(*_: object, **__: object) -> Iterator[Engine]:
+            yield left.pop(0)
+
+        monkeypatch.setattr(session, "harness", lend)
+        return session
+
+    return make
+
+
+def test_what_a_failed_script_left_is_not_the_next_ones_fault(session_on) -> None:
+    """D05: it runs on a fresh server instead."""
+    dirty, fresh = Engine(dirty=True, has_failed=True), Engine()
+    session_on(dirty, fresh).run(SPEC, "server", {})
+    assert (len(dirty.options), len(fresh.options)) == (1, 1)
+
+
+def test_server_that_is_dirty_of_itself_fails_the_script(session_on) -> None:
+    """D05"""
+    with pytest.raises(ServerDirty, match="running=1"):
+        session_on(Engine(dirty=True)).run(SPEC, "server", {})
+
+
+def test_engine_is_told_how_to_replay_and_how_often_to_audit(session_on) -> None:
+    """D02"""
+    engine = Engine()
+    session = session_on(engine, mutant="flush-ignores-in-flight", every_step=False)
+    session.node_id = "tests/test_a.py::test_b[sim]"
+    session.run(SPEC, "sim", {})
+    (options,) = engine.options
+    assert options.replay == "pytest 'tests/test_a.py::test_b[sim]' --tier sim --mutant flush-ignores-in-flight"
+    assert not options.check_every_step
+
+
+def test_argument_that_cannot_travel_is_refused_in_both_tiers(session_on) -> None:
+    """D01"""
+    engine = Engine()
+    with pytest.raises(BadCall, match="fixture is a object, which cannot travel to the scheduler process"):
+        session_on(engine).run(SPEC, "sim", {"fixture": object()})
+    assert engine.options == []
+
+
+def test_session_without_a_server_tier_starts_no_server() -> None:
+    session = ScriptedSession()
+    with session.harness(EngineConfig(), "sim") as sim:
+        assert sim.run(SPEC.script).steps == 1
+    session.close()
+    assert session._pool is None
+    assert current_session() is not session
