@@ -174,3 +174,24 @@ def test_uniform_numbers_are_pinned() -> None:
     ]
     numbers = [uniform(seed, position) for seed in range(40) for position in range(50)]
     assert abs(sum(numbers) / len(numbers) - 0.5) < 0.02
+
+
+def test_plain_greedy_rows_choose_the_first_best_allowed_token_alone_and_beside_random_rows() -> None:
+    """C02: the way without copies chooses what the general way does."""
+    logits = torch.randint(0, 4, (5, 64), generator=torch.Generator().manual_seed(1)).float()
+    expected = []
+    for row in logits:
+        row = row.clone()
+        row[[3, 7]] = float("-inf")
+        expected.append(int((row == row.max()).nonzero()[0]))
+    sampler = Sampler(never=(3, 7), vocab_size=64, device=torch.device("cpu"))
+    segments = [Segment(f"r{row}", row, 0, (1,), 0, (), True, SamplingSpec(seed=row)) for row in range(5)]
+    for segment in segments:
+        sampler.adopt(segment)
+    assert list(sampler.sample(logits, segments, _no_history)[0]) == expected
+    sampler.adopt(Segment("r4", 4, 0, (1,), 0, (), True, SamplingSpec(seed=4, temperature=1.0)))
+    assert list(sampler.sample(logits, segments, _no_history)[0])[:4] == expected[:4]
+
+
+def _no_history(segment: Segment) -> np.ndarray:
+    raise AssertionError(f"nobody needs the history of {segment.rid}")
