@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of all actions."""
 
 

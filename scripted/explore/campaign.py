@@ -10,7 +10,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Final
 
 import msgspec
@@ -24,6 +24,8 @@ from scripted.gallery import mutant_named
 
 __all__ = ["Campaign", "Finding", "Plan", "Report", "run_unit", "strategy_of", "switched_on"]
 
+# A context that nobody refers to is left again as soon as it is collected.
+_for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
 # Parts that a complete strategy over one bench is cut into for several processes, so that none has to wait long.
@@ -227,5 +229,5 @@ def _extras(unit: Unit, plan: Plan, bench: Bench) -> Iterator[tuple[Placed, ...]
 
 
 def _begin(mutant: str | None) -> None:
-    """In each process, once."""
-    switched_on(mutant).__enter__()
+    """In each process, once, for its whole life."""
+    _for_life.enter_context(switched_on(mutant))

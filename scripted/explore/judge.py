@@ -40,12 +40,13 @@ class Judge:
     def until_settled(self) -> Generator[None, None, None]:
         """Run until every client was told how it ended and nothing is in flight."""
         for _ in range(_SETTLING_LIMIT_STEPS):
+            # First a step: what was just sent is not in the ledger yet.
+            yield from self.steps(1)
             if self._ledger.is_settled and not self._t.state.in_flight:
                 self._ledger.check_end()
                 self._check_tokens()
                 self._promises.check_hits()
                 return
-            yield from self.steps(1)
         raise Violation(f"not settled after {_SETTLING_LIMIT_STEPS} steps: {self._t.state}")
 
     def _check_tokens(self) -> None:

@@ -24,6 +24,8 @@ class Promises:
     def check(self, result: StepResult, *, missing: bool) -> None:
         """After a step; ``missing`` says that results are still to come. Raises Violation."""
         books, memory = self._scheduler.books, self._scheduler.memory
+        if result.deadline is not None and result.deadline <= self._scheduler.now:
+            raise Violation(f"a flush waits beyond its deadline: it is {self._scheduler.now}, it was {result.deadline}")
         if (
             books.paused in (PauseMode.RETRACT, PauseMode.ABORT)
             and not missing

@@ -90,6 +90,7 @@ _TEXTS: Final = {
     "names-with-a-common-prefix": f"{_PP1} pp_size=2; 1 start r-1 prompt=20 new=4; 1 start r-10 prompt=20 seed=1 new=4",
     "same-rid-again": f"{_PP1} pp_size=2; 1 start a prompt=40 new=3; 4 abort a; 4 start a prompt=50 seed=1 new=2",
     "deferred-flush": f"{_PP4}; 1 start a prompt=125 new=2; 3 flush timeout_s=5.0",
+    "deferred-flush-gives-up": f"{_PP4}; 1 start a prompt=125 new=2; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds=2.0; 8 release",
     "paused-with-a-queue": (
         "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=5; "
         "1 start b prompt=20 seed=1 new=5; 1 start c prompt=20 seed=2 new=2; 6 pause mode=retract; 12 flush; 14 continue"

@@ -1,0 +1,168 @@
+"""Searches: mutants are found unaided, failures shrink to what matters, and become tests that fail with the mutant."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from scripted.errors import ScriptError
+from scripted.explore.actions import KillStage, Placed
+from scripted.explore.campaign import Campaign, Plan, switched_on
+from scripted.explore.execution import execute
+from scripted.explore.gallery_search import Found, find_mutant, gallery_markdown
+from scripted.explore.schedule import Schedule
+from scripted.explore.script_writer import script_text
+from scripted.explore.shrinking import shrink
+from scripted.explore.strategies import RandomEvents, StrategyName
+from scripted.explore.workloads import FLAGSHIP, workload_named
+from scripted.gallery import UnknownMutant
+from scripted.loader import load_test
+from scripted.sim import ScriptedSim
+
+FLUSH = "flush-ignores-in-flight"
+# Mutants of each kind of bug, all found early: in the workloads alone or in the sweep of the first.
+FOUND_EARLY = [
+    FLUSH,
+    "abort-waits-for-a-token",
+    "pause-abort-keeps-half-a-prompt",
+    "abort-ignores-in-flight",
+    "disconnect-aborts-nothing",
+    "token-after-the-end",
+    "retraction-frees-too-late",
+    "pause-overlooks-the-dispatched",
+    "resume-cuts-the-output",
+    "pause-does-not-stop-launches",
+    "head-blocks-the-queue",
+    "head-is-passed-over-for-ever",
+    "queue-has-no-limit",
+    "context-length-does-not-clamp",
+    "decode-runs-twice",
+    "chunk-waits-for-a-free-row",
+    "prefix-published-before-its-result",
+    "lock-refs-are-not-released",
+    "locked-prefix-is-evicted",
+    "parts-of-a-prompt-count-as-hits",
+    "death-blames-another-stage",
+    "death-looks-like-a-normal-end",
+]
+
+
+@pytest.mark.parametrize("name", FOUND_EARLY)
+def test_the_search_finds_a_mutant_unaided(name: str) -> None:
+    """D11."""
+    found = find_mutant(name)
+    assert found.finding is not None
+
+
+def test_the_flush_race_is_found_by_the_sweep_of_its_workload() -> None:
+    """B15: in well under a second of process time, without being told the window, with the incident's own text."""
+    began = time.process_time()
+    report = Campaign(Plan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
+    assert time.process_time() - began < 1
+    (finding,) = report.findings.values()
+    assert "This request holds the node from another tree" in finding.failure.text
+
+
+def test_no_mutant_no_finding() -> None:
+    report = Campaign(Plan(targets=("one-row", "twins"))).run()
+    assert report.complete
+    assert not report.findings
+    assert report.schedules > 200
+    assert {cell.kind for cell in report.coverage.counts} >= {"flush", "kill", "hold", "pause-retract", "abort"}
+
+
+def test_processes_find_what_one_finds() -> None:
+    one, two = (Campaign(Plan(targets=("one-row",), jobs=jobs, mutant=FLUSH)).run() for jobs in (1, 2))
+    assert two.complete
+    assert two.schedules == one.schedules
+    assert two.findings.keys() == one.findings.keys()
+    assert two.coverage.counts == one.coverage.counts
+
+
+@pytest.mark.parametrize("strategy", [StrategyName.RANDOM, StrategyName.PCT])
+def test_endless_strategies_stop_by_count(strategy: StrategyName) -> None:
+    report = Campaign(Plan(targets=("one-row",), strategy=strategy, schedules=150)).run()
+    assert 150 <= report.schedules <= 401
+    assert not report.complete
+    assert not report.findings
+
+
+def test_a_failure_of_thirty_events_shrinks_to_the_few_that_matter() -> None:
+    base = workload_named("full-rows")
+    additions = RandomEvents(3, most_events=30).additions("full-rows", base, 20)
+    with switched_on(FLUSH):
+        long = next(
+            one
+            for extra in additions
+            if len(extra) >= 26 and execute(one := base.with_placed(extra)).failure is not None
+        )
+        shrunk = shrink(long)
+        failure = execute(shrunk.schedule).failure
+        signature = execute(long).failure
+    assert len(long.placed) >= 30
+    assert len(shrunk.schedule.placed) <= 4
+    assert shrunk.seconds < 5
+    assert failure is not None
+    assert signature is not None
+    assert failure.signature == signature.signature
+
+
+def test_what_does_not_fail_is_not_shrunk() -> None:
+    schedule = workload_named("twins")
+    assert shrink(schedule).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("mutant", "line"),
+    [
+        (FLUSH, "pp_size=2 max_total_tokens=512; 1 start a prompt=5; 2 flush"),
+        ("abort-waits-for-a-token", "pp_size=2 max_total_tokens=512; 1 start a prompt=5; 3 disconnect a"),
+        (
+            "resume-cuts-the-output",
+            "pp_size=2 max_total_tokens=512; 1 start b prompt=1 new=3; 2 pause; 3 continue; 5 abort b",
+        ),
+        ("death-blames-another-stage", "pp_size=2 max_total_tokens=512; 1 start if prompt=5; 2 kill"),
+    ],
+)
+def test_a_written_test_fails_with_the_mutant_and_passes_without(mutant: str, line: str, tmp_path: Path) -> None:
+    schedule = Schedule.parse(line)
+    with switched_on(mutant):
+        text = script_text(schedule, name=f"it {mutant}", mutant=mutant)
+    path = tmp_path / "test_written.py"
+    path.write_text(text, encoding="ascii")
+    assert line in " ".join(text.split())
+    test = load_test(str(path), f"test_it_{mutant.replace('-', '_')}")
+    ScriptedSim(test.config).run(test.script, options=test.options)
+    with pytest.raises(ScriptError):
+        ScriptedSim(test.config, mutant=mutant).run(test.script, options=test.options)
+
+
+def test_failures_of_one_invariant_have_one_signature() -> None:
+    with switched_on("abort-waits-for-a-token"):
+        one, other = (
+            execute(Schedule.parse(f"pp_size=2; 1 start {rid} prompt={size}; {step} abort {rid}")).failure
+            for rid, size, step in (("a", 5, 3), ("some-request", 70, 3))
+        )
+    assert one is not None
+    assert other is not None
+    assert one.signature == other.signature
+    assert one.text != other.text
+
+
+def test_the_table_of_the_gallery_has_a_row_a_mutant() -> None:
+    found = find_mutant("decode-runs-twice")
+    table = gallery_markdown([found, Found(FLUSH, None, 12, 0.5)])
+    assert "| decode-runs-twice |" in table
+    assert f"schedule {found.schedules}, " in table
+    assert "not by a sweep (12 schedules)" in table
+    with pytest.raises(UnknownMutant):
+        find_mutant("flush-ignores-flight")
+
+
+def test_a_dead_stage_ends_every_run() -> None:
+    """A06, A07: whatever is in flight when a stage dies, everybody is told once, with the process's name."""
+    base = workload_named("chunked-beside-decodes")
+    for step in range(1, 12):
+        assert execute(base.with_placed([Placed(step, KillStage(stage=1))])).failure is None

@@ -1,0 +1,180 @@
+"""Recordings: what a gate let through is replayed to the same steps, redacted or not, up to the step of a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.messages import Completion, Generate
+from engine.recording import (
+    FlightRecorder,
+    Header,
+    RecordingError,
+    RecordingFile,
+    RecordingGate,
+    Redactor,
+    ReplayDiffers,
+    ReplayGate,
+    Sink,
+    read_recording,
+)
+from engine.recording.replay_gate import Unplugged
+from engine.scheduler import Scheduler, run_loop
+from scripted.explore.campaign import switched_on
+from scripted.explore.gate import SimulatedGate
+from scripted.explore.schedule import Schedule, limits_of
+from scripted.explore.workloads import WORKLOADS
+from scripted.replay import first_difference, rerun, rerun_elsewhere
+
+RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")
+
+
+def record_to(
+    path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()
+) -> SimulatedGate:
+    inner = SimulatedGate(schedule, record=True)
+    gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
+    run_loop(gate, inner.scheduler, inner.pipeline, inner)
+    return inner
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_recording_replays_step_by_step(name: str, tmp_path: Path) -> None:
+    inner = record_to(tmp_path / "run.rec", WORKLOADS[name])
+    again = rerun(str(tmp_path / "run.rec"))
+    assert again.passed
+    assert inner.records is not None
+    assert first_difference(inner.records, again.records) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["warm-prefix", "twins", "full-pages", "failed-chunk", "same-rid-again", "longest-prefix"]
+)
+def test_a_redacted_recording_replays_and_holds_no_prompt(name: str, tmp_path: Path) -> None:
+    """Prefixes are shared, pages given and requests ended exactly as with the originals."""
+    inner = record_to(tmp_path / "run.rec", WORKLOADS[name], redactor=Redactor())
+    again = rerun(str(tmp_path / "run.rec"))
+    assert again.passed
+    assert inner.records is not None
+    sizes = [(one.pages_free, one.pages_cached, one.running, one.waiting) for one in inner.records]
+    assert sizes == [(one.pages_free, one.pages_cached, one.running, one.waiting) for one in again.records]
+    events = [event for step in read_recording(tmp_path / "run.rec").steps for event in step.events]
+    tokens = [token for event in events if isinstance(event, Generate) for token in event.prompt_ids]
+    tokens += [token for event in events if isinstance(event, Completion) for token in event.token_ids]
+    assert all(token >= 1 << 32 or token == 0 for token in tokens)
+
+
+def test_fingerprints_depend_on_the_key(tmp_path: Path) -> None:
+    for name, key in (("one", b"k" * 32), ("same", b"k" * 32), ("other", b"q" * 32)):
+        record_to(tmp_path / name, WORKLOADS["twins"], redactor=Redactor(key))
+    one, same, other = (read_recording(tmp_path / name).steps for name in ("one", "same", "other"))
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "crash.rec"
+    with switched_on("flush-ignores-in-flight"):
+        inner = SimulatedGate(RACE, record=True)
+        # Production does not audit after each step: there, the crash comes with the result.
+        inner.scheduler.check_integrity = lambda: None  # type: ignore[method-assign]
+        redactor = Redactor() if redacted else None
+        gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path)], redactor=redactor)
+        with pytest.raises(AssertionError) as crash:
+            run_loop(gate, inner.scheduler, inner.pipeline, inner)
+        again = rerun(str(path))
+    assert "This request holds the node from another tree" in str(crash.value)
+    assert again.error == f"{type(crash.value).__name__}: {crash.value}"
+    assert again.passed
+    assert again.records[-1].error == again.error
+    healthy = rerun(str(path))
+    assert not healthy.passed
+    assert "step 4 gives other replies than recorded" in str(healthy.differs)
+
+
+def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
+    record_to(tmp_path / "run.rec", WORKLOADS["full-rows"])
+    recording = read_recording(tmp_path / "run.rec")
+    gate, unplugged = ReplayGate(recording), Unplugged()
+    with switched_on("decode-runs-twice"):
+        scheduler = Scheduler(recording.header.limits)
+        with pytest.raises(ReplayDiffers, match="launches another microbatch"):
+            run_loop(gate, scheduler, unplugged, unplugged)
+
+
+def test_a_replay_can_stop_early(tmp_path: Path) -> None:
+    record_to(tmp_path / "run.rec", WORKLOADS["full-rows"])
+    assert [one.step for one in rerun(str(tmp_path / "run.rec"), until=5).records] == [1, 2, 3, 4, 5]
+    kept = rerun(str(tmp_path / "run.rec"), last_steps=3)
+    assert kept.passed
+    assert len(kept.records) == 3
+
+
+def test_a_torn_recording_replays_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    record_to(path, WORKLOADS["twins"])
+    whole = read_recording(path)
+    path.write_bytes(path.read_bytes()[:-90])
+    torn = read_recording(path)
+    assert torn.end is None
+    assert 0 < len(torn.steps) <= len(whole.steps)
+    assert rerun(str(path)).passed
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00\x02hi", b"not a recording at all, but a long text"])
+def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(data)
+    with pytest.raises(RecordingError, match="recording"):
+        read_recording(tmp_path / "other")
+
+
+def test_the_flight_recorder_is_bounded_and_says_what_it_lost(tmp_path: Path) -> None:
+    header = Header(limits=limits_of(WORKLOADS["full-rows"].config))
+    all_of_it, last = FlightRecorder(header), FlightRecorder(header, limit_steps=6)
+    inner = record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(all_of_it, last))
+    assert inner.records is not None
+    assert rerun(str(all_of_it.dump(tmp_path / "all.rec"))).passed
+    path = last.dump(tmp_path / "last.rec")
+    held = read_recording(path)
+    assert held.header.first_step == last.dropped + 1 == held.steps[0].step
+    assert held.steps[-1].step == len(inner.records)
+    with pytest.raises(RecordingError, match="begins with step"):
+        rerun(str(path))
+
+
+def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
+    class FullDisk:
+        def write(self, frame: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise AssertionError("it was given up")
+
+    inner = record_to(tmp_path / "run.rec", WORKLOADS["twins"], sinks=(FullDisk(),))
+    assert inner.scheduler.is_fully_idle
+    assert rerun(str(tmp_path / "run.rec")).passed
+
+
+def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
+    """D10."""
+    line = str(RACE)
+    here, there = rerun(line), rerun_elsewhere(line)
+    assert first_difference(here.records, there.records) is None
+    moved = rerun(line.replace("4 flush", "5 flush"))
+    difference = first_difference(here.records, moved.records)
+    assert difference is not None
+    assert difference.startswith("step 4, events: ")
+
+
+def test_a_hundred_saved_failures_fail_the_same_again() -> None:
+    lines = [
+        f"pp_size={1 + number % 4} pp_async_depth=1 max_total_tokens=512; 1 start a prompt={1 + number}; 2 flush"
+        for number in range(100)
+    ]
+    with switched_on("flush-ignores-in-flight"):
+        first = [rerun(line).error for line in lines]
+        assert [rerun(line).error for line in lines] == first
+    assert all(error is not None and "from another tree" in error for error in first)
+    assert [rerun(line).error for line in lines[:10]] == [None] * 10
