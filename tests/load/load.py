@@ -34,7 +34,7 @@ from engine.launch.preload import PreloadedParent
 __all__ = ["LoadResult", "run_death", "run_load"]
 
 # Greedy answers that are compared with the same request alone on an idle server.
-COMPARED_ANSWERS = 16
+COMPARED_ANSWERS = 12
 # Two tokens whose log-probabilities are nearer than this are a tie: batches of different sizes round differently.
 TIE_NATS = 1e-4
 SHOWN_COMPLAINTS = 20

@@ -23,8 +23,8 @@ from engine.messages import Generate, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 
 CLIENTS = 24
-LOAD_S = 4.0
-DEATH_S = 2.0
+LOAD_S = 3.0
+DEATH_S = 1.5
 SEED = 1
 # What must have happened for a calm end to mean anything.
 ENOUGH_ANSWERS = 20
@@ -61,9 +61,9 @@ def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParen
 def test_the_gate_finds_a_leak() -> None:
     """The audits would be worth nothing if they passed over a page that nobody owns."""
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
-    nothing = SimpleNamespace(depth=1)
+    pipeline = SimpleNamespace(wake_sources=lambda: ())
     context = SimpleNamespace(
-        scheduler=scheduler, inbox=None, pipeline=None, control=None, clock=None, limits=nothing, outbox=None
+        scheduler=scheduler, inbox=None, pipeline=pipeline, control=None, clock=None, limits=scheduler.limits
     )
     gate = AuditingGate(context)  # type: ignore[arg-type] - a gate that fails before it waits reads no more than this
     result = scheduler.step([Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams())], 0.0)
