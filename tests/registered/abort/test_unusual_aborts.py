@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import RequestRefused, scripted
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 CHUNK = 64
 ONE_STAGE = EngineConfig(chunked_prefill_size=CHUNK)

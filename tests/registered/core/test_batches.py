@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=3, suite="base-cpu")
+register_cpu_ci(est_time=4, suite="base-cpu")
 register_cuda_ci(est_time=30, stage="base-b", runner_config="1-gpu-small")
 
 CHUNK = 64

@@ -12,7 +12,7 @@ from engine import EngineConfig
 from engine.errors import EngineError
 from scripted import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptOptions, ServerDirty, scripted
 
-register_cpu_ci(est_time=8, suite="base-cpu")
+register_cpu_ci(est_time=4, suite="base-cpu")
 
 ONE_STAGE = EngineConfig(chunked_prefill_size=64)
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)

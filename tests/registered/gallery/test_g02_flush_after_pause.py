@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=3, suite="base-cpu")
 
 EIGHT_ROWS = EngineConfig(chunked_prefill_size=64, max_running_requests=8)
 WINDOW = "eight requests run, the rest waits"

@@ -11,7 +11,7 @@ from engine import EngineConfig
 from engine.messages import TokenOutput
 from scripted import scripted
 
-register_cpu_ci(est_time=3, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")
 
 CHUNK = 64

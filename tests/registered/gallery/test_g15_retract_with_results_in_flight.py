@@ -11,7 +11,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=3, suite="base-cpu")
 
 CHUNK = 64
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)

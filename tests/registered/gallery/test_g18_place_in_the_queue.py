@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=4, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 TWO_ROWS = EngineConfig(chunked_prefill_size=64, max_total_tokens=6 * 16, max_running_requests=2)
 WINDOW = "it was retracted while others wait"

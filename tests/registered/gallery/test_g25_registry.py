@@ -8,7 +8,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=3, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 ONE_STAGE = EngineConfig(chunked_prefill_size=64)
 

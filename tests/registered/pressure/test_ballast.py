@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=3, suite="base-cpu")
+register_cpu_ci(est_time=4, suite="base-cpu")
 
 PAGE = 16
 ONE_STAGE = EngineConfig(chunked_prefill_size=64)
