@@ -7,6 +7,7 @@ have.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import sys
@@ -70,9 +71,10 @@ def _module(path: Path) -> types.ModuleType:
 
 
 def _compile(source: bytes, path: Path) -> types.CodeType:
-    """The file with its assertions rewritten, so that they say what they compared."""
-    from _pytest.assertion.rewrite import rewrite_asserts
-
+    """The file with its assertions rewritten, so that they say what they compared; as it is without pytest."""
     tree = ast.parse(source, filename=str(path))
-    rewrite_asserts(tree, source, str(path))
+    with contextlib.suppress(ImportError):
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        rewrite_asserts(tree, source, str(path))
     return compile(tree, str(path), "exec", dont_inherit=True)

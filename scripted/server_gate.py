@@ -97,7 +97,8 @@ class WireSource:
                 continue
             command = decode_command(self._socket.recv())
             if isinstance(command, Shutdown):
-                os.kill(os.getppid(), signal.SIGTERM)
+                # An interrupt ends the server at once; a termination would let live requests run to their end.
+                os.kill(os.getppid(), signal.SIGINT)
                 continue
             run = self._load(command)
             if run is not None:
