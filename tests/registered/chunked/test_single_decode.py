@@ -1,7 +1,8 @@
 """A split prompt with one and two new tokens.
 
 Goal: one new token takes no decode step at all, two take exactly one. Method: count the microbatches by mode, on one
-and on four stages. Origin: the chunked prefill tests of SGLang's scripted runtime; B02. Mutant: decode-runs-twice.
+and on four stages. Origin: the chunked prefill tests of SGLang's scripted runtime; B02. Mutant:
+every-chunk-emits-a-token.
 """
 
 import pytest
