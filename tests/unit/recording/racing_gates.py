@@ -1,0 +1,16 @@
+"""A live gate over a scheduler with the flush race in it."""
+
+from __future__ import annotations
+
+from engine.launch.gate_context import GateContext
+from engine.launch.live_gate import LiveGate
+from scripted.gallery import mutant_named
+
+MUTANT = "flush-ignores-in-flight"
+
+
+def racing_gate(context: GateContext) -> LiveGate:
+    """The live gate; the mutant stays on for the life of the process."""
+    mutant = mutant_named(MUTANT)
+    setattr(mutant.owner, mutant.attribute, mutant.replacement)
+    return LiveGate(context)

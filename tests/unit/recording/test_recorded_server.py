@@ -1,0 +1,109 @@
+"""Recordings of real servers under load: replayed without model and sockets, up to the assertion that they died of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.launch.recording import flight_path
+from engine.launch.settings import ServerSettings
+from engine.recording import read_recording
+from scripted.replay import rerun
+
+START_BOUND_S = 60.0
+END_BOUND_S = 4.0
+CLIENT_TIMEOUT_S = 30.0
+MOST_FLUSHES = 2000
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[PreloadedParent]:
+    with PreloadedParent.start() as started:
+        yield started
+
+
+@pytest.fixture
+def launch(parent: PreloadedParent, tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    processes: list[ServerProcess] = []
+
+    def start(**settings: Any) -> ServerProcess:
+        given = {"port": 0, "chunked_prefill_size": 64, "record": str(tmp_path / "run.rec")} | settings
+        processes.append(parent.serve(ServerSettings(**given), tmp_path, tmp_path / "log"))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait(END_BOUND_S)
+        process.close()
+
+
+def ask(url: str, number: int) -> int:
+    """One request of a mixed load; 0 when the server is gone."""
+    body = {
+        "input_ids": [65 + number % 3] * 40 + [32 + (number * k) % 90 for k in range(1, 30 * (number % 4) + 2)],
+        "sampling_params": {"max_new_tokens": 2 + number % 5, "temperature": number % 2},
+    }
+    return post(f"{url}/generate", body)
+
+
+def post(url: str, body: dict[str, Any]) -> int:
+    try:
+        return httpx.post(url, json=body, timeout=CLIENT_TIMEOUT_S).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+def test_a_loaded_servers_recording_replays(
+    launch: Callable[..., ServerProcess], tmp_path: Path, redacted: bool
+) -> None:
+    """B12, B17: the same plans in every step, by the check sums of each and by the digest of all."""
+    process = launch(pp_size=2, record_redacted=redacted, flight_dir=str(tmp_path))
+    serving = process.wait_ready(START_BOUND_S)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda number: ask(serving.base_url, number), range(24))) == {200}
+    assert post(f"{serving.base_url}/flush_cache", {}) == 200
+    os.kill(serving.pids["scheduler"], signal.SIGUSR2)
+    flight = flight_path(str(tmp_path), serving.pids["scheduler"])
+    deadline = time.monotonic() + END_BOUND_S
+    while not flight.is_file():
+        assert time.monotonic() < deadline, "no flight record was left"
+        assert ask(serving.base_url, 1) == 200
+    process.drain()
+    assert process.wait(END_BOUND_S) == 0
+    recording = read_recording(tmp_path / "run.rec")
+    assert recording.end is not None
+    assert len(recording.steps) > 24
+    assert rerun(str(tmp_path / "run.rec")).passed
+    assert rerun(str(flight)).passed
+
+
+def test_a_crash_under_load_replays_to_the_same_assertion(launch: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    """B15: the flush race of a live server, again on a laptop without the model."""
+    process = launch(pp_size=2, gate="racing_gates:racing_gate", flight_dir=str(tmp_path))
+    serving = process.wait_ready(START_BOUND_S)
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(MOST_FLUSHES):
+            asked = [pool.submit(ask, serving.base_url, 3 + 4 * number)]
+            asked += [pool.submit(post, f"{serving.base_url}/flush_cache", {}) for _ in range(2)]
+            if not all(one.result() for one in asked):
+                break
+    assert process.wait(END_BOUND_S) != 0
+    recording = read_recording(tmp_path / "run.rec")
+    assert recording.end is not None
+    assert "This request holds the node from another tree" in str(recording.end.error)
+    again = rerun(str(tmp_path / "run.rec"), mutant="flush-ignores-in-flight", last_steps=20)
+    assert again.passed
+    assert again.error == recording.end.error
+    assert rerun(str(flight_path(str(tmp_path), serving.pids["scheduler"])), mutant="flush-ignores-in-flight").passed
+    assert not rerun(str(tmp_path / "run.rec")).passed
