@@ -55,7 +55,7 @@ class Planner:
             return False
         if books.chunked is not None or books.waiting:
             return True
-        return any(not request.in_flight for request in books.running.values())
+        return bool(self._ready())
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
