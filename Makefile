@@ -7,12 +7,12 @@ SERVE ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit registered bench serve clean
+.PHONY: help install demo test lint types unit load registered soak bench serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit registered bench: export OMP_NUM_THREADS = 1
-unit registered: export HF_HUB_OFFLINE = 1
+demo unit load registered soak bench: export OMP_NUM_THREADS = 1
+unit load registered soak: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -22,7 +22,7 @@ install: $(INSTALLED) ## the engine and its tools, in .venv, in the versions tha
 demo: $(INSTALLED) ## the flush race on four real stage processes: the bug, the engine, a timeline to look at
 	@$(BIN)/scripted demo
 
-test: lint types unit registered ## everything that a pull request must pass
+test: lint types unit load registered ## everything that a pull request must pass
 
 lint: $(INSTALLED) ## style, and the registrations of the tests
 	$(BIN)/ruff check .
@@ -33,6 +33,13 @@ types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 
 unit: $(INSTALLED) ## the unit tests
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadgroup
+
+load: $(INSTALLED) ## real servers under disturbed clients, every invariant on, for seconds
+	$(BIN)/python -m pytest tests/load -q
+
+soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
+	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4
+	$(BIN)/python tests/load/load.py --clients 64 --seconds 6 --stages 1 4 --kill
 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error
