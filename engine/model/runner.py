@@ -135,6 +135,7 @@ class StageRunner:
         except Exception as exc:  # noqa: BLE001 - whatever a kernel raises fails this microbatch and nothing else
             _log.warning("stage %d failed in microbatch %d", self.stage, microbatch.id, exc_info=exc)
             self.counters.failed += 1
+            self._record.abandon(microbatch.segments)
             output = Completion(
                 microbatch_id=microbatch.id,
                 error=f"stage {self.stage} failed in microbatch {microbatch.id}: {type(exc).__name__}: {exc}",
@@ -149,6 +150,7 @@ class StageRunner:
         except StepFailedError as exc:
             # A plan that no stage can follow has failed already; it must not take this stage down as well.
             _log.warning("stage %d cannot take over microbatch %d: %s", self.stage, microbatch.id, exc)
+        self._record.abandon(microbatch.segments)
         self._count(microbatch)
         self.counters.failed += 1
 

@@ -7,6 +7,7 @@ tokens of a cached prefix count too; the KV sanitizer checks it before every rea
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class SlotRecord:
         self._positions = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._fingerprints = np.zeros(pool.total_slots if sanitize else 0, np.uint64)
         self._tips: dict[int, tuple[int, int]] = {}
+        self._abandoned: set[int] = set()
 
     @property
     def slots_written(self) -> int:
@@ -51,14 +53,21 @@ class SlotRecord:
 
         Raises IntegrityError when a row's slots do not hold that row's tokens.
         """
-        if self._sanitize:
-            for segment in batch.segments:
-                self._chain(segment)
+        checked = self._to_check(batch.segments) if self._sanitize else []
+        for segment in checked:
+            self._chain(segment)
         self._tokens[batch.slots_array] = batch.token_ids_array
         self._positions[batch.slots_array] = batch.positions_array
-        if self._sanitize:
-            for segment in batch.segments:
-                self._check(segment)
+        for segment in checked:
+            self._check(segment)
+
+    def abandon(self, segments: Sequence[Segment]) -> None:
+        """Stop checking the rows of a microbatch that was not computed, each until its next tenant.
+
+        Later parts of the same prompts may be on their way already. They will read what was never written, but their
+        requests have ended: nobody gets to see what comes of it.
+        """
+        self._abandoned.update(segment.row for segment in segments)
 
     def history(self, segment: Segment) -> NDArray[np.int32]:
         """The ids of a segment's row by position, up to and including the segment's own tokens."""
@@ -69,6 +78,11 @@ class SlotRecord:
         self._tokens.fill(_NEVER_WRITTEN)
         self._positions.fill(_NEVER_WRITTEN)
         self._tips.clear()
+        self._abandoned.clear()
+
+    def _to_check(self, segments: Sequence[Segment]) -> list[Segment]:
+        self._abandoned.difference_update([segment.row for segment in segments if segment.sampling is not None])
+        return [segment for segment in segments if segment.row not in self._abandoned]
 
     def _chain(self, segment: Segment) -> None:
         slots = self._slots(segment)

@@ -143,6 +143,21 @@ def test_the_sanitizer_finds_a_page_overwritten_by_a_sibling() -> None:
         chain.forward(Segment("a", 0, 5, (6,), 0, (), True))
 
 
+@pytest.mark.parametrize("failing_stage", [0, 1])
+def test_the_sanitizer_is_blind_to_the_rest_of_a_failed_prompt(failing_stage: int) -> None:
+    """A05: the next chunk of a failed request is on its way already; its row is checked again for its next tenant."""
+    chain = chain_of(kv_sanitizer=True, pp_size=2)
+    chain.runners[failing_stage].fail_next()
+    assert "injected" in str(
+        chain.forward(Segment("a", 0, 0, (1, 2, 3, 4, 5), 0, (0, 1), False, SamplingSpec(seed=0))).error
+    )
+    assert chain.forward(Segment("a", 0, 5, (6,), 0, (), True)).error is None
+    chain.forward(Segment("b", 0, 0, (1, 2, 3, 4, 5), 0, (0, 1), False, SamplingSpec(seed=0)))
+    chain.forward(Segment("c", 1, 0, (9, 9, 9, 9, 9), 0, (0, 2), False, SamplingSpec(seed=0)))
+    with pytest.raises(IntegrityError, match=r"KV of b \(row 0\) at position"):
+        chain.forward(Segment("b", 0, 5, (6,), 0, (), True))
+
+
 def test_without_the_sanitizer_nothing_is_checked() -> None:
     chain = chain_of()
     chain.forward(Segment("a", 0, 0, (1, 2, 3, 4, 5), 0, (0, 1), False, SamplingSpec(seed=0)))
