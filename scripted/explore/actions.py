@@ -38,13 +38,17 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 class StartRequest(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
-    """A greedy request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens."""
+    """A greedy request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+
+    ``stop`` is a token that ends it.
+    """
 
     rid: str
     prompt: int
     new: int = 2
     seed: int = 0
     priority: int = 0
+    stop: int | None = None
 
 
 class AbortRequest(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):

@@ -150,7 +150,7 @@ class SimulatedGate:
             self._record(result)
         self.ledger.check(events, result, flushable=self._flushable)
         # A step without input and output has changed nothing that was not audited behind the one before.
-        if events or result.microbatch is not None or result.replies:
+        if events or result.again or result.replies:
             self.scheduler.check_integrity()
             self.promises.check(result, missing=bool(self._results.due_steps()))
         if self.pipeline.corruptions:
@@ -281,7 +281,8 @@ class SimulatedGate:
 
 
 def _generate(action: StartRequest) -> Generate:
-    sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0)
+    stop = () if action.stop is None else (action.stop,)
+    sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0, stop_token_ids=stop)
     return Generate(
         rid=action.rid, prompt_ids=prompt_ids(action.prompt, action.seed), sampling=sampling, priority=action.priority
     )

@@ -171,6 +171,9 @@ class Ledger:
         life = lives[0]
         life.tokens += output.token_ids
         self._check_counts(life, output)
+        stops = life.message.sampling.stop_token_ids
+        if any(token in stops for token in life.tokens) and output.finish_reason is not FinishReason.STOP:
+            raise Violation(f"{output.rid} goes on behind its stop token: {life.tokens}")
         if output.finish_reason is not None:
             self._check_reason(life, output)
             self._end(life, output.finish_reason)
@@ -191,7 +194,10 @@ class Ledger:
             (reason is FinishReason.LENGTH and len(life.tokens) != self._most_tokens(life))
             or (reason is FinishReason.ABORT and rid not in self._may_abort)
             or (reason is FinishReason.ERROR and not (self._may_fail and output.error and self._dead in output.error))
-            or reason is FinishReason.STOP
+            or (
+                reason is FinishReason.STOP
+                and not any(t in life.message.sampling.stop_token_ids for t in life.tokens[-1:])
+            )
         )
         if wrong:
             raise Violation(

@@ -6,7 +6,7 @@ Looked at after each step from the live books, and never from the answers, which
 from __future__ import annotations
 
 from engine.messages import PauseMode
-from engine.plan import ForwardMode
+from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
 from scripted.explore.ledger import Violation
@@ -20,6 +20,9 @@ class Promises:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._retractions = 0
+        # How often each request was sent back, as of the last look, and whether a pause is still sending some back.
+        self._sent_back: dict[str, int] = {}
+        self._pausing = False
 
     def check(self, result: StepResult, *, missing: bool) -> None:
         """After a step; ``missing`` says that results are still to come. Raises Violation."""
@@ -36,10 +39,17 @@ class Promises:
             )
         retracted = self._scheduler.counters.retractions != self._retractions
         self._retractions = self._scheduler.counters.retractions
-        if books.waiting:
+        if retracted:
+            self._check_victims(result)
+        elif result.microbatch is not None:
+            self._check_spread(result.microbatch)
+        if books.waiting and not retracted:
             self._check_queue()
-            if not retracted and self._could_start(result):
+            if result.microbatch is not None:
+                self._check_order(result.microbatch)
+            if self._could_start(result):
                 self._check_nobody_is_held_up()
+        self._pausing = books.paused is not None or bool(books.retracting)
 
     def check_hits(self) -> None:
         """When all have ended: a prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
@@ -48,6 +58,45 @@ class Promises:
         for node in self._scheduler.memory.tree.nodes():
             if node.hit_count > most:
                 raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
+
+    def _check_victims(self, result: StepResult) -> None:
+        """Who is sent back for want of memory is the latest to arrive of those that could have been."""
+        books, before = self._scheduler.books, self._sent_back
+        victims = [one for one in books.waiting if one.retractions > before.get(one.rid, 0)]
+        before.update({one.rid: one.retractions for one in books.waiting})
+        if self._pausing or books.paused is not None:
+            return
+        here = result.microbatch.rids if result.microbatch is not None else ()
+        for victim in victims:
+            for other in books.running.values():
+                idle = other.in_flight == (1 if other.rid in here else 0)
+                if idle and other.priority == victim.priority and other.arrival > victim.arrival:
+                    raise Violation(f"{victim.rid} gave way to {other.rid}, which came later")
+
+    def _check_spread(self, microbatch: Microbatch) -> None:
+        """Decodes are spread over the stages, so that none idles behind one big batch."""
+        running, stages = len(self._scheduler.books.running), self._scheduler.limits.pp_size
+        most = -(-running // stages)
+        if microbatch.mode is ForwardMode.DECODE and len(microbatch.segments) > most:
+            raise Violation(
+                f"{len(microbatch.segments)} of {running} running requests are in one microbatch of {stages} stages"
+            )
+
+    def _check_order(self, microbatch: Microbatch) -> None:
+        """The first to start is the first by the policy among those that fit."""
+        policy = self._scheduler.limits.schedule_policy
+        started = next((one for one in microbatch.segments if one.sampling is not None), None)
+        request = None if started is None else self._scheduler.find_request(started.rid)
+        if started is None or request is None or policy == "fcfs":
+            return
+        memory, running = self._scheduler.memory, len(self._scheduler.books.running)
+        for other in self._scheduler.books.waiting:
+            if policy == "priority":
+                first = other.priority > request.priority
+            else:
+                first = memory.cached_tokens(other.ids) > started.start
+            if first and memory.pages_for(len(other.ids)) + running <= memory.available_pages:
+                raise Violation(f"{other.rid} fits and is first by the policy {policy}, but {request.rid} is started")
 
     def _check_queue(self) -> None:
         most = self._scheduler.limits.max_queued_requests

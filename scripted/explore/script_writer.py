@@ -124,7 +124,9 @@ class _Writer:
     def _start(self, start: StartRequest) -> list[str]:
         handle = _identifier(start.rid)
         given = f'rid="{start.rid}", prompt_len={start.prompt}, prompt_seed={start.seed}, max_new_tokens={start.new}'
-        call = f"t.start_req({given}{f', priority={start.priority}' if start.priority else ''})"
+        given += f", priority={start.priority}" if start.priority else ""
+        given += f", stop_token_ids=[{start.stop}]" if start.stop is not None else ""
+        call = f"t.start_req({given})"
         if start.rid in self._refused:
             return ["with pytest.raises(RequestRefused):", f"{_INDENT}{call}"]
         self._handles.append(handle)

@@ -24,6 +24,8 @@ _TEXTS: Final = {
     # The flagship: between the last chunk and its result every queue is empty.
     FLAGSHIP: f"{_PP4}; 1 start a prompt=125 new=2",
     "one-stage": f"{_PP1}; 1 start a prompt=70 new=3",
+    "names-with-a-common-prefix": f"{_PP1} pp_size=2; 1 start r-1 prompt=20 new=4; 1 start r-10 prompt=20 seed=1 new=4",
+    "deferred-flush": f"{_PP4}; 1 start a prompt=125 new=2; 3 flush timeout_s=5.0",
     "one-stage-deep": f"{_PP1} pp_async_depth=2; 1 start a prompt=70 new=3; 2 start b prompt=40 seed=1 new=3",
     "warm-prefix": f"{_PP4}; 1 start warm prompt=96 new=1; 16 start a prompt=125 new=2",
     # Equal prompts of full pages: a fully cached prompt must still compute one token.
@@ -60,6 +62,16 @@ _TEXTS: Final = {
         "max_total_tokens=48; 1 start a prompt=13 new=8; 1 start b prompt=12 seed=1 new=8; "
         "5 start c prompt=14 seed=2 new=3 priority=2; 6 start d prompt=6 seed=3 new=2 priority=1"
     ),
+    "priorities-in-line": (
+        "schedule_policy=priority max_running_requests=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=3; "
+        "2 start b prompt=20 seed=1 priority=1; 2 start c prompt=20 seed=2 priority=5"
+    ),
+    "prefix-in-line": (
+        "schedule_policy=lpm max_running_requests=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=40 new=3; "
+        "2 start b prompt=40 seed=1; 2 start c prompt=60"
+    ),
+    # The second token of this prompt, at which it stops.
+    "stops": f"{_PP4}; 1 start a prompt=125 new=5 stop=92",
     "longest-prefix": (
         "schedule_policy=lpm max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=40 new=3; "
         "2 start b prompt=40 seed=1 new=2; 2 start c prompt=60 new=2"
@@ -87,9 +99,7 @@ _TEXTS: Final = {
         "page_size=4 max_total_tokens=40 chunked_prefill_size=16; 1 start a prompt=18 new=8; 2 start big prompt=33 seed=1 new=2; "
         "2 start c prompt=5 seed=2 new=2; 3 start d prompt=5 seed=3 new=2"
     ),
-    "names-with-a-common-prefix": f"{_PP1} pp_size=2; 1 start r-1 prompt=20 new=4; 1 start r-10 prompt=20 seed=1 new=4",
     "same-rid-again": f"{_PP1} pp_size=2; 1 start a prompt=40 new=3; 4 abort a; 4 start a prompt=50 seed=1 new=2",
-    "deferred-flush": f"{_PP4}; 1 start a prompt=125 new=2; 3 flush timeout_s=5.0",
     "deferred-flush-gives-up": f"{_PP4}; 1 start a prompt=125 new=2; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds=2.0; 8 release",
     "paused-with-a-queue": (
         "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=5; "

@@ -46,6 +46,16 @@ FOUND_EARLY = [
     "parts-of-a-prompt-count-as-hits",
     "death-blames-another-stage",
     "death-looks-like-a-normal-end",
+    "abort-matches-by-prefix",
+    "second-deferred-flush-replaces-the-first",
+    "deferred-flush-has-no-deadline",
+    "flush-refused-by-the-queue",
+    "flush-answers-but-does-nothing",
+    "stop-token-is-ignored",
+    "victim-is-the-earliest",
+    "one-big-decode-batch",
+    "longest-prefix-is-not-asked",
+    "priority-is-upside-down",
 ]
 
 
