@@ -74,6 +74,8 @@ def _copy_tuple(value: tuple[Any, ...], memo: _Memo) -> tuple[Any, ...]:
 def _copy_dict(value: dict[Any, Any], memo: _Memo) -> dict[Any, Any]:
     new: dict[Any, Any] = {}
     memo[id(value)] = new
+    if not value:
+        return new
     for key, item in value.items():
         new[key if type(key) in _ATOMS else _copy(key, memo)] = item if type(item) in _ATOMS else _copy(item, memo)
     return new
@@ -87,7 +89,8 @@ def _copy_set(value: set[Any], memo: _Memo) -> set[Any]:
 def _copy_deque(value: deque[Any], memo: _Memo) -> deque[Any]:
     new: deque[Any] = deque(maxlen=value.maxlen)
     memo[id(value)] = new
-    new.extend([_copy(item, memo) for item in value])
+    if value:
+        new.extend([item if type(item) in _ATOMS else _copy(item, memo) for item in value])
     return new
 
 
