@@ -71,7 +71,7 @@ class RefusalKind(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
 
     ``top_k=-1`` means no limit, ``temperature=0`` means greedy. Validated where a request enters (the front end or a
