@@ -23,6 +23,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 DEFAULT_PAGE = Path("out/flush_race.html")
+DEFAULT_PP_SIZE = 4
+DEFAULT_ASYNC_DEPTH = 2
+DEFAULT_CHUNK_TOKENS = 64
 
 app = typer.Typer(
     name="scripted",
@@ -110,6 +113,45 @@ def view(
         written = perfetto
         _write(written, to_perfetto(runs[0]))
     typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.records)} steps)' for trace in runs)}")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the test, in small letters: flush_meets_abort")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
+    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
+) -> None:
+    """Write a race test that passes, to be changed into your own; print the command that runs it."""
+    from scripted.scaffold import command_of, new_test
+
+    path = new_test(name, folder=folder, pp_size=pp_size)
+    typer.echo(f"{path} is written; run it:\n{command_of(path)}")
+
+
+@app.command()
+def shell(
+    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
+    async_depth: Annotated[int, typer.Option(help="microbatches in flight beyond one a stage")] = DEFAULT_ASYNC_DEPTH,
+    chunk: Annotated[int, typer.Option(help="tokens of a prompt in one part")] = DEFAULT_CHUNK_TOKENS,
+    tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+) -> None:
+    """Debug the scheduler by hand, step by step, or from a file: scripted shell < session.txt."""
+    from engine.config import EngineConfig
+    from scripted.gallery import mutant_named
+    from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
+    from scripted.single import console
+
+    if tier is not Tier.SIM:
+        _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
+    if mutant is not None:
+        mutant_named(mutant)
+    config = EngineConfig(pp_size=pp_size, pp_async_depth=async_depth, chunked_prefill_size=chunk)
+    interactive = sys.stdin.isatty()
+    prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
+    session = DebugSession(config, prompt, console, mutant=mutant)
+    if not session.run() or (session.refused and not interactive):
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()

@@ -1,0 +1,77 @@
+"""What the shell shows: the engine and its requests as tables, and what the clients were told.
+
+Looks only; takes nothing from the engine that a script could not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.box import ASCII
+from rich.table import Table
+from rich.text import Text
+
+from scripted.client import Call
+from scripted.handle import RequestHandle
+from scripted.shell.statements import Names
+from scripted.state import State
+from scripted.timeline.wording import printable
+
+__all__ = ["news_of", "requests_table", "state_table"]
+
+
+def state_table(state: State) -> Table:
+    """The engine between two steps."""
+    table = Table(box=ASCII, title=f"step {state.step}, {state.now:g} s", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _rows(state):
+        table.add_row(Text(name), Text(text))
+    return table
+
+
+def requests_table(handles: Iterable[RequestHandle]) -> Table:
+    """Every request of the session: what the scheduler did with it and what its client has."""
+    table = Table(box=ASCII)
+    for title in ("rid", "status", "prompt left", "chunks", "cached", "pages", "retracted", "tokens", "end", "client"):
+        table.add_column(title)
+    for r in handles:
+        client = "hung up" if r.client.dropped else f"{r.client.status or '-'} {printable(r.client.text)!r}"
+        numbers = (r.remaining_prompt_tokens, r.chunks_done, r.cached_tokens, r.kv_pages, r.retractions)
+        cells = [r.rid, r.status, *map(str, numbers), str(len(r.output_ids)), r.finish_reason or "", client]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def news_of(names: Names) -> Iterator[str]:
+    """What has been answered: a line for each request that has ended, and for each call."""
+    for name, value in names.items():
+        if isinstance(value, RequestHandle) and value.finished:
+            yield f"{name} ended: {value.finish_reason}, {len(value.output_ids)} tokens" + (
+                f" ({printable(value.error)})" if value.error else ""
+            )
+        elif isinstance(value, Call) and value.done:
+            yield f"{name} {value.name} -> {value.status}: {printable(value.text)}"
+
+
+def _rows(state: State) -> Iterator[tuple[str, str]]:
+    yield "waiting", " ".join(state.waiting) or "-"
+    yield "chunked", state.chunked or "-"
+    yield "running", " ".join(state.running) or "-"
+    flights = [f"#{m.id} {m.mode} of {' '.join(m.rids)}, due at step {m.due_at_step}" for m in state.in_flight]
+    yield "in flight", "\n".join(flights) or "-"
+    yield "paused", state.paused or "no"
+    kv, rows = state.kv, state.rows
+    yield "pages", f"{kv.free} free, {kv.cached} cached, {kv.held} held ({kv.reserved} reserved) of {kv.total}"
+    yield "rows", f"{rows.free} free ({rows.reserved} reserved) of {rows.total}"
+    yield "prefix tree", f"{state.tree.nodes} nodes, {state.tree.locked_nodes} locked"
+    words = [
+        word
+        for word, holds in (
+            ("queues clear", state.queues_clear),
+            ("quiescent", state.is_quiescent),
+            ("fully idle", state.is_fully_idle),
+        )
+        if holds
+    ]
+    yield "so it is", ", ".join(words) or "busy"

@@ -1,0 +1,78 @@
+"""A session as a pytest file: its statements as lines of script, and what clients had been told at its end.
+
+What is asserted comes from a run of its own on the engine as it is, so a file that is written is a file that passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engine.config import EngineConfig
+from scripted.client import Call
+from scripted.errors import ScriptDefinitionError, ScriptError
+from scripted.explore.schedule import config_values
+from scripted.handle import RequestHandle
+from scripted.scaffold import render_source, write_new
+from scripted.shell.statements import Names, Statement, lines_of
+from scripted.sim import ScriptedSim
+from scripted.waits import Steps
+
+__all__ = ["save_session"]
+
+_TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
+# A server's boot, one script in it, and each stage.
+_BASE_TIME_S: Final = 4
+
+
+def save_session(path: Path, config: EngineConfig, statements: list[Statement], *, mutant: str | None = None) -> None:
+    """Write the session as a test, ``mutant`` named as what it was found with.
+
+    Raises ScriptDefinitionError when the file is there, or when the session does not pass without the mutant.
+    """
+    ending = _Ending(statements)
+    try:
+        steps = ScriptedSim(config).run(ending.script).steps
+    except ScriptError as exc:
+        raise ScriptDefinitionError(
+            f"{path} was not written: the session does not pass on the engine as it is: {exc.report.headline}"
+        ) from exc
+    if not steps:
+        raise ScriptDefinitionError(f"{path} was not written: the session runs no step, so it tests nothing; use step")
+    text = render_source(
+        _TEMPLATE,
+        name=path.stem.removeprefix("test_") or "session",
+        config=", ".join(f"{name}={value!r}" for name, value in config_values(config).items()),
+        est_time=_BASE_TIME_S + config.pp_size,
+        lines=[*lines_of(statements), *ending.assertions],
+        mutant=mutant,
+    )
+    write_new(path, text)
+
+
+@dataclass
+class _Ending:
+    """Runs the statements and writes down what holds behind the last one."""
+
+    statements: list[Statement]
+    assertions: tuple[str, ...] = ()
+
+    def script(self, t: Any) -> Steps:
+        """The session as a script."""
+        names: Names = {"t": t}
+        for statement in self.statements:
+            yield from statement.perform(names)
+        self.assertions = tuple(
+            assertion for name, value in names.items() if (assertion := _assertion(name, value)) is not None
+        )
+
+
+def _assertion(name: str, value: object) -> str | None:
+    if isinstance(value, RequestHandle):
+        if value.finish_reason is None:
+            return f"assert not {name}.finished"
+        return f'assert {name}.finish_reason == "{value.finish_reason}"'
+    if isinstance(value, Call):
+        return f"assert {name}.status == {value.status}" if value.done else f"assert not {name}.done"
+    return None

@@ -1,0 +1,213 @@
+"""A debugging session: statements run as they come, in a script that waits for its next line between two steps.
+
+Owns the list of statements, which is all that a session is: undo and a death end the run, and the list runs again on
+a new engine. Never touches the engine but through ``t``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from engine.config import EngineConfig
+from engine.limits import EMBEDDED_FACTS, Limits
+from scripted.context import ScriptContext
+from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptDefinitionError, ScriptError
+from scripted.handle import RequestHandle
+from scripted.report import FailureReport
+from scripted.shell.commands import HELP, BadCommand, Command, Look, Save, Show, Undo, read_command
+from scripted.shell.display import news_of, requests_table, state_table
+from scripted.shell.prompt import Prompt
+from scripted.shell.saved import save_session
+from scripted.shell.statements import Names, Statement, lines_of
+from scripted.sim import ScriptedSim
+from scripted.table import render_text, step_table
+from scripted.waits import Steps
+from scripted.wire import ScriptOptions
+
+__all__ = ["DebugSession"]
+
+# A person may go to lunch in the middle of a race.
+SESSION_TIMEOUT_S: Final = 24 * 3600.0
+SESSION_MAX_STEPS: Final = 1_000_000
+TABLE_WIDTH_COLUMNS: Final = 118
+
+
+class _Again(BadCall):
+    """Ends a run so that the statements, changed, run again on a new engine."""
+
+
+class DebugSession:
+    """Reads lines and does what they say; ``mutant`` switches a bug of the gallery on."""
+
+    def __init__(self, config: EngineConfig, prompt: Prompt, console: Console, *, mutant: str | None = None) -> None:
+        self.statements: list[Statement] = []
+        self.refused = 0
+        self._config = config
+        self._prompt = prompt
+        self._console = console
+        self._mutant = mutant
+        self._left = False
+        self._saving: Path | None = None
+
+    def run(self) -> bool:
+        """Run until the input ends or quits; True when the engine then drained and every check held."""
+        sim = ScriptedSim(self._config, mutant=self._mutant)
+        options = ScriptOptions(
+            timeout_s=SESSION_TIMEOUT_S, max_steps=SESSION_MAX_STEPS, check_every_step=self._mutant is None
+        )
+        while not self._left:
+            try:
+                done = sim.run(self._script, options=options)
+            except ScriptError as exc:
+                if not isinstance(exc.__cause__, _Again):
+                    self._say(exc.report.render())
+                    self._bury(exc.report)
+                self._save()
+            else:
+                self._say(
+                    f"the engine drained and every check held: {done.steps} steps, digest {done.digest}, "
+                    f"{done.compared} outputs compared"
+                )
+                return True
+        return False
+
+    # -- the script --
+
+    def _script(self, t: ScriptContext) -> Steps:
+        """Catch up with the statements so far, then go on with each line until the input ends."""
+        names: Names = {"t": t}
+        for statement in tuple(self.statements):
+            yield from statement.perform(names)
+        while (command := self._next_command(f"step {t.state.step}> ")) is not None:
+            if isinstance(command, Look):
+                self._look(command, t, names)
+            elif isinstance(command, (Undo, Save)):
+                self._change(command)
+            else:
+                yield from self._go(command, t, names)
+        self._left = True
+
+    def _go(self, statement: Statement, t: ScriptContext, names: Names) -> Steps:
+        """Perform a statement and record it; when it fails, everything is as before it, by running the others again."""
+        before = set(news_of(names))
+        self.statements.append(statement)
+        with self._live(t) as refresh:
+            try:
+                for _ in statement.perform(names):
+                    refresh()
+                    yield
+            except Overdue:
+                raise
+            except Exception as exc:
+                self.statements.pop()
+                self._refuse(f"{_text_of(exc)}\nnothing was changed")
+                raise _Again("a statement failed") from exc
+        for line in news_of(names):
+            if line not in before:
+                self._say(line)
+        self._say(str(t.state))
+
+    @contextlib.contextmanager
+    def _live(self, t: ScriptContext) -> Iterator[Callable[[], None]]:
+        """A table that follows the steps, where a person can see it change."""
+        if not self._prompt.is_interactive or not self._console.is_terminal:
+            yield lambda: None
+            return
+        with Live(state_table(t.state), console=self._console, transient=True) as live:
+            yield lambda: live.update(state_table(t.state))
+
+    # -- commands --
+
+    def _next_command(self, prompt: str) -> Command | None:
+        """The next line that says something; None at the end."""
+        while (line := self._prompt.read(prompt)) is not None:
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            try:
+                command = read_command(line, self.statements)
+            except BadCommand as exc:
+                self._refuse(str(exc))
+                continue
+            if isinstance(command, Undo) and command.count > len(self.statements):
+                self._refuse(f"there are {len(self.statements)} commands to undo, got undo {command.count}")
+                continue
+            return None if isinstance(command, Look) and command.what is Show.QUIT else command
+        return None
+
+    def _look(self, look: Look, t: ScriptContext, names: Names) -> None:
+        if look.what is Show.STATE:
+            self._say(render_text(state_table(t.state), TABLE_WIDTH_COLUMNS))
+        elif look.what is Show.REQUESTS:
+            handles = [value for value in names.values() if isinstance(value, RequestHandle)]
+            self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
+        elif look.what is Show.HISTORY:
+            table = step_table(t.history, t.scheduler.limits, last=look.count)
+            self._say(render_text(table, TABLE_WIDTH_COLUMNS))
+        else:
+            self._say(self._text_of_show(look.what))
+
+    def _text_of_show(self, what: Show) -> str:
+        return HELP if what is Show.HELP else "\n".join(lines_of(self.statements)) or "nothing yet"
+
+    def _change(self, command: Undo | Save) -> None:
+        """Note what to do, and end the run: nothing else may run in the engine while it is done."""
+        if isinstance(command, Undo):
+            undone = self.statements[-command.count :]
+            del self.statements[-command.count :]
+            self._say("undone: " + "; ".join(lines_of(undone)))
+        else:
+            self._saving = command.path
+        raise _Again("the session goes on in a new run")
+
+    def _save(self) -> None:
+        path, self._saving = self._saving, None
+        if path is None:
+            return
+        try:
+            save_session(path, self._config, self.statements, mutant=self._mutant)
+        except (ScriptDefinitionError, OSError) as exc:
+            self._refuse(str(exc))
+        else:
+            self._say(f"{path}: {len(self.statements)} commands; pytest {path} runs it")
+
+    # -- after a death --
+
+    def _bury(self, report: FailureReport) -> None:
+        """The engine is gone: what is left is to look back, to undo, to save and to leave."""
+        if self._left:
+            return
+        self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")
+        while (command := self._next_command("dead> ")) is not None:
+            if isinstance(command, Look) and command.what is Show.HISTORY:
+                table = step_table(report.records, Limits.of(self._config, EMBEDDED_FACTS), last=command.count)
+                self._say(render_text(table, TABLE_WIDTH_COLUMNS))
+            elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):
+                self._say(self._text_of_show(command.what))
+            elif isinstance(command, Save):
+                self._saving = command.path
+                self._save()
+            elif isinstance(command, Undo):
+                with contextlib.suppress(_Again):
+                    self._change(command)
+                return
+            else:
+                self._refuse("the engine is dead; undo first")
+        self._left = True
+
+    def _refuse(self, why: str) -> None:
+        self.refused += 1
+        self._say("".join(f"! {line}\n" for line in why.splitlines()).rstrip())
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _text_of(exc: Exception) -> str:
+    """Errors made for people as they are; others, which an expression raised, with their type."""
+    return str(exc) if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)) else f"{type(exc).__name__}: {exc}"

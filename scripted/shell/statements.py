@@ -1,0 +1,96 @@
+"""The statements of a session: each knows its lines in a script, and runs by evaluating what those lines say.
+
+So what was seen in the shell and what a saved file does cannot differ. A statement keeps no state of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scripted.waits import Steps
+
+__all__ = ["Names", "RunUntil", "Statement", "StepOn", "VerbCall", "lines_of"]
+
+Names = dict[str, Any]
+"""The variables of a script: ``t``, handles by their rid, calls by their number."""
+
+
+class Statement(Protocol):
+    """One recorded command."""
+
+    def lines(self) -> list[str]:
+        """The lines of script that do it."""
+        ...
+
+    def perform(self, names: Names) -> Steps:
+        """Do it, and yield for each step of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class VerbCall:
+    """A verb of ``t``, as an expression; what it returns is kept under ``name``, if there is one."""
+
+    expression: str
+    name: str | None = None
+    rid: str | None = None
+
+    def lines(self) -> list[str]:
+        """The call, or the assignment of it."""
+        return [self.expression if self.name is None else f"{self.name} = {self.expression}"]
+
+    def perform(self, names: Names) -> Steps:
+        """Call it; it takes no step."""
+        value = _evaluate(self.expression, names)
+        if self.name is not None:
+            names[self.name] = value
+        yield from ()
+
+
+@dataclass(frozen=True)
+class StepOn:
+    """So many steps."""
+
+    count: int
+
+    def lines(self) -> list[str]:
+        """A bare yield, or a loop of it."""
+        return ["yield"] if self.count == 1 else [f"for _ in range({self.count}):", "    yield"]
+
+    def perform(self, names: Names) -> Steps:
+        """Let them run."""
+        del names
+        for _ in range(self.count):
+            yield
+
+
+@dataclass(frozen=True)
+class RunUntil:
+    """Steps until an expression over ``t``, handles and calls holds."""
+
+    expression: str
+
+    def lines(self) -> list[str]:
+        """The wait."""
+        return [f"yield from {self._wait}"]
+
+    def perform(self, names: Names) -> Steps:
+        """Wait. The expression is asked at once, so that one that cannot be asked is found before anything moves."""
+        _evaluate(self.expression, names)
+        yield from _evaluate(self._wait, names)
+
+    @property
+    def _wait(self) -> str:
+        return f"t.run_until(lambda: {self.expression})"
+
+
+def lines_of(statements: list[Statement]) -> Iterator[str]:
+    """The lines of a script's body."""
+    for statement in statements:
+        yield from statement.lines()
+
+
+def _evaluate(expression: str, names: Names) -> Any:
+    return eval(expression, names)  # noqa: S307 - it is the user's own script, in the user's own process
