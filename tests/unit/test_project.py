@@ -29,8 +29,8 @@ PACKAGES = ("engine", "scripted", "ci")
 WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", ".ci", ".github")
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".jinja", ""}
 DOCSTRING_LINES = 5
-# Homes of people, and of the machine that the project is written on.
-PERSONAL_PATHS = re.compile(r"/(home|Users|root)/\w|(?<![\w.])/work/\w")
+# Homes of people, and the folder that this checkout happens to be in.
+PERSONAL_PATHS = re.compile(rf"/(home|Users|root)/\w|{re.escape(str(ROOT))}")
 APPS = {"engine": engine_app, "scripted": scripted_app, "ci": ci_app}
 GUIDES = ("README.md", "docs/architecture.md", "docs/script_api.md")
 SCRIPT_OBJECTS = (ScriptContext, RequestHandle, Call, ClientView, State, Microbatch, KVState, RowState, TreeState)
