@@ -10,7 +10,7 @@ from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=7, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=90, stage="extra-b", runner_config="4-gpu")
 
 CHUNK = 64

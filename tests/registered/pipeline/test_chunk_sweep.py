@@ -11,7 +11,7 @@ from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=7, suite="base-cpu")
+register_cpu_ci(est_time=3, suite="base-cpu")
 register_cuda_ci(est_time=60, stage="extra-b", runner_config="4-gpu")
 
 CHUNK = 64

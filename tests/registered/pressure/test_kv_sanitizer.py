@@ -12,7 +12,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import ScriptedSim, ScriptError, ScriptOptions
 
-register_cpu_ci(est_time=5, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 PAGE = 16
 SANITIZED = EngineConfig(

@@ -9,7 +9,7 @@ from ci.register import register_cpu_ci
 from engine import EngineConfig
 from scripted import scripted
 
-register_cpu_ci(est_time=5, suite="base-cpu")
+register_cpu_ci(est_time=2, suite="base-cpu")
 
 SMALL_POOL = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64, max_total_tokens=40 * 16)
 RETRACTED = "a wave was retracted"
