@@ -156,8 +156,8 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
         return ()
     shown = tuple(frame for frame in frames[first:] if not Path(frame.file).is_relative_to(_HARNESS))
     # What a verb or a wait raises on purpose, and what passes through one, is to be read at the script's line.
-    meant = isinstance(exc, (BadCall, BudgetSpent, RequestRefused, Overdue)) or shown[-1] == frames[-1]
-    return shown if meant else tuple(frames[first:])
+    meant = isinstance(exc, (BadCall, BudgetSpent, RequestRefused, Overdue)) or shown[-1:] == (frames[-1],)
+    return shown if shown and meant else tuple(frames[first:])
 
 
 def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
