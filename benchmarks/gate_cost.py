@@ -35,8 +35,6 @@ SIMULATED_PAIRS: Final = 150
 SIMULATED_STEPS: Final = 20
 WARM_UP_STEPS: Final = 50
 RESAMPLES: Final = 2000
-# Less than a live step differs from the next one.
-TARGET_PERCENT: Final = 1.0
 US: Final = 1e6
 
 
@@ -57,13 +55,6 @@ def measure() -> Iterator[Measurement]:
         value=_difference(live) * US,
         unit="us",
         spread=_spread(live),
-    )
-    yield Measurement(
-        name="gate, most that it can cost of a live step",
-        value=100 * _interval(simulated)[1] / _step(live),
-        unit="%",
-        target=TARGET_PERCENT,
-        spread="upper end of the first interval, of the embedded model's step",
     )
 
 
