@@ -41,6 +41,12 @@ class EngineConfig(BaseModel):
         description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else ZMQ",
     )
 
+    attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
+        "auto",
+        description="'varlen': one kernel call a layer over the page tables (CUDA, 16 bits); 'sdpa': keys are gathered "
+        "first; 'auto': varlen where the device and the model can, else sdpa",
+    )
+
     chunked_prefill_size: int = Field(
         512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
     )

@@ -6,7 +6,7 @@ several stages can live in one process. Called once a layer and forward.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from engine.errors import StepFailedError
 from engine.model.batch import AttentionGroup, ForwardBatch
 from engine.model.kv_pool import KVPool
 
-__all__ = ["IMPLEMENTATION", "LayerAttention", "StageAttention", "register"]
+__all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "StageAttention", "register"]
 
 IMPLEMENTATION = "lockstep_paged"
 
@@ -31,8 +31,24 @@ class StageAttention:
         self.calls = 0
 
 
+class PagedAttention(Protocol):
+    """The attention of one layer over its part of the pool. See ``LayerAttention.attend`` for the shapes."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Store key and value, then attend with query."""
+
+
 class LayerAttention:
-    """The attention of one layer over its part of the pool; ``layer`` is the layer's place within the stage."""
+    """Gathers keys and values, then attends; ``layer`` is the layer's place within the stage. Runs on any device."""
 
     def __init__(self, stage: StageAttention, layer: int) -> None:
         self._stage = stage
@@ -68,10 +84,7 @@ class LayerAttention:
     def _attend(
         self, query: torch.Tensor, group: AttentionGroup, *, scale: float, window: int | None, softcap: float | None
     ) -> torch.Tensor:
-        """One group: query [rows * queries, heads, size] to the same shape.
-
-        The one place that a fused variable-length kernel would replace.
-        """
+        """One group: query [rows * queries, heads, size] to the same shape."""
         tokens, heads, size = query.shape
         keys = _gather(self._keys, group).to(query.dtype)  # [kv heads, rows, keys, size]
         values = _gather(self._values, group).to(query.dtype)
@@ -112,7 +125,7 @@ def _paged_attention(
     del attention_mask, others
     if s_aux is not None:
         raise StepFailedError("attention sinks are not supported by paged attention; serve a model without them")
-    layer: LayerAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
+    layer: PagedAttention = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set at load
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     tokens_first = [states[0].transpose(0, 1) for states in (query, key, value)]
     return layer.attend(*tokens_first, scale=scale, window=sliding_window, softcap=softcap)[None], None

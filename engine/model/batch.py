@@ -6,15 +6,18 @@ Built once a forward from the plan and the page tables, then shared by every lay
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.model.kv_pool import KVPool, Slots
+from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AttentionGroup", "ForwardBatch"]
+__all__ = ["AttentionGroup", "ForwardBatch", "PageTable"]
 
 
 class AttentionGroup:
@@ -22,7 +25,7 @@ class AttentionGroup:
 
     A chunk of a prompt is a group of one row; neighbouring single-token segments (the decodes) are one group of many
     rows, padded to the longest. ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
-    tokens; ``slots`` [rows * keys] are the keys, row after row.
+    tokens.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, first_token: int, device: torch.device) -> None:
@@ -37,10 +40,18 @@ class AttentionGroup:
         self.positions_array: Slots = positions.ravel()
         self.new_slots_array: Slots = np.take_along_axis(slots, positions, axis=1).ravel()
         self.run = _run_of(slots)
-        self.slots = torch.from_numpy(slots.ravel()).to(device)
-        self._lengths = torch.from_numpy(lengths).to(device)
+        self._slots_array, self._lengths_array, self._device = slots, lengths, device
         self._padded = bool((lengths != self.keys).any())
         self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """The keys' slots [rows * keys], row after row; only a backend that gathers asks for them."""
+        return torch.from_numpy(self._slots_array.ravel()).to(self._device)
+
+    @cached_property
+    def _lengths(self) -> torch.Tensor:
+        return torch.from_numpy(self._lengths_array).to(self._device)
 
     def causal(self, window: int | None) -> bool:
         """True where query and key number n stand at the same position, and a query sees all keys up to its own."""
@@ -70,10 +81,25 @@ class AttentionGroup:
         return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[None]
 
 
+class PageTable(NamedTuple):
+    """What a kernel that follows page tables is given, one row a segment, as int32.
+
+    ``starts`` [rows + 1] are the first queries of the segments and the end, ``lengths`` [rows] how many keys each sees,
+    ``pages`` [rows, places] where those are.
+    """
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    pages: torch.Tensor
+    most_queries: int
+    most_keys: int
+
+
 class ForwardBatch:
     """The tensors of one microbatch: ``token_ids`` and ``positions`` of shape [1, tokens], ``new_slots`` [tokens].
 
     ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
+    ``table`` is there for a pool that keeps its pages first.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
@@ -83,10 +109,20 @@ class ForwardBatch:
         self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
         self.positions_array = _joined([group.positions_array for group in self.groups])
         self.slots_array = _joined([group.new_slots_array for group in self.groups])
-        self.token_ids = torch.from_numpy(self.token_ids_array)[None].to(device)
-        self.positions = torch.from_numpy(self.positions_array)[None].to(device)
-        self.new_slots = torch.from_numpy(self.slots_array).to(device)
-        self.emitting = torch.tensor(list(self._emitting()), dtype=torch.int64, device=device)
+        emitting = np.array(list(self._emitting()), np.int64)
+        arrays = [self.token_ids_array, self.positions_array, self.slots_array, emitting]
+        if pool.pages_first:
+            queries = np.array([len(segment.token_ids) for segment in segments], np.int64)
+            lengths = queries + np.array([segment.start for segment in segments], np.int64)
+            rows = np.array([segment.row for segment in segments], np.int64)
+            starts = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
+            arrays += [starts, lengths, pool.pages_of_rows(rows, int(lengths.max()))]
+        token_ids, positions, self.new_slots, self.emitting, *table = sent(arrays, device)
+        self.token_ids, self.positions = token_ids[None], positions[None]
+        self.table: PageTable | None = None
+        if pool.pages_first:
+            starts_sent, lengths_sent, pages_sent = [tensor.to(torch.int32) for tensor in table]
+            self.table = PageTable(starts_sent, lengths_sent, pages_sent, int(queries.max()), int(lengths.max()))
 
     @property
     def emitters(self) -> list[Segment]:

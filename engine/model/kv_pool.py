@@ -23,16 +23,27 @@ class KVPool:
     """Keys and values of shape [layers of the stage, kv heads, pages * page_size, head size].
 
     Heads come first, so that a row's keys of one head lie together once they are gathered: for 32 rows of 160 tokens
-    attention took half as long as over interleaved heads. A slot is a page's place for one token: ``page * page_size +
-    offset``.
+    attention took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages
+    * page_size, kv heads, head size], as kernels want it that follow page tables themselves. A slot is a page's place
+    for one token: ``page * page_size + offset``.
     """
 
     def __init__(
-        self, limits: Limits, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        limits: Limits,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages_first: bool = False,
     ) -> None:
         self.page_size = limits.page_size
         self.total_slots = limits.total_pages * limits.page_size
-        shape = (layers, kv_heads, self.total_slots, head_dim)
+        self.pages_first = pages_first
+        places = (self.total_slots, kv_heads) if pages_first else (kv_heads, self.total_slots)
+        shape = (layers, *places, head_dim)
         # Zeros and not empty memory: padding gathers slots that nobody wrote, and a NaN there would survive the mask.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -65,10 +76,15 @@ class KVPool:
 
         Raises StepFailedError for positions that no page table has.
         """
+        pages = self.pages_of_rows(rows, count) * self.page_size
+        return (pages[:, :, None] + self._offsets).reshape(len(rows), -1)[:, :count]
+
+    def pages_of_rows(self, rows: Slots, count: int) -> Slots:
+        """The pages [rows, places] of positions ``0 .. count - 1`` of several rows; stale beyond a row's pages."""
         places = -(-count // self.page_size)
         self._require("places of pages", (places - 1,), self._tables.shape[1])
-        pages = self._tables[rows, :places] * self.page_size
-        return (pages[:, :, None] + self._offsets).reshape(len(rows), -1)[:, :count]
+        pages: Slots = self._tables[rows, :places]
+        return pages
 
     @staticmethod
     def _require(what: str, values: tuple[int, ...], count: int) -> None:

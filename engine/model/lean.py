@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, rms_norm
 
-from engine.model.attention import LayerAttention
+from engine.model.attention import PagedAttention
 from engine.model.batch import ForwardBatch
 
 __all__ = ["LeanDecoder", "compute_dtype", "why_not_lean"]
@@ -60,7 +60,7 @@ class LeanDecoder:
     its layers, in order.
     """
 
-    def __init__(self, model: _Transformer, layers: Sequence[LayerAttention], dtype: torch.dtype) -> None:
+    def __init__(self, model: _Transformer, layers: Sequence[PagedAttention], dtype: torch.dtype) -> None:
         decoder = model.base_model
         self._dtype = dtype
         self._embedding = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
@@ -138,7 +138,7 @@ class _Norm:
 class _LeanLayer:
     """One layer. Weights are [in, out]: at 1 to 8 rows the product took a tenth to a quarter less than [out, in]."""
 
-    attention: LayerAttention
+    attention: PagedAttention
     input_norm: _Norm
     query_key_value: torch.Tensor
     bias: torch.Tensor | None
@@ -172,7 +172,7 @@ class _LeanLayer:
         return torch.addmm(states, self.activation(gate) * up, self.down)
 
 
-def _lean_layer(layer: _Transformer, paged: LayerAttention, dtype: torch.dtype) -> _LeanLayer:
+def _lean_layer(layer: _Transformer, paged: PagedAttention, dtype: torch.dtype) -> _LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
     size = attention.head_dim
     heads, kv_heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size

@@ -25,6 +25,7 @@ from engine.model.batch import ForwardBatch
 from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
+from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.model.weights import WeightFiles
 from engine.plan import Segment
 
@@ -73,11 +74,19 @@ class StageModel:
         self._decoder = self._model.base_model
         self._load()
         self._refuse_work_between_layers()
+        varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
         self.pool = KVPool(
-            limits, layers=len(self.layers), kv_heads=kv_heads, head_dim=head_dim, dtype=self.dtype, device=self.device
+            limits,
+            layers=len(self.layers),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            pages_first=varlen,
         )
         self._attention = attention.StageAttention(self.pool)
-        paged = [attention.LayerAttention(self._attention, index) for index in range(len(self.layers))]
+        backend = VarlenAttention if varlen else attention.LayerAttention
+        paged = [backend(self._attention, index) for index in range(len(self.layers))]
         for layer, layer_attention in zip(self._decoder.layers, paged, strict=True):
             _attach(layer, layer_attention)
         self._lean: LeanDecoder | None = None
@@ -121,6 +130,25 @@ class StageModel:
             **inputs, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.emitting
         ).logits
         return logits[0]
+
+    def _takes_varlen(self, config: EngineConfig, model: PreTrainedConfig, kv_heads: int, head_dim: int) -> bool:
+        """Whether attention is one kernel call a layer. Raises CheckpointError when it must be, but cannot."""
+        if config.attention_backend == "sdpa":
+            return False
+        reason = why_not_varlen(
+            self.device,
+            self.dtype,
+            heads=model.num_attention_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_size=config.page_size,
+            softcap=getattr(model, "attn_logit_softcapping", None),
+        )
+        if reason is not None and config.attention_backend == "varlen":
+            raise CheckpointError(f"attention_backend must be 'sdpa' or 'auto' here, got 'varlen': {reason}")
+        if reason is not None and self.device.type == "cuda":
+            _log.info("attention gathers its keys: %s", reason)
+        return reason is None
 
     def _load(self) -> None:
         """Cut the model down to this stage, then fill what is left."""
@@ -187,7 +215,7 @@ class StageModel:
             raise CheckpointError(f"{type(self._model).__name__} cannot run through paged attention: {exc}") from exc
 
     @torch.inference_mode()
-    def _become_lean(self, paged: Sequence[attention.LayerAttention]) -> None:
+    def _become_lean(self, paged: Sequence[attention.PagedAttention]) -> None:
         """Take the lean forward, and let go of transformers' model, if both compute this model alike."""
         name = type(self._model).__name__
         reason = why_not_lean(self._model, self.device)
@@ -264,7 +292,7 @@ def _rebuild_buffers(model: _Transformer, device: torch.device) -> None:
         model._init_weights(module)  # noqa: SLF001
 
 
-def _attach(layer: nn.Module, paged: attention.LayerAttention) -> None:
+def _attach(layer: nn.Module, paged: attention.PagedAttention) -> None:
     """Give a layer's attention its pool. Which submodule calls attention is the architecture's business: those with an
     index of their layer can.
     """

@@ -1,0 +1,198 @@
+"""Paged attention as one kernel call a layer, for CUDA: torch's variable-length attention over the page tables.
+
+Used instead of gathering keys and values where ``why_not_varlen`` finds no reason against it, which is asked once when
+a stage starts and tries the kernel on the device. Never used on a CPU, for which torch has no such kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.errors import StepFailedError
+from engine.model.attention import StageAttention
+
+__all__ = ["VarlenAttention", "why_not_shape", "why_not_varlen"]
+
+_DTYPES: Final = (torch.float16, torch.bfloat16)
+_LARGEST_HEAD: Final = 256
+_HEAD_MULTIPLE: Final = 8
+_OLDEST_CAPABILITY: Final = (8, 0)
+
+# The kernel is tried with a sequence of two pages and a bit, and a window that ends inside it.
+_PROBE_PAGES: Final = 3
+_PROBE_WINDOW: Final = 3
+# Both round to 16 bits, at other places; a mask that is off by one key moves the output by more than 0.1.
+_PROBE_TOLERANCE: Final = 0.03
+
+
+class VarlenAttention:
+    """The attention of one layer over its part of a pool that keeps pages first; see ``LayerAttention.attend``."""
+
+    def __init__(self, stage: StageAttention, layer: int) -> None:
+        self._stage = stage
+        self._keys = stage.pool.keys[layer]
+        self._values = stage.pool.values[layer]
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Store key and value, then attend: query [tokens, heads, size], key and value [tokens, kv heads, size].
+
+        Returns [tokens, heads, size]. Raises StepFailedError for a model that caps its scores.
+        """
+        if softcap is not None:
+            raise StepFailedError("attention_backend='varlen' cannot cap scores, which this model does; use 'sdpa'")
+        batch = self._stage.batch
+        assert batch is not None, "attention was called outside of a stage's forward"
+        table = batch.table
+        assert table is not None, "a batch over a pool with pages first has a page table"
+        self._stage.calls += 1
+        self._keys.index_copy_(0, batch.new_slots, key.to(self._keys.dtype))
+        self._values.index_copy_(0, batch.new_slots, value.to(self._values.dtype))
+        pages = (-1, self._stage.pool.page_size, *self._keys.shape[1:])
+        return _attend(
+            query.to(self._keys.dtype),
+            self._keys.view(pages),
+            self._values.view(pages),
+            starts=table.starts,
+            lengths=table.lengths,
+            pages=table.pages,
+            most=(table.most_queries, table.most_keys),
+            scale=scale,
+            window=window,
+        ).to(query.dtype)
+
+
+def why_not_varlen(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    softcap: float | None,
+) -> str | None:
+    """The reason why attention must gather its keys; None when the kernel computes this shape on this device."""
+    if device.type != "cuda":
+        return f"the device is {device}, and the kernel is for CUDA"
+    if (capability := torch.cuda.get_device_capability(device)) < _OLDEST_CAPABILITY:
+        return f"the device has compute capability {capability}, the kernel needs {_OLDEST_CAPABILITY}"
+    return why_not_shape(
+        device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, softcap=softcap
+    )
+
+
+def why_not_shape(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    softcap: float | None,
+) -> str | None:
+    """As ``why_not_varlen``, for a device that is known to have the kernel."""
+    if dtype not in _DTYPES:
+        return f"the kernel computes in float16 or bfloat16, not in {dtype}"
+    if softcap is not None:
+        return "the model caps its scores, which the kernel does not"
+    if head_dim % _HEAD_MULTIPLE or head_dim > _LARGEST_HEAD:
+        return f"heads of {head_dim} are no multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD}"
+    try:
+        difference = _probe(device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+    except RuntimeError as exc:
+        return f"the kernel refuses pages of {page_size} tokens or heads of {head_dim}: {exc}"
+    if not difference < _PROBE_TOLERANCE:
+        return f"the kernel differs by {difference:g} from plain attention, more than {_PROBE_TOLERANCE}"
+    return None
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    pages: torch.Tensor,
+    most: tuple[int, int],
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """The call. ``starts`` [rows + 1] are the first queries, ``lengths`` [rows] the keys, ``pages`` [rows, places]."""
+    attended = varlen_attn(
+        query,
+        keys,
+        values,
+        starts,
+        None,
+        most[0],
+        most[1],
+        scale=scale,
+        # The kernel counts the keys to the left of a query, a window counts the query's own position too.
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
+        seqused_k=lengths,
+        block_table=pages,
+        # One split, so that a request's tokens do not depend on which others it shares a batch with.
+        num_splits=1,
+    )
+    assert isinstance(attended, torch.Tensor), "only asking for more makes the kernel return more"
+    return attended
+
+
+@torch.inference_mode()
+def _probe(
+    device: torch.device, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, page_size: int
+) -> float:
+    """The largest difference from plain attention, with and without a window, over pages that lie backwards."""
+    length = page_size * (_PROBE_PAGES - 1) + 1
+    queries = min(length, _PROBE_WINDOW + 1)
+    source = torch.Generator().manual_seed(0)
+    query = torch.randn((queries, heads, head_dim), generator=source).to(device, dtype)
+    shape = (_PROBE_PAGES, page_size, kv_heads, head_dim)
+    keys, values = (torch.randn(shape, generator=source).to(device, dtype) for _ in range(2))
+    backwards = torch.arange(_PROBE_PAGES - 1, -1, -1, device=device)
+    own_keys, own_values = (kept[backwards].reshape(-1, kv_heads, head_dim)[:length] for kept in (keys, values))
+    difference = 0.0
+    for window in (None, _PROBE_WINDOW):
+        attended = _attend(
+            query,
+            keys,
+            values,
+            starts=torch.tensor([0, queries], dtype=torch.int32, device=device),
+            lengths=torch.tensor([length], dtype=torch.int32, device=device),
+            pages=backwards[None].to(torch.int32),
+            most=(queries, length),
+            scale=head_dim**-0.5,
+            window=window,
+        )
+        expected = _plain(query, own_keys, own_values, window)
+        difference = max(difference, float((attended.float() - expected).abs().max()))
+    return difference
+
+
+def _plain(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Attention of the last positions of one sequence, in fp32."""
+    positions = torch.arange(len(keys), device=keys.device)
+    own = positions[len(keys) - len(query) :, None]
+    seen = positions <= own
+    if window is not None:
+        seen &= positions > own - window
+    shared = query.shape[1] // keys.shape[1]
+    query, keys, values = (states.float().transpose(0, 1) for states in (query, keys, values))
+    keys, values = keys.repeat_interleave(shared, 0), values.repeat_interleave(shared, 0)
+    return scaled_dot_product_attention(query, keys, values, attn_mask=seen).transpose(0, 1)
