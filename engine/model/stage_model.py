@@ -158,7 +158,7 @@ class StageModel:
         self._cut()
         _rebuild_buffers(self._model, self.device)
         loaded: dict[int, nn.Parameter] = {}
-        with WeightFiles(self.folder) as files:
+        with WeightFiles(self.folder, self._model) as files:
             for module in self._model.modules():
                 for key, meta in list(module.named_parameters(recurse=False)):
                     if id(meta) not in loaded:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.model.conversion import Conversion, conversions_of
 
 __all__ = ["WeightFiles"]
 
@@ -22,10 +24,14 @@ _INDEX = "model.safetensors.index.json"
 
 
 class WeightFiles:
-    """The open weight files of one folder, sharded or not; a context manager."""
+    """The open weight files of one folder, sharded or not; a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    ``model``, of transformers, says what may be kept under other names or in pieces; without it nothing may.
+    """
+
+    def __init__(self, folder: Path, model: Any = None) -> None:
         self._folder = folder
+        self._model = model
         self._files: dict[str, Any] = {}
         self._open_files = ExitStack()
 
@@ -49,20 +55,34 @@ class WeightFiles:
         Raises CheckpointError, naming the weight, when it is missing or has another shape.
         """
         name = next((name for name in names if name in self._files), None)
-        if name is None:
+        if name is not None:
+            self._require_shape(name, tuple(self._files[name].get_slice(name).get_shape()), shape)
+            return self._read(name)
+        converted = next((name for name in names if name in self._conversions), None)
+        if converted is None:
             raise CheckpointError(
                 f"the checkpoint must hold the weight {' or '.join(names)}, but {self._folder} does not; "
                 "fetch all of its files"
             )
-        found = tuple(self._files[name].get_slice(name).get_shape())
+        weight = self._conversions[converted].apply(self._read, self._model.config)
+        self._require_shape(converted, tuple(weight.shape), shape)
+        return weight
+
+    @cached_property
+    def _conversions(self) -> dict[str, Conversion]:
+        return {} if self._model is None else conversions_of(self._model, self._files)
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor = self._files[name].get_tensor(name)
+        assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
+        return tensor
+
+    def _require_shape(self, name: str, found: tuple[int, ...], shape: torch.Size) -> None:
         if found != tuple(shape):
             raise CheckpointError(
                 f"the weight {name} must have shape {tuple(shape)} by config.json, but {self._folder} holds {found}; "
                 "config and weights are of different models"
             )
-        tensor = self._files[name].get_tensor(name)
-        assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
-        return tensor
 
     def _paths(self) -> list[Path]:
         index = self._folder / _INDEX

@@ -102,6 +102,32 @@ def test_a_wrong_shape_shows_both(folder: Path) -> None:
         _load(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("one missing", r"the weight model\.layers\.3\.mlp\.experts\.down_proj must have shape \(12, .* holds \(11, "),
+        ("one of another shape", r"experts\.down_proj is made of 12 parts, .* must fit together"),
+        ("all missing", r"must hold the weight model\.layers\.3\.mlp\.experts\.down_proj"),
+    ],
+)
+def test_experts_that_do_not_make_a_weight(
+    change: str, text: str, checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """C11: the experts of a layer lie apart in the files and are one weight of the model."""
+    copy = Path(shutil.copytree(checkpoint_of("qwen3_moe"), tmp_path / "moe"))
+    weights = load_file(copy / "model.safetensors")
+    downs = [name for name in weights if name.startswith("model.layers.3.mlp.experts.") and "down_proj" in name]
+    assert len(downs) == 12
+    if change == "one of another shape":
+        weights[downs[5]] = torch.ones(3, 3)
+    else:
+        for name in downs[:1] if change == "one missing" else downs:
+            del weights[name]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=text):
+        _load(copy)
+
+
 def test_a_truncated_weight_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])

@@ -35,5 +35,9 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma2_softcap": lambda: transformers.Gemma2Config(
         **SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING, attn_logit_softcapping=5.0, final_logit_softcapping=9.0
     ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, moe_intermediate_size=24, num_experts=12, num_experts_per_tok=3, norm_topk_prob=True
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2),
     "gemma3_two_ropes": lambda: transformers.Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, layer_types=ALTERNATING),
 }
