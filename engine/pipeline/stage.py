@@ -174,7 +174,11 @@ def _open_transport(
 ) -> HiddenTransport:
     if kind == TransportKind.DISTRIBUTED:
         return DistributedTransport(
-            stage=runner.stage, hidden_size=runner.hidden_size, dtype=runner.dtype, device=runner.device
+            stage=runner.stage,
+            hidden_size=runner.hidden_size,
+            most_tokens=max(limits.prefill_budget_tokens, limits.rows),
+            dtype=runner.dtype,
+            device=runner.device,
         )
     return ZmqTransport(
         context,

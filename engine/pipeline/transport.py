@@ -118,7 +118,7 @@ class ZmqTransport:
         try:
             payload = None if isinstance(output, HiddenFailed) else output.contiguous().cpu().view(torch.uint8).numpy()
         except OUT_OF_MEMORY as exc:
-            output, payload = self._failed(microbatch, "hand on", exc), None
+            output, payload = without_memory(self._stage, microbatch, "hand on", exc), None
         if isinstance(output, HiddenFailed) or payload is None:
             self._target.send(encode(output))
             return
@@ -146,16 +146,11 @@ class ZmqTransport:
         try:
             return _tensor(header, frames[1].buffer).to(self._device)
         except OUT_OF_MEMORY as exc:
-            return self._failed(microbatch, "take", exc)
+            return without_memory(self._stage, microbatch, "take", exc)
 
     def close(self) -> None:
         """See ``HiddenTransport``."""
         self._open.close()
-
-    def _failed(self, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:
-        """What a stage makes of hidden states that there is no memory for: their microbatch fails, not the process."""
-        what = f"stage {self._stage} could not {verb} the hidden states of microbatch {microbatch.id}"
-        return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
     def _wait(self, source: zmq.Socket[bytes]) -> None:
         while source not in (readable := dict(self._poller.poll())):
@@ -172,22 +167,31 @@ class DistributedTransport:
     """torch.distributed's point-to-point (gloo or NCCL); the process group is the caller's, rank = stage.
 
     The receiver knows the shape from the plan, so that only the length of an error text goes ahead of the tensor.
+    ``most_tokens`` is the largest microbatch.
     """
 
-    def __init__(self, *, stage: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, *, stage: int, hidden_size: int, most_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._stage = stage
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
+        # What was sent must be taken off the wire even when there is no memory for it, or the next one is misread.
+        self._drain = torch.empty((most_tokens if stage else 0, hidden_size), dtype=dtype, device=device)
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """See ``HiddenTransport``."""
-        if isinstance(output, HiddenFailed):
-            text = output.error.encode()[:_ERROR_BYTES]
+        try:
+            whole = output if isinstance(output, HiddenFailed) else output.contiguous()
+        except OUT_OF_MEMORY as exc:
+            whole = without_memory(self._stage, microbatch, "hand on", exc)
+        if isinstance(whole, HiddenFailed):
+            text = whole.error.encode()[:_ERROR_BYTES]
             body = torch.frombuffer(bytearray(text or b"?"), dtype=torch.uint8).to(self._device)
             self._send_pair(microbatch, len(body), body)
         else:
-            self._send_pair(microbatch, 0, output.contiguous())
+            self._send_pair(microbatch, 0, whole)
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """See ``HiddenTransport``."""
@@ -203,7 +207,11 @@ class DistributedTransport:
             text = torch.empty(error_bytes, dtype=torch.uint8, device=self._device)
             self._recv(text)
             return HiddenFailed(microbatch_id, bytes(text.tolist()).decode(errors="replace"))
-        hidden = torch.empty((microbatch.tokens, self._hidden_size), dtype=self._dtype, device=self._device)
+        try:
+            hidden = torch.empty((microbatch.tokens, self._hidden_size), dtype=self._dtype, device=self._device)
+        except OUT_OF_MEMORY as exc:
+            self._recv(self._drain[: microbatch.tokens])
+            return without_memory(self._stage, microbatch, "take", exc)
         self._recv(hidden)
         return hidden
 
@@ -220,6 +228,12 @@ class DistributedTransport:
             torch.distributed.recv(tensor, self._stage - 1)
         except RuntimeError as exc:
             raise ProcessDiedError(f"stage {self._stage - 1}", f"its connection broke: {exc}") from exc
+
+
+def without_memory(stage: int, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:
+    """What a stage makes of hidden states that there is no memory for: their microbatch fails, not the process."""
+    what = f"stage {stage} could not {verb} the hidden states of microbatch {microbatch.id}"
+    return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
 
 def connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitStack) -> zmq.Socket[bytes]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.messages import Completion, encode
-from engine.pipeline.transport import ZmqTransport
+from engine.pipeline.transport import DistributedTransport, ZmqTransport
 from engine.pipeline.wire import (
     Describe,
     FailNextStep,
@@ -177,3 +177,56 @@ def test_hidden_states_without_memory_fail_their_microbatch(
     assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
     pair[0].send(microbatch(3), torch.zeros(1, 2))
     assert isinstance(pair[1].receive(microbatch(3)), torch.Tensor)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> tuple[DistributedTransport, DistributedTransport]:
+    """Two ranks, with a queue in the place of the process group; a tensor is received whole or not at all."""
+    wire: list[torch.Tensor] = []
+
+    def receive(tensor: torch.Tensor, _: int) -> None:
+        sent = wire.pop(0)
+        assert tensor.shape == sent.shape, f"{tuple(sent.shape)} was sent, {tuple(tensor.shape)} is awaited"
+        tensor.copy_(sent)
+
+    monkeypatch.setattr("torch.distributed.send", lambda tensor, _: wire.append(tensor.clone()))
+    monkeypatch.setattr("torch.distributed.recv", receive)
+    first, second = (
+        DistributedTransport(stage=stage, hidden_size=2, most_tokens=8, dtype=torch.float32, device=torch.device("cpu"))
+        for stage in (0, 1)
+    )
+    return first, second
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), MemoryError("full")])
+def test_ranks_without_memory_fail_their_microbatch(
+    ranks: tuple[DistributedTransport, DistributedTransport], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A05: as over ZMQ. What was sent is taken off the wire, so that the next microbatch is read where it begins."""
+    ranks[0].send(part(1, tokens=3), Unaffordable(error))  # type: ignore[arg-type]
+    failed = ranks[1].receive(part(1, tokens=3))
+    assert isinstance(failed, HiddenFailed)
+    assert f"stage 0 could not hand on the hidden states of microbatch 1: {type(error).__name__}" in failed.error
+
+    empty = torch.empty
+
+    def no_memory(shape: int | tuple[int, int], **options: object) -> torch.Tensor:
+        if isinstance(shape, tuple):
+            raise error
+        return empty(shape, **options)  # type: ignore[call-overload, no-any-return]
+
+    ranks[0].send(part(2, tokens=5), torch.zeros(5, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.empty", no_memory)
+        failed = ranks[1].receive(part(2, tokens=5))
+    assert isinstance(failed, HiddenFailed)
+    assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
+    ranks[0].send(part(3, tokens=2), torch.ones(2, 2))
+    received = ranks[1].receive(part(3, tokens=2))
+    assert isinstance(received, torch.Tensor)
+    assert torch.equal(received, torch.ones(2, 2))
+
+
+def part(number: int, *, tokens: int) -> Microbatch:
+    """A microbatch of one prompt of so many tokens."""
+    return Microbatch(number, ForwardMode.PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))
