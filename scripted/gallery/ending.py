@@ -56,9 +56,7 @@ def _free_by_segments(scheduler: Scheduler, request: Request) -> None:
     _free(scheduler, request)
 
 
-def _show_tokens_of_the_ended(
-    scheduler: Scheduler, request: Request, token: int, logprob: TokenLogprob | None
-) -> None:
+def _show_tokens_of_the_ended(scheduler: Scheduler, request: Request, token: int, logprob: TokenLogprob | None) -> None:
     if request.is_finished:
         scheduler._replies.append(TokenOutput(rid=request.rid, token_ids=(token,)))
     _on_token(scheduler, request, token, logprob)

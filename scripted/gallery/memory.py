@@ -20,9 +20,7 @@ _release = KVMemory.release
 _add_segment = Planner._add_segment
 
 
-def _admit_nothing_to_compute(
-    memory: KVMemory, rid: str, ids: Sequence[int], *, spare_pages: int
-) -> Lease | None:
+def _admit_nothing_to_compute(memory: KVMemory, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
     if memory.tree.match_length(ids) == len(ids):
         memory.tree.lock(memory.tree.match(ids)[0])
         return None  # All of it is cached: there is nothing to compute, so there is no batch to be in.

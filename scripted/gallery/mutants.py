@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.ending import ENDING
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
@@ -23,11 +24,12 @@ MUTANTS: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMO
 
 
 def mutant_named(name: str) -> Mutant:
-    """The mutant of this name. Raises UnknownMutant with the nearest names."""
-    for mutant in MUTANTS:
+    """The mutant of this name, a contract's included. Raises UnknownMutant with the nearest names."""
+    every = (*MUTANTS, *CONTRACTS)
+    for mutant in every:
         if mutant.name == name:
             return mutant
-    known = [mutant.name for mutant in MUTANTS]
+    known = [mutant.name for mutant in every]
     near = difflib.get_close_matches(name, known, n=1)
     raise UnknownMutant(
         f"no mutant is called {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}")

@@ -2,7 +2,7 @@
 
 Goal: a test that no bug can fail is no test: each mutant's registered script passes on the healthy engine and fails,
 with the mutant's signature, on the broken one. Method: the gallery's own runner in the sim tier; the flagship on real
-processes as well. Origin: D11.
+processes as well; every registered script by itself against the mutants that its file names. Origin: D11.
 """
 
 import ast
@@ -15,7 +15,7 @@ import pytest
 
 from ci.register import register_cpu_ci
 from scripted import ScriptedSim, ScriptError
-from scripted.gallery import MUTANTS, mutant_named
+from scripted.gallery import CONTRACTS, MUTANTS, mutant_named
 from scripted.loader import load_test
 from scripted.single import find_test, show_mutant
 from scripted.wire import ScriptOptions
@@ -23,12 +23,13 @@ from scripted.wire import ScriptOptions
 register_cpu_ci(est_time=12, suite="base-cpu")
 
 REGISTERED = Path(__file__).parent
-NAMES = [mutant.name for mutant in MUTANTS]
+ALL = (*MUTANTS, *CONTRACTS)
+NAMES = [mutant.name for mutant in ALL]
 # Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
 MUTANT_MAX_STEPS = 3000
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_caught(mutant):
     assert show_mutant(mutant, "sim")
 
@@ -62,6 +63,30 @@ def _claims():
 def _is_scripted(function):
     calls = [decorator for decorator in function.decorator_list if isinstance(decorator, ast.Call)]
     return any(isinstance(call.func, ast.Name) and call.func.id == "scripted" for call in calls)
+
+
+def _tests():
+    """Each registered script, with the mutants that its file names."""
+    named = {}
+    for claim in _claims():
+        file, scripts, mutant = claim.values
+        for script in scripts:
+            named.setdefault((file, script), []).append(mutant)
+    for (file, script), mutants in named.items():
+        yield pytest.param(file, script, mutants, id=f"{Path(file).stem}-{script}")
+
+
+@pytest.mark.parametrize(("file", "script", "mutants"), list(_tests()))
+def test_a_script_fails_under_a_mutant_of_its_file(file, script, mutants):
+    test = load_test(file, script)
+    if "sim" not in test.tiers:
+        pytest.skip("it needs processes; what it claims of the scheduler, a script of the sim tier claims as well")
+    assert any(_fails(test, arguments, mutant) for mutant in mutants for arguments in _arguments(test))
+
+
+def test_every_file_of_scripts_names_a_mutant():
+    files = {str(file) for file in REGISTERED.glob("*/test_*.py") if "@scripted(" in file.read_text(encoding="utf-8")}
+    assert files == {claim.values[0] for claim in _claims()}
 
 
 @pytest.mark.parametrize(("file", "scripts", "mutant"), list(_claims()))

@@ -2,7 +2,8 @@
 
 Goal: an abort is idempotent and answered, whoever it names; a rid that comes again is another request. Method: unknown
 and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
-SGLang's scripted runtime; B11, D04. Mutants: abort-of-nobody-kills, abort-and-finish-free-twice.
+SGLang's scripted runtime; B11, D04. Mutants: abort-of-nobody-kills, abort-and-finish-free-twice,
+waiting-requests-are-not-aborted, disconnect-aborts-nothing.
 """
 
 from ci.register import register_cpu_ci

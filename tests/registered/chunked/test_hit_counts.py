@@ -2,7 +2,7 @@
 
 Goal: every node of a prompt's path is hit twice by one request, once when the prompt is confirmed and once at the end,
 in however many parts it was computed. Method: a prompt of three chunks, published part by part. Origin: the exact hit
-counts of SGLang's scripted runtime. Mutant: parts-of-a-prompt-count-as-hits.
+counts of SGLang's scripted runtime. Mutants: parts-of-a-prompt-count-as-hits, parts-are-not-counted.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

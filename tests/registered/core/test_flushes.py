@@ -2,7 +2,7 @@
 
 Goal: a flush clears tree, pages and rows when nobody owns memory, and is refused with the counts otherwise. Method:
 flush at idle, while a request runs, is partly prefilled, or waits. Origin: the core contracts of SGLang's scripted
-runtime; B15. Mutant: flush-answers-but-does-nothing.
+runtime; B15. Mutants: flush-answers-but-does-nothing, refusal-names-no-counts, flush-refused-by-the-queue.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

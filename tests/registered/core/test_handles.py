@@ -2,7 +2,8 @@
 
 Goal: a handle says what the scheduler and the client saw, from admission to the end and after it. Method: small
 scripts, one claim each, on one stage. Origin: the core contracts of SGLang's scripted runtime; C02, D04. Mutants:
-stop-token-is-ignored, finished-requests-stay-registered.
+stop-token-is-ignored, finished-requests-stay-registered, priority-is-lost, minimum-length-is-ignored,
+logprobs-are-lost, one-token-late.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -1,8 +1,8 @@
 """Pages, rows, locks and hits of a request, held and given back.
 
-Goal: each account goes up with a request's life and is exactly back at its end. Method: read the accounts at every
-step of single and of prefix-sharing requests. Origin: the core contracts of SGLang's scripted runtime; B04, B05, B11,
-B13. Mutant: lock-refs-are-not-released.
+Goal: each account goes up with a request's life and is exactly back at its end. Method: read the accounts at every step
+of single and of prefix-sharing requests. Origin: the core contracts of SGLang's scripted runtime; B04, B05, B11, B13.
+Mutants: lock-refs-are-not-released, prefixes-are-never-hit.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -2,7 +2,8 @@
 
 Goal: prefill, chunked prefill, decode, batching and the prefix cache work without pipeline stages. Method: small
 scripts, one claim each. Origin: the smoke tests of SGLang's scripted runtime; B01, B02, B04, B05, B13. Mutants:
-cached-prompt-never-runs, flush-answers-but-does-nothing.
+cached-prompt-never-runs, flush-answers-but-does-nothing, one-token-late, parts-are-not-counted, one-request-a-batch,
+a-whole-prompt-counts-as-a-part.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

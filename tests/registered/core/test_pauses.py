@@ -2,8 +2,8 @@
 
 Goal: ``retract`` parks requests in the queue without memory, ``in_place`` freezes them where they are, ``abort`` ends
 them; nothing is launched until ``continue``; the output is that of the undisturbed run. Method: pause in the middle of
-decoding and of a split prompt, on one and on four stages. Origin: the core contracts of SGLang's scripted runtime;
-C06. Mutant: pause-does-not-stop-launches.
+decoding and of a split prompt, on one and on four stages. Origin: the core contracts of SGLang's scripted runtime; C06.
+Mutants: pause-does-not-stop-launches, lock-refs-are-not-released, continue-needs-a-pause.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -1,8 +1,9 @@
 """Exhaust, release and evict, to the exact page, row and lock.
 
-Goal: the pressure verbs leave exactly what they were asked to leave, and give back exactly what they took. Method:
-read the pools before and after, with a request that has to wait in between. Origin: the core contracts of SGLang's
-scripted runtime; D09. Mutants: locked-prefix-is-evicted, head-blocks-the-queue.
+Goal: the pressure verbs leave exactly what they were asked to leave, and give back exactly what they took. Method: read
+the pools before and after, with a request that has to wait in between. Origin: the core contracts of SGLang's scripted
+runtime; D09. Mutants: locked-prefix-is-evicted, head-blocks-the-queue, newest-goes-first, pressure-evicts-everything,
+rows-are-not-kept-back.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

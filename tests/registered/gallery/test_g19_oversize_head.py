@@ -2,7 +2,8 @@
 
 Goal: one that can never fit is refused with its numbers; one that does not fit now lets others pass, but not without a
 bound. Method: fifty pages; a request for 63; one for 38 while 21 are held, with small ones behind it. Origin: vLLM
-issue 35541 and pypto serving; B09, B10. Mutants: head-blocks-the-queue, head-is-passed-over-for-ever.
+issue 35541 and pypto serving; B09, B10. Mutants: head-blocks-the-queue, head-is-passed-over-for-ever,
+what-never-fits-is-admitted.
 """
 
 from ci.register import register_cpu_ci

@@ -1,8 +1,8 @@
 """G26: a request asks for more tokens than the context has.
 
 Goal: ``context_length`` bounds prompt and output together and ends the request normally. Method: a limit of 16 tokens,
-prompts of every length up to it, 26 new tokens asked for. Origin: pypto serving; B03. Mutant:
-context-length-does-not-clamp.
+prompts of every length up to it, 26 new tokens asked for. Origin: pypto serving; B03. Mutants:
+context-length-does-not-clamp, what-never-fits-is-admitted.
 """
 
 from ci.register import register_cpu_ci

@@ -2,7 +2,7 @@
 
 Goal: held results keep a window open for as long as a script likes; released one by one they come in launch order; a
 stalled stage holds all of them. Method: hold, look at the state for many steps, release. Origin: the harness's own
-contract; D09, B12. Mutant: flush-ignores-in-flight.
+contract; D09, B12. Mutants: flush-ignores-in-flight, one-token-late.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -2,7 +2,7 @@
 
 Goal: first come first served, longest prefix match and priority each do what they say, with ties in order of arrival.
 Method: one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin:
-B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down.
+B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first.
 """
 
 from ci.register import register_cpu_ci

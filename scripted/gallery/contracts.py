@@ -1,0 +1,347 @@
+"""Mutants of plain contracts: no race of another engine, but what a test of the core suite must notice.
+
+They are switched on like the gallery's and are not searched for: most of them break a promise that no invariant of a
+scheduler knows, such as a priority that is lost.
+"""
+
+# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from engine.limits import Limits
+from engine.memory.pressure import Pressure
+from engine.memory.radix import RadixTree
+from engine.memory.rows import RowPool
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ContinueGeneration,
+    EvictCache,
+    FinishReason,
+    Generate,
+    OperatorEvent,
+    TokenOutput,
+)
+from engine.scheduler import Place, Request, Scheduler, planner
+from engine.scheduler.admission import Admission
+from engine.scheduler.books import Books
+from engine.scheduler.planner import Plan, Planner
+from engine.scheduler.policy import Policy
+from scripted.gallery.mutant import Mutant
+
+__all__ = ["CONTRACTS"]
+
+_CORE = "tests/registered/core"
+_SMALL_CHUNK = 64
+
+_request_of = Admission.request_of
+_on_abort = Scheduler._on_abort
+_on_abort_all = Scheduler._on_abort_all
+_on_continue = Scheduler._on_continue
+_output = Scheduler._output
+_plan = Planner.plan
+_add_chunk = Planner._add_chunk
+_add_decodes = Planner._add_decodes
+_apply = Pressure.apply
+
+
+def _fits(limits: Limits, prompt_tokens: int, max_new_tokens: int) -> None:
+    del limits, prompt_tokens, max_new_tokens
+
+
+def _abort_somebody(scheduler: Scheduler, abort: AbortAll) -> None:
+    assert scheduler.books.requests, "there is nobody to abort"
+    _on_abort_all(scheduler, abort)
+
+
+def _abort_all_but_waiting(scheduler: Scheduler, abort: Abort) -> None:
+    request = scheduler.find_request(abort.rid)
+    if request is not None and request.place is Place.WAITING:
+        scheduler._answer(abort.call_id or "", ok=True, message="aborted")
+    else:
+        _on_abort(scheduler, abort)
+
+
+def _without_priority(admission: Admission, message: Generate, arrival: int) -> Request:
+    return _request_of(admission, msgspec.structs.replace(message, priority=0), arrival)
+
+
+def _without_minimum(admission: Admission, message: Generate, arrival: int) -> Request:
+    sampling = msgspec.structs.replace(message.sampling, min_new_tokens=0)
+    return _request_of(admission, msgspec.structs.replace(message, sampling=sampling), arrival)
+
+
+def _without_logprobs(scheduler: Scheduler, request: Request, **details: Any) -> TokenOutput:
+    return _output(scheduler, request, **{**details, "logprob": None})
+
+
+def _one_token_late(scheduler: Scheduler, request: Request, token: int) -> FinishReason | None:
+    del scheduler
+    if token in request.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(request.ids) > request.limit_tokens else None
+
+
+def _last_come_first_served(name: str) -> Policy:
+    del name
+    return lambda waiting, memory: waiting[::-1]  # noqa: ARG005 - the signature of a policy
+
+
+def _uncounted_chunk(this: Planner, plan: Plan, request: Request) -> bool:
+    before = request.chunks_done
+    added = _add_chunk(this, plan, request)
+    request.chunks_done = before
+    return added
+
+
+def _count_every_pass(this: Planner, plan: Plan, request: Request) -> bool:
+    before = request.chunks_done
+    added = _add_chunk(this, plan, request)
+    request.chunks_done = before + added
+    return added
+
+
+def _plan_with(this: Planner, **changes: Any) -> Plan | None:
+    kept = this._limits
+    this._limits = msgspec.structs.replace(kept, **changes)
+    try:
+        return _plan(this)
+    finally:
+        this._limits = kept
+
+
+def _always_mix(this: Planner) -> Plan | None:
+    return _plan_with(this, mixed_chunk=True)
+
+
+def _always_split(this: Planner) -> Plan | None:
+    return _plan_with(this, prefill_budget_tokens=min(_SMALL_CHUNK, this._limits.prefill_budget_tokens))
+
+
+def _never_mix(this: Planner, plan: Plan, most: int) -> None:
+    if not plan.tokens:
+        _add_decodes(this, plan, most)
+
+
+def _one_decode(this: Planner) -> int:
+    return min(1, len(this._books.running))
+
+
+def _no_prefix(tree: RadixTree, tokens: object) -> tuple[Any, list[int]]:
+    del tokens
+    return tree.root, []
+
+
+def _say_no_more(books: Books) -> str:
+    del books
+    return "busy"
+
+
+def _continue_what_is_paused(scheduler: Scheduler, message: ContinueGeneration) -> None:
+    assert scheduler.books.paused is not None, "nothing is paused"
+    _on_continue(scheduler, message)
+
+
+def _keep_no_rows(rows: RowPool, count: int) -> None:
+    del rows, count
+
+
+def _evict_before(pressure: Pressure, event: OperatorEvent) -> None:
+    _apply(pressure, EvictCache())
+    _apply(pressure, event)
+
+
+def _contract(
+    name: str, bug: str, signature: str, test: str, owner: type | ModuleType, attribute: str, replacement: Any
+) -> Mutant:
+    where = test if "/" in test else f"{_CORE}/{test}"
+    return Mutant(
+        name=name,
+        origin="a contract of the core suite",
+        bug=bug,
+        signature=signature,
+        test=where,
+        owner=owner,
+        attribute=attribute,
+        replacement=replacement,
+    )
+
+
+CONTRACTS = (
+    _contract(
+        "what-never-fits-is-admitted",
+        "a request that can never run is let into the queue",
+        "assert refused is not None",
+        "tests/registered/gallery/test_g26_context_length.py::test_a_prompt_that_fills_the_context_is_refused",
+        Limits,
+        "why_never_fits",
+        _fits,
+    ),
+    _contract(
+        "abort-all-of-nobody-kills",
+        "aborting all while there is nobody takes the scheduler down",
+        "there is nobody to abort",
+        "test_aborts.py::test_abort_all_of_nothing",
+        Scheduler,
+        "_on_abort_all",
+        _abort_somebody,
+    ),
+    _contract(
+        "waiting-requests-are-not-aborted",
+        "an abort is answered, but a request in the queue stays there",
+        "assert None == 'abort'",
+        "tests/registered/abort/test_unusual_aborts.py::test_abort_before_the_first_step",
+        Scheduler,
+        "_on_abort",
+        _abort_all_but_waiting,
+    ),
+    _contract(
+        "priority-is-lost",
+        "a request's priority does not reach the scheduler",
+        "r.req.priority == 7",
+        "test_handles.py::test_priority_is_carried",
+        Admission,
+        "request_of",
+        _without_priority,
+    ),
+    _contract(
+        "minimum-length-is-ignored",
+        "stop tokens end a request before its minimum",
+        "len(held.output_ids) >= 5",
+        "test_handles.py::test_min_new_tokens_holds_a_stop_back",
+        Admission,
+        "request_of",
+        _without_minimum,
+    ),
+    _contract(
+        "logprobs-are-lost",
+        "tokens come without the logprobs that were asked for",
+        "len(asked.logprobs) == 3",
+        "test_handles.py::test_logprobs_come_with_the_tokens",
+        Scheduler,
+        "_output",
+        _without_logprobs,
+    ),
+    _contract(
+        "one-token-late",
+        "a request ends one token behind its limit",
+        "== [1, 2, 17]",
+        "test_handles.py::test_ignore_eos_runs_to_the_exact_length",
+        Scheduler,
+        "_why_finished",
+        _one_token_late,
+    ),
+    _contract(
+        "newest-goes-first",
+        "the queue is a stack",
+        "assert ends == [0, 1, 2, 3]",
+        "tests/registered/scheduling/test_policies.py::test_first_come_first_served",
+        planner,
+        "policy_named",
+        _last_come_first_served,
+    ),
+    _contract(
+        "parts-are-not-counted",
+        "the parts of a split prompt are not counted",
+        "never got to chunk 2: it ended before",
+        "test_one_stage.py::test_a_long_prompt_is_split",
+        Planner,
+        "_add_chunk",
+        _uncounted_chunk,
+    ),
+    _contract(
+        "a-whole-prompt-counts-as-a-part",
+        "a prompt that fits one pass counts as a part",
+        "r.chunks_done == 0",
+        "test_one_stage.py::test_a_short_prompt_takes_one_pass",
+        Planner,
+        "_add_chunk",
+        _count_every_pass,
+    ),
+    _contract(
+        "decodes-always-join-a-prefill",
+        "decodes fill a prefill microbatch although mixed_chunk is off",
+        "assert 'mixed' == 'prefill'",
+        "test_batches.py::test_forward_modes_without_mixing",
+        Planner,
+        "plan",
+        _always_mix,
+    ),
+    _contract(
+        "decodes-never-join-a-prefill",
+        "mixed_chunk changes nothing",
+        "prefill, decode and mixed microbatches",
+        "test_batches.py::test_batch_composition_is_disjoint",
+        Planner,
+        "_add_decodes",
+        _never_mix,
+    ),
+    _contract(
+        "one-request-a-batch",
+        "requests decode one after the other",
+        "two requests in one decode batch",
+        "test_one_stage.py::test_requests_decode_in_one_batch",
+        Planner,
+        "_decode_share",
+        _one_decode,
+    ),
+    _contract(
+        "chunking-cannot-be-switched-off",
+        "prompts are split although chunking is off",
+        "assert 16 == 0",
+        "tests/registered/chunked/test_boundaries.py::test_chunking_off_never_splits",
+        Planner,
+        "plan",
+        _always_split,
+    ),
+    _contract(
+        "prefixes-are-never-hit",
+        "a cached prefix is computed again",
+        "cached_tokens",
+        "test_memory_accounts.py::test_a_warm_prefix_is_used",
+        RadixTree,
+        "match",
+        _no_prefix,
+    ),
+    _contract(
+        "refusal-names-no-counts",
+        "a refused flush does not say what is in its way",
+        "assert 'waiting=1' in",
+        "test_flushes.py::test_flush_is_refused_with_the_counts",
+        Books,
+        "what_is_busy",
+        _say_no_more,
+    ),
+    _contract(
+        "continue-needs-a-pause",
+        "a continue without a pause takes the scheduler down",
+        "nothing is paused",
+        "test_pauses.py::test_continue_without_a_pause_changes_nothing",
+        Scheduler,
+        "_on_continue",
+        _continue_what_is_paused,
+    ),
+    _contract(
+        "rows-are-not-kept-back",
+        "pressure on rows keeps none",
+        "t.state.rows.free == 1",
+        "test_pressure_verbs.py::test_rows_are_exhausted_and_released",
+        RowPool,
+        "reserve",
+        _keep_no_rows,
+    ),
+    _contract(
+        "pressure-evicts-everything",
+        "pressure empties the cache before it looks whether it must",
+        "== (10, 4)",
+        "test_pressure_verbs.py::test_exhausting_evicts_only_what_it_must",
+        Pressure,
+        "apply",
+        _evict_before,
+    ),
+)
