@@ -154,7 +154,16 @@ class Planner:
             self._counters.cached_tokens += request.cached_tokens  # A prompt is counted once, as its tokens are.
         request.place = Place.CHUNKED
         self._books.chunked = request
+        if self._limits.schedule_policy == "lpm":
+            self._note_overtaken(request)
         return True
+
+    def _note_overtaken(self, request: Request) -> None:
+        """Count a start for every request that waits and came before; the queue is in order of arrival."""
+        for other in self._books.waiting:
+            if other.arrival > request.arrival:
+                return
+            other.overtaken += 1
 
     def _add_chunk(self, plan: Plan, request: Request) -> bool:
         """Add the next part of a prompt that fits the budget; False when there is no memory for it.

@@ -50,6 +50,7 @@ class Request:
         "in_flight",
         "lease",
         "limit_tokens",
+        "overtaken",
         "passed_over",
         "place",
         "planned_tokens",
@@ -81,6 +82,7 @@ class Request:
         self.planned_tokens = 0
         self.cached_tokens = 0
         self.chunks_done = 0
+        self.overtaken = 0
         self.passed_over = 0
         self.retractions = 0
         self.finish_reason: FinishReason | None = None

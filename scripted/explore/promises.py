@@ -9,6 +9,7 @@ from engine.messages import PauseMode
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted.explore.ledger import Violation
 
 __all__ = ["Promises"]
@@ -94,7 +95,8 @@ class Promises:
             if policy == "priority":
                 first = other.priority > request.priority
             else:
-                first = memory.cached_tokens(other.ids) > started.start
+                due = request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
+                first = not due and memory.cached_tokens(other.ids) > started.start
             if first and memory.pages_for(len(other.ids)) + running <= memory.available_pages:
                 raise Violation(f"{other.rid} fits and is first by the policy {policy}, but {request.rid} is started")
 

@@ -27,7 +27,7 @@ from engine.messages import (
     OperatorEvent,
     TokenOutput,
 )
-from engine.scheduler import Place, Request, Scheduler, planner
+from engine.scheduler import Place, Request, Scheduler, planner, policy
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
 from engine.scheduler.planner import Plan, Planner
@@ -244,6 +244,15 @@ CONTRACTS = (
         planner,
         "policy_named",
         _last_come_first_served,
+    ),
+    _contract(
+        "the-unmatched-starve",
+        "under the lpm policy a prompt without a match waits for as long as others with one arrive",
+        "overtook it, the bound is 16",
+        "tests/registered/scheduling/test_policies.py::test_a_request_without_a_match_is_not_overtaken_for_ever",
+        policy,
+        "OVERTAKEN_LIMIT_REQUESTS",
+        10**9,
     ),
     _contract(
         "parts-are-not-counted",

@@ -2,11 +2,12 @@
 
 Goal: first come first served, longest prefix match and priority each do what they say, with ties in order of arrival.
 Method: one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin:
-B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first.
+B10, B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first, the-unmatched-starve.
 """
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted import scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
@@ -33,6 +34,22 @@ def test_longest_prefix_match(t):
     ends = yield from _order_of_ends(t, requests)
     assert ends[0] == 2, "the cached prompt had to wait"
     assert ends == [2, 3, 0, 1]
+
+
+@scripted(LPM, must_reach=["requests with a match overtake one without"])
+def test_a_request_without_a_match_is_not_overtaken_for_ever(t):
+    """B10: fairness has a bound under every policy."""
+    prefix = list(range(40, 40 + 48))
+    yield from t.warmup_radix(prefix)
+    lonely = t.start_req(prompt_ids=[33] * 50, max_new_tokens=1)
+    matching = [
+        t.start_req(prompt_ids=[*prefix, 50 + i], max_new_tokens=1) for i in range(OVERTAKEN_LIMIT_REQUESTS + 4)
+    ]
+    yield from t.run_until_finished(lonely)
+    before = sum(request.finished for request in matching)
+    t.sometimes("requests with a match overtake one without", before > 1)
+    assert before == OVERTAKEN_LIMIT_REQUESTS, f"{before} overtook it, the bound is {OVERTAKEN_LIMIT_REQUESTS}"
+    yield from t.run_until_all_finished(matching)
 
 
 @scripted(PRIORITY, tiers=("sim",))
