@@ -17,6 +17,7 @@ from ci.bot import answer_result, handle_comment
 from ci.errors import CiError
 from ci.registry import Registry, read_registry
 from ci.request import REPEAT_MAX, RerunRequest, Tier
+from ci.requirements import PAGE, files_by_number, rendered, untested
 from ci.results import FileStatus, RunResult, write_json, write_junit
 from ci.run import Sharing, run_files
 from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, part_of, select
@@ -68,6 +69,27 @@ def main() -> None:
     except CiError as exc:
         print(f"ci: {exc}", file=sys.stderr)  # noqa: T201 (the command line's own error output)
         raise SystemExit(2) from exc
+
+
+@app.command()
+def requirements(
+    root: Root = HERE,
+    write: Annotated[bool, typer.Option("--write", help="make the page's column of tests anew")] = False,
+) -> None:
+    """Compare the page of requirements with the tests that name their numbers."""
+    path = root / PAGE
+    if not path.is_file():
+        raise CiError(f"{path} must hold the requirements, but there is no such file; name the repository with --root")
+    page, tests = path.read_text(encoding="utf-8"), files_by_number(root)
+    fresh = rendered(page, tests)
+    if write:
+        path.write_text(fresh, encoding="utf-8")
+    missing = untested(page, tests)
+    for number in missing:
+        console.print(f"{PAGE}: no test names {number}")
+    if fresh != page and not write:
+        console.print(f"{PAGE} is older than the tests; run: python -m ci requirements --write")
+    raise typer.Exit(1 if missing or (fresh != page and not write) else 0)
 
 
 @app.command()

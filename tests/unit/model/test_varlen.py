@@ -96,7 +96,7 @@ def test_both_backends_compute_the_same(family: str, lean: bool, checkpoint_of: 
 def test_a_window_is_counted_as_the_kernel_counts_it(
     checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B18: with one key more in the window the output is another: the comparison above can fail."""
+    """B02: with one key more in the window the output is another: the comparison above can fail."""
 
     def one_more(*args: object, window_size: tuple[int, int], **rest: object) -> torch.Tensor:
         return kernel(*args, window_size=(window_size[0] + 1, 0), **rest)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
@@ -143,3 +145,34 @@ def test_stats_answer() -> None:
     reply = engine.step(GetStats(call_id="stats")).replies[0]
     assert isinstance(reply, StatsAnswer)
     assert (reply.stats.in_flight, reply.stats.requests_started, reply.stats.prompt_tokens) == (1, 1, 20)
+
+
+class Untouchable(list[int]):
+    """Tokens of a request that nobody has a reason to look at."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a step walked the tokens of a request that is not in its batch")
+
+    def __getitem__(self, _: object) -> int:  # type: ignore[override]
+        raise AssertionError("a step read the tokens of a request that is not in its batch")
+
+
+def test_a_step_touches_its_batch_and_nobody_else() -> None:
+    """B16: adding requests computes nothing and takes no memory; decoding one never looks at those that wait."""
+    engine = SimulatedEngine(max_running_requests=1)
+    engine.step(generate("runs", prompt(10), 6))
+    free = engine.scheduler.memory.pages.free
+    result = engine.step(*[generate(f"r{i}", prompt(40, i + 1), 2) for i in range(50)])
+    assert result.microbatch is None or result.microbatch.rids == ("runs",)
+    assert engine.scheduler.memory.pages.free == free
+    waiting = engine.scheduler.books.waiting
+    assert len(waiting) == 50
+    kept = [request.ids for request in waiting]
+    for request in waiting:
+        request.ids = Untouchable(request.ids)
+    while len(engine.life("runs").tokens) < 5:
+        engine.step(completions=1)
+    for request, ids in zip(waiting, kept, strict=True):
+        request.ids = ids
+    engine.drain()
+    assert all(engine.life(f"r{i}").ended for i in range(50))
