@@ -35,6 +35,9 @@ def explore(
     minutes: Annotated[float | None, typer.Option(min=0, help="stop after so long")] = None,
     seed: Annotated[int, typer.Option(help="of random and pct")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster, 'auto' for the one around, or 'local'")
+    ] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
@@ -58,6 +61,7 @@ def explore(
         schedules=schedules,
         seconds=_SECONDS_PER_MINUTE if unbounded else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
         jobs=jobs,
+        ray=ray,
         mutant=mutant,
     )
     if not search(plan, to_script=to_script, coverage=coverage):

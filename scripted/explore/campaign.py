@@ -19,6 +19,7 @@ from scripted.explore.actions import Placed
 from scripted.explore.bench import Bench, bench_of
 from scripted.explore.coverage import Cell, Coverage
 from scripted.explore.execution import Failure
+from scripted.explore.ray_pool import ray_pool
 from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, StrategyName, Sweep
 from scripted.gallery import mutant_named
 
@@ -33,7 +34,10 @@ _PARTS: Final = 4
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search: targets as ``bench_of`` reads them. ``schedules`` and ``seconds`` bound it, None does not."""
+    """What to search: targets as ``bench_of`` reads them. ``schedules`` and ``seconds`` bound it, None does not.
+
+    ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
+    """
 
     targets: tuple[str, ...]
     strategy: StrategyName = StrategyName.EXHAUSTIVE
@@ -41,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     schedules: int | None = None
     seconds: float | None = None
     jobs: int = 1
+    ray: str | None = None
     mutant: str | None = None
     stop_at_first: bool = False
 
@@ -119,7 +124,10 @@ class Campaign:
     def run(self) -> Report:
         """Search until there is nothing left to do."""
         units = self._units()
-        ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
+        if self._plan.ray is not None:
+            ended = self._run_on_ray(units, self._plan.ray)
+        else:
+            ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
         self._report.complete = ended and strategy_of(self._plan).complete
         self._report.seconds = time.monotonic() - self._report.started
         return self._report
@@ -130,7 +138,7 @@ class Campaign:
         until = None if plan.seconds is None else time.time() + plan.seconds
         yield from (Unit(target) for target in plan.targets)
         if strategy_of(plan).complete:
-            parts = 1 if plan.jobs == 1 else _PARTS
+            parts = 1 if plan.jobs == 1 and plan.ray is None else _PARTS
             for target in plan.targets:
                 yield from (Unit(target, part, parts, plan.schedules, until) for part in range(parts))
             return
@@ -150,16 +158,25 @@ class Campaign:
         # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.mutant,)) as pool:
-            pending: set[Future[UnitResult]] = set()
-            for unit in units:
-                pending.add(pool.submit(run_unit, unit, self._plan))
-                if len(pending) > 2 * self._plan.jobs:
-                    pending = self._take_done(pending)
-                if self._is_over():
-                    break
-            while pending and not self._is_over():
-                pending = self._take_done(pending)
+            ended = self._run_in(units, lambda unit: pool.submit(run_unit, unit, self._plan), self._plan.jobs)
             pool.shutdown(wait=True, cancel_futures=True)
+        return ended
+
+    def _run_on_ray(self, units: Iterator[Unit], address: str) -> bool:
+        with ray_pool(address, self._plan.jobs) as pool:
+            return self._run_in(units, lambda unit: pool.submit(unit, self._plan), pool.cores)
+
+    def _run_in(self, units: Iterator[Unit], submit: Callable[[Unit], Future[UnitResult]], workers: int) -> bool:
+        """Keep every worker busy, and one unit more for each of them ready."""
+        pending: set[Future[UnitResult]] = set()
+        for unit in units:
+            pending.add(submit(unit))
+            if len(pending) > 2 * workers:
+                pending = self._take_done(pending)
+            if self._is_over():
+                break
+        while pending and not self._is_over():
+            pending = self._take_done(pending)
         return not self._is_over()
 
     def _take_done(self, pending: set[Future[UnitResult]]) -> set[Future[UnitResult]]:
