@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from engine.errors import ConfigError
 
-__all__ = ["CHUNKING_OFF", "EMBEDDED_MODEL", "EngineConfig"]
+__all__ = ["CHUNKING_OFF", "EMBEDDED_MODEL", "EngineConfig", "embedded_seed"]
 
 EMBEDDED_MODEL = "embedded"
+SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
 
 
@@ -25,13 +26,18 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
     model: str = Field(
-        EMBEDDED_MODEL, min_length=1, description="'embedded', a folder with a transformers checkpoint, or a hub name"
+        EMBEDDED_MODEL,
+        min_length=1,
+        description="'embedded' (or 'embedded:SEED' for other weights of it), a folder with a transformers checkpoint, "
+        "or a hub name",
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; 'auto' takes the checkpoint's own"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random: embedded weights, unseeded requests")
+    seed: int = Field(
+        0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
+    )
 
     pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
@@ -116,3 +122,13 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
             description = model.model_fields[name].description if name in model.model_fields else ""
             lines.append(f"{name} {rule}, got {error['input']!r}; {name}: {description}")
     return "\n".join(lines)
+
+
+def embedded_seed(model: str, seed: int) -> int | None:
+    """The seed of the embedded weights that ``model`` names, ``seed`` if it names none; None for any other model."""
+    name, colon, own = model.partition(":")
+    if name != EMBEDDED_MODEL:
+        return None
+    if not colon:
+        return seed
+    return int(own) if own.isdecimal() and own.isascii() and int(own) < SEED_LIMIT else None

@@ -38,6 +38,7 @@ __all__ = [
     "StatsAnswer",
     "TokenLogprob",
     "TokenOutput",
+    "UpdateWeights",
     "decode_client_message",
     "decode_pipeline_event",
     "decode_reply",
@@ -128,6 +129,17 @@ class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout_s: float | None = None
 
 
+class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Load other weights into the running engine and drop the cache, if the engine is quiescent; else like a flush.
+
+    ``model_path`` is a folder of the same model, or 'embedded:SEED'; None stands for the configured model itself.
+    """
+
+    call_id: str
+    model_path: str | None = None
+    timeout_s: float | None = None
+
+
 class PauseGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Stop planning microbatches, in one of three modes, until ``ContinueGeneration``."""
 
@@ -147,7 +159,9 @@ class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
-ClientMessage = Generate | Abort | AbortAll | FlushCache | PauseGeneration | ContinueGeneration | GetStats
+ClientMessage = (
+    Generate | Abort | AbortAll | FlushCache | UpdateWeights | PauseGeneration | ContinueGeneration | GetStats
+)
 
 # ---- pipeline events: from the pipeline to the scheduler ----
 
@@ -177,6 +191,9 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     process: str
     cause: str
+
+    def __str__(self) -> str:
+        return f"the {self.process} process died: {self.cause}"
 
 
 PipelineEvent = Completion | PipelineFailed
@@ -243,7 +260,10 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts."""
+    """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
+
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update.
+    """
 
     step: int
     forward_ct: int
@@ -267,6 +287,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    weights_version: int
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,11 +14,15 @@ __all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_micro
 
 
 class ForwardMode(StrEnum):
-    """What a microbatch computes: parts of prompts, one token for each of its requests, or both."""
+    """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
+
+    With ``update`` it computes nothing: the stages take other weights.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    UPDATE = "update"
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -68,12 +72,15 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
-    In a mixed microbatch prefill segments come before decode segments.
+    In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
+    nothing is in flight, so that all before it was computed with the old weights and all behind it with the new ones;
+    ``weights`` says where they are, None stands for those of the configured model.
     """
 
     id: int
     mode: ForwardMode
     segments: tuple[Segment, ...]
+    weights: str | None = None
 
     @property
     def tokens(self) -> int:

@@ -26,6 +26,7 @@ from engine.messages import (
     PipelineFailed,
     ReleasePressure,
     Reply,
+    UpdateWeights,
 )
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.context import ScriptContext
@@ -242,6 +243,8 @@ class ScriptedGate:
         # front end could otherwise hit the next script's request of the same rid.
         yield from self._quieten()
         self.world.clients.forget()
+        if self.scheduler.counters.weights_version:
+            yield from self._restore_weights()
         self.flush()
         yield
         if not self.scheduler.is_fully_idle or self.scheduler.memory.pages.cached:
@@ -269,6 +272,16 @@ class ScriptedGate:
             f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "
             f"{self.scheduler.books.what_is_busy()}"
         )
+
+    def _restore_weights(self) -> Steps:
+        """Take back the weights that the engine was started with."""
+        version = self.scheduler.counters.weights_version
+        self.inject(UpdateWeights(call_id=_HARNESS_CALL))
+        for _ in range(RESET_BUDGET_STEPS):
+            yield
+            if self.scheduler.counters.weights_version > version:
+                return
+        raise NotIdle(f"the engine's own weights did not come back within {RESET_BUDGET_STEPS} steps")
 
     def _start_over(self) -> None:
         self.world.start_over()

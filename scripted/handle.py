@@ -27,6 +27,7 @@ class RequestHandle:
         self._request: Request | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
+        self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
 
     # -- filled in by the gate --
@@ -40,9 +41,11 @@ class RequestHandle:
         """True once the scheduler's object was seen."""
         return self._request is not None
 
-    def see(self, output: TokenOutput) -> None:
-        """Note an output of the scheduler."""
+    def see(self, output: TokenOutput, weights_version: int) -> None:
+        """Note an output of the scheduler, computed with these weights."""
         assert self._end is None, f"{self.rid} got another reply after its terminal one: {output}"
+        if output.token_ids:
+            self._weights_versions.add(weights_version)
         self._output_ids += output.token_ids
         self._logprobs += output.logprobs
         if output.finish_reason is not None:
@@ -51,6 +54,10 @@ class RequestHandle:
     def see_refusal(self, refusal: Refusal) -> None:
         """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
         self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
+
+    def was_computed_with(self, weights_version: int) -> bool:
+        """True when every token was computed with these weights."""
+        return self._weights_versions <= {weights_version}
 
     # -- for scripts --
 

@@ -91,18 +91,18 @@ class Handles:
         """Bring the handles up to date after a step."""
         for reply in replies:
             if isinstance(reply, TokenOutput):
-                self._see(reply)
+                self._see(reply, scheduler.counters.weights_version)
             elif isinstance(reply, Refusal):
                 self._refuse(reply)
         for rid, lives in self._live.items():
             if lives and not lives[0].is_bound and (request := scheduler.find_request(rid)) is not None:
                 lives[0].bind(request)
 
-    def _see(self, output: TokenOutput) -> None:
+    def _see(self, output: TokenOutput, weights_version: int) -> None:
         lives = self._live.get(output.rid)
         if not lives:
             return
-        lives[0].see(output)
+        lives[0].see(output, weights_version)
         if output.finish_reason is not None:
             lives.popleft()
 

@@ -31,6 +31,7 @@ from engine.messages import (
     RefusalKind,
     Reply,
     TokenOutput,
+    UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import Place, Scheduler, StepResult
@@ -77,6 +78,9 @@ class Ledger:
         self._flights: deque[_Flight] = deque()
         self._launched = self._ended = self._retracted = 0
         self._flushes: dict[str, bool] = {}
+        # The update that is asked for and not launched, or launched and not back.
+        self._asked_update = False
+        self._update: int | None = None
         self._expected: list[tuple[str, tuple[int, ...], FinishReason | None]] = []
         self._refused: list[Refusal] = []
         self._told_pages: tuple[int, ...] = ()
@@ -88,6 +92,7 @@ class Ledger:
             AbortAll: self._on_abort_all,
             PauseGeneration: self._on_pause,
             FlushCache: self._on_flush,
+            UpdateWeights: self._on_update,
         }
 
     def follow(self, events: tuple[Event, ...], result: StepResult) -> None:
@@ -178,14 +183,19 @@ class Ledger:
                     self._pages.leave(life.tenancy)
                     self._note_if_retracted(life)
 
+    def _on_update(self, update: UpdateWeights) -> None:
+        del update
+        self._asked_update = self._asked_update or not (self._flights or self._pages.rows)
+
     def _on_flush(self, flush: FlushCache) -> None:
-        quiescent = not self._flights and not self._pages.rows
+        quiescent = not (self._flights or self._pages.rows or self._asked_update)
         self._flushes[flush.call_id] = quiescent
         if quiescent:
             self._pages.flush()
 
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
         del failed
+        self._update, self._asked_update = None, False
         for alive in list(self._live.values()):
             self._end(alive, _ERROR)
         while self._flights:
@@ -199,6 +209,10 @@ class Ledger:
         if flight.id != completion.microbatch_id:
             raise IntegrityError(f"microbatch {completion.microbatch_id} came back, {flight.id} was launched first")
         tokens = iter(completion.token_ids)
+        if flight.id == self._update:
+            self._update = None
+            if completion.error is None:
+                self._pages.flush()
         for segment, life, tenancy in flight.work:
             if completion.error is not None and not life.ended:
                 self._end(life, _ERROR)
@@ -258,7 +272,10 @@ class Ledger:
     # -- plans --
 
     def _on_launch(self, microbatch: Microbatch) -> None:
-        self._check_size(microbatch)
+        if microbatch.mode is ForwardMode.UPDATE:
+            self._check_update(microbatch)
+        else:
+            self._check_size(microbatch)
         work = tuple([(segment, *self._tenant_of(segment)) for segment in microbatch.segments])
         self._pages.launch([(segment, tenancy) for segment, _, tenancy in work])
         for segment, life, tenancy in work:
@@ -266,6 +283,15 @@ class Ledger:
         self._flights.append(_Flight(microbatch.id, work))
         self._launched += 1
         self._told_pages = tuple([page for segment in microbatch.segments for page in segment.pages])
+
+    def _check_update(self, microbatch: Microbatch) -> None:
+        if self._flights or self._pages.rows:
+            flights = [flight.id for flight in self._flights]
+            raise IntegrityError(
+                f"the weights are updated while microbatches {flights} are in flight and "
+                f"{list(self._pages.rows.values())} own memory"
+            )
+        self._update, self._asked_update = microbatch.id, False
 
     def _check_size(self, microbatch: Microbatch) -> None:
         limits = self._limits

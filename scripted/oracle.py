@@ -1,7 +1,7 @@
 """The token oracle: a request's output must be what the same request says when it runs alone.
 
 Only greedy requests that came to their end by themselves are compared: for those batching, chunking, prefix hits,
-retraction and pipeline depth must not matter.
+retraction and pipeline depth must not matter. And only those that the present weights computed, after an update.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class Oracle:
     def compare(self, handles: Iterable[RequestHandle]) -> Generator[None, None, int]:
         """Compare every finished greedy request; returns how many. Raises AssertionError with both outputs."""
         compared = 0
+        version = self._gate.scheduler.counters.weights_version
         for handle in handles:
             if handle.finish_reason not in _NATURAL_ENDS or handle.sampling.temperature != 0 or handle.sampling.stop:
+                continue
+            if not handle.was_computed_with(version):
                 continue
             alone = yield from self._alone(handle)
             if handle.output_ids != alone:

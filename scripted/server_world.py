@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 
 import zmq
 
-from engine.config import EMBEDDED_MODEL
+from engine.config import embedded_seed
 from engine.errors import EngineError, ProcessDiedError
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
@@ -89,9 +89,10 @@ class ServerWorld:
 
     def decoder(self) -> Decoder:
         """Loaded when a script first needs it; the embedded model's needs no loading."""
-        if self._context.settings.model == EMBEDDED_MODEL:
+        settings = self._context.settings
+        if embedded_seed(settings.model, settings.seed) is not None:
             return ByteDecoder()
-        return load_tokenizer(self._context.settings)[0]
+        return load_tokenizer(settings)[0]
 
     def wait(self) -> None:
         """Wait for a message or for news of a client."""

@@ -38,6 +38,7 @@ from engine.messages import (
     Refusal,
     Reply,
     TokenOutput,
+    UpdateWeights,
 )
 from engine.pipeline.simulated import SimulatedPipeline
 from engine.pipeline.wire import StageView
@@ -185,6 +186,8 @@ def _message_of(path: str, body: dict[str, Any], call_id: str) -> ClientMessage:
     if url.path == "/flush_cache":
         timeout = dict(urllib.parse.parse_qsl(url.query)).get("timeout")
         return FlushCache(call_id=call_id, timeout_s=None if timeout is None else float(timeout))
+    if url.path == "/update_weights_from_disk":
+        return UpdateWeights(call_id=call_id, model_path=body["model_path"], timeout_s=body.get("timeout"))
     if url.path == "/abort_request":
         return AbortAll(call_id=call_id) if body.get("abort_all") else Abort(rid=body["rid"], call_id=call_id)
     if url.path == "/pause_generation":

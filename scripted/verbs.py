@@ -19,6 +19,7 @@ from engine.messages import (
     PauseGeneration,
     ReleasePressure,
     SetPressure,
+    UpdateWeights,
 )
 from scripted.client import Call
 from scripted.errors import BadCall, RequestRefused
@@ -118,6 +119,15 @@ class Verbs(Waits):
         """POST ``/flush_cache``; with ``timeout_s``, in virtual seconds, the flush waits that long for its chance."""
         path = "/flush_cache" if timeout_s is None else f"/flush_cache?timeout={timeout_s}"
         return self._call(path, FlushCache)
+
+    def update_weights(self, model_path: str, timeout_s: float | None = None) -> Call:
+        """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
+
+        With ``timeout_s``, in virtual seconds, the update waits that long for its chance. The configured weights are
+        back before the next script.
+        """
+        body = {"model_path": model_path} | ({} if timeout_s is None else {"timeout": timeout_s})
+        return self._call("/update_weights_from_disk", UpdateWeights, body)
 
     def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""

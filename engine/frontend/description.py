@@ -6,6 +6,7 @@ the framework cannot see these types by itself.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -62,9 +63,11 @@ class Description:
         if event is not None:
             content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-        problem = {"application/json": {"schema": self._answer(ProblemBody)}}
+        problem: dict[str, Any] = {"application/json": {"schema": self._answer(ProblemBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 413) if body or query else ())}):
-            responses[str(status)] = {"description": ERRORS[status], "content": problem}
+            # What the scheduler refuses is said in the words of an answer, what a body breaks in those of an error.
+            plain = content if answer is None and status == HTTPStatus.BAD_REQUEST else {}
+            responses[str(status)] = {"description": ERRORS[status], "content": plain | problem}
         operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}
         if body is not None:
             self._bodies.add(body)

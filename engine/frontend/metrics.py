@@ -152,6 +152,7 @@ class _SchedulerCollector(Collector):
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
+        yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:

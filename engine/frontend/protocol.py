@@ -31,6 +31,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "UpdateWeightsBody",
     "parse_body",
 ]
 
@@ -39,6 +40,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_PATH_CHARS = 4096
+# The longest that a call may wait for the engine to be idle.
+MAX_CALL_TIMEOUT_S = 3600.0
 MAX_SHOWN_VALUE_CHARS = 80
 MAX_INT32 = 2**31 - 1
 # How a validator names the branches of a union of plain types.
@@ -142,6 +146,16 @@ class PauseBody(StrictBody):
 
     # JSON has no enums, so a plain string is one here.
     mode: PauseMode = Field(default=PauseMode.RETRACT, strict=False)
+
+
+class UpdateWeightsBody(StrictBody):
+    """The body of ``POST /update_weights_from_disk``: a folder on the server's machine, or 'embedded:SEED'.
+
+    With ``timeout``, in seconds, the update waits so long for its chance.
+    """
+
+    model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
 
 
 class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):

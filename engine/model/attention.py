@@ -46,14 +46,22 @@ class PagedAttention(Protocol):
     ) -> torch.Tensor:
         """Store key and value, then attend with query."""
 
+    def bind(self) -> None:
+        """Take the layer's part of the pool that the stage has now."""
+
 
 class LayerAttention:
     """Gathers keys and values, then attends; ``layer`` is the layer's place within the stage. Runs on any device."""
 
     def __init__(self, stage: StageAttention, layer: int) -> None:
         self._stage = stage
-        self._keys = stage.pool.keys[layer]
-        self._values = stage.pool.values[layer]
+        self._layer = layer
+        self.bind()
+
+    def bind(self) -> None:
+        """See ``PagedAttention``."""
+        self._keys = self._stage.pool.keys[self._layer]
+        self._values = self._stage.pool.values[self._layer]
 
     def attend(
         self,

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
 from engine.limits import ModelFacts
 from engine.model.checkpoint import resolve_folder
@@ -32,7 +32,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     No more than what all running requests could use at their full length. Raises ConfigError, with the sizes in bytes,
     when the weights leave no room for a single page.
     """
-    if config.model == EMBEDDED_MODEL:
+    if embedded_seed(config.model, config.seed) is not None:
         return None
     free_cuda = None if config.device == "cpu" else _free_cuda_bytes()
     free = psutil.virtual_memory().available if free_cuda is None else free_cuda

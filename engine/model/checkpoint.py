@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.config import EMBEDDED_MODEL, EngineConfig, embedded_seed
 from engine.errors import CheckpointError
 from engine.limits import EMBEDDED_FACTS, ModelFacts
 from engine.model.embedded import embedded_folder
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 __all__ = [
     "dtype_name",
     "heads_of",
+    "local_folder",
     "read_facts",
     "read_model_config",
     "read_never_sampled_ids",
+    "require_same_model",
     "require_tokenizer",
     "resolve_folder",
 ]
@@ -33,6 +36,8 @@ _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+# Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
+_ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -41,8 +46,9 @@ def resolve_folder(config: EngineConfig) -> Path:
 
     Raises CheckpointError when there is no such folder or hub model.
     """
-    if config.model == EMBEDDED_MODEL:
-        return embedded_folder(config.seed)
+    seed = embedded_seed(config.model, config.seed)
+    if seed is not None:
+        return embedded_folder(seed)
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         return folder
@@ -50,10 +56,23 @@ def resolve_folder(config: EngineConfig) -> Path:
         raise CheckpointError(f"model must be a folder, got the file {folder}; name the folder that holds config.json")
     if _HUB_NAME.fullmatch(config.model) is None:
         raise CheckpointError(
-            f"model must be {EMBEDDED_MODEL!r}, a folder or a hub name 'owner/name', got {config.model!r}, "
-            "which is no folder here; check the path"
+            f"model must be {EMBEDDED_MODEL!r}, '{EMBEDDED_MODEL}:SEED', a folder or a hub name 'owner/name', "
+            f"got {config.model!r}, which is no folder here; check the path"
         )
     return _download(config.model)
+
+
+def local_folder(config: EngineConfig) -> Path:
+    """As ``resolve_folder``, for a folder that must be here already: nothing is fetched.
+
+    Raises CheckpointError when it is not.
+    """
+    if embedded_seed(config.model, config.seed) is None and not Path(config.model).expanduser().is_dir():
+        raise CheckpointError(
+            f"model_path must be a folder on this machine or '{EMBEDDED_MODEL}:SEED', got {config.model!r}, which is "
+            "no folder here; check the path"
+        )
+    return resolve_folder(config)
 
 
 def read_facts(config: EngineConfig) -> ModelFacts:
@@ -62,7 +81,7 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     Raises CheckpointError for a folder that cannot be served: nothing there, no config, no weights, no tokenizer, not a
     decoder of the usual shape.
     """
-    if config.model == EMBEDDED_MODEL and config.dtype in ("auto", "float32"):
+    if embedded_seed(config.model, config.seed) is not None and config.dtype in ("auto", "float32"):
         return EMBEDDED_FACTS
     folder = resolve_folder(config)
     model = read_model_config(folder)
@@ -107,6 +126,16 @@ def require_tokenizer(folder: Path) -> None:
             f"a model folder must hold a tokenizer ({', '.join(_TOKENIZER_FILES)}), but {folder} holds none; "
             "copy the tokenizer's files there"
         )
+
+
+def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:
+    """Raise CheckpointError, naming the field, unless two configurations are of models that differ in weights only."""
+    for field in sorted((running.keys() | other.keys()) - _ORIGIN_FIELDS):
+        if running.get(field) != other.get(field):
+            raise CheckpointError(
+                f"weights must be of the model that runs, but {folder / 'config.json'} says "
+                f"{field}={other.get(field)!r}, and the running model {running.get(field)!r}; start another server"
+            )
 
 
 def dtype_name(config: EngineConfig, model: PreTrainedConfig) -> str:

@@ -13,14 +13,20 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import IntegrityError, StepFailedError
+from engine.errors import EngineError, IntegrityError, StepFailedError
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.batch import ForwardBatch
-from engine.model.checkpoint import read_never_sampled_ids
+from engine.model.checkpoint import (
+    local_folder,
+    read_model_config,
+    read_never_sampled_ids,
+    require_same_model,
+    resolve_folder,
+)
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
-from engine.model.stage_model import StageModel
+from engine.model.stage_model import PROBED_TOKENS, StageModel
 from engine.plan import Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
@@ -61,7 +67,11 @@ class StageRunner:
         limit_threads(limits)
         self.stage = stage
         self.counters = RunnerCounters()
+        self._config = config
+        self._limits = limits
+        self._lean = lean
         self._model = StageModel(config, limits, stage, lean=lean)
+        self._prepared: StageModel | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         self._sampler = Sampler(
             never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
@@ -154,6 +164,51 @@ class StageRunner:
         self._count(microbatch)
         self.counters.failed += 1
 
+    # -- other weights, in two steps, so that all stages take them or none does --
+
+    def prepare_update(self, update: Microbatch) -> str | None:
+        """Load the weights that an update names beside the present ones; returns why that cannot be, None when it can.
+
+        Takes as much memory as the weights do, until ``finish_update``.
+        """
+        try:
+            self._fail_if_told()
+            self._prepared = self._load_beside(update.weights)
+            error = None
+        except EngineError as exc:
+            error = f"stage {self.stage}: {exc}"
+        except Exception as exc:  # noqa: BLE001 - an update that does not succeed must not end an engine that serves
+            _log.warning("stage %d could not load other weights", self.stage, exc_info=exc)
+            error = f"stage {self.stage} could not load {update.weights or 'its weights'}: {type(exc).__name__}: {exc}"
+        self._count(update)
+        self.counters.failed += error is not None
+        return error
+
+    def finish_update(self, *, commit: bool) -> None:
+        """Take the weights that were prepared, or drop them."""
+        prepared, self._prepared = self._prepared, None
+        if commit:
+            assert prepared is not None, f"stage {self.stage} has no weights to take"
+            prepared.take_pool(self._model.pool)
+            self._model = prepared
+            self._record.change_weights()
+
+    def _load_beside(self, source: str | None) -> StageModel:
+        # In the type that the KV cache and the next stage have, whatever the files are in.
+        values = {"dtype": str(self.dtype).removeprefix("torch."), "model": source or self._config.model}
+        config = self._config.model_copy(update=values)
+        folder = local_folder(config) if source else resolve_folder(config)
+        require_same_model(self._model.description, read_model_config(folder).to_dict(), folder)
+        # Trying the new weights must write into no page that is in use.
+        pages = self._limits.pages_for(PROBED_TOKENS)
+        limits = msgspec.structs.replace(self._limits, total_pages=pages, rows=1)
+        return StageModel(config, limits, self.stage, lean=self._lean)
+
+    def _fail_if_told(self) -> None:
+        if self._fail_next:
+            self._fail_next = False
+            raise StepFailedError("a failure was injected into this forward")
+
     @torch.inference_mode()
     def logits(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """The logits [emitting segments, vocabulary] of a microbatch on the last stage, without sampling or counting.
@@ -176,9 +231,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
-        if self._fail_next:
-            self._fail_next = False
-            raise StepFailedError("a failure was injected into this forward")
+        self._fail_if_told()
         batch = self._batch(microbatch)
         output = self._model.forward(batch, hidden)
         if not self.is_last:

@@ -34,6 +34,8 @@ class SlotRecord:
         self._tokens = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._positions = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._fingerprints = np.zeros(pool.total_slots if sanitize else 0, np.uint64)
+        # What every chain begins with; another one for each version of the weights.
+        self._root = _ROOT
         self._tips: dict[int, tuple[int, int]] = {}
         self._abandoned: set[int] = set()
 
@@ -73,6 +75,11 @@ class SlotRecord:
         """The ids of a segment's row by position, up to and including the segment's own tokens."""
         return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
 
+    def change_weights(self) -> None:
+        """From now on nothing that was written before belongs to anybody: it was computed with other weights."""
+        self._root = (self._root + 1) * _PRIME & _MASK
+        self._tips.clear()
+
     def forget(self) -> None:
         """As if nothing had ever been written; only while no request owns memory."""
         self._tokens.fill(_NEVER_WRITTEN)
@@ -86,7 +93,7 @@ class SlotRecord:
 
     def _chain(self, segment: Segment) -> None:
         slots = self._slots(segment)
-        link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else _ROOT
+        link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else self._root
         tip = self._tips.get(segment.row) if segment.sampling is None else None
         if tip is not None and tip != (segment.start, link):
             raise IntegrityError(
@@ -102,7 +109,7 @@ class SlotRecord:
         """Every position is where it should be, and every link follows from the one before: checked for all at once."""
         slots = self._slots(segment)
         positions, links = self._positions[slots], self._fingerprints[slots]
-        before = np.concatenate([np.array([_ROOT], np.uint64), links[:-1]])
+        before = np.concatenate([np.array([self._root], np.uint64), links[:-1]])
         expected = (before ^ (self._tokens[slots] + 1).astype(np.uint64)) * np.uint64(_PRIME)
         wrong = np.flatnonzero((positions != np.arange(len(slots))) | (links != expected))
         if wrong.size:
@@ -111,7 +118,7 @@ class SlotRecord:
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
-                "of another sequence: a page was used after it was freed, or is owned twice"
+                "of another sequence: a page was used after it was freed, is owned twice, or is older than the weights"
             )
 
     def _slots(self, segment: Segment) -> Slots:

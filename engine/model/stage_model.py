@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.model.weights import WeightFiles
 from engine.plan import Segment
 
-__all__ = ["StageModel", "stage_layers"]
+__all__ = ["PROBED_TOKENS", "StageModel", "stage_layers"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ _Transformer = Any
 _AUTO_MODEL: _Transformer = AutoModelForCausalLM
 
 _PROBE_TOKENS = 3
-_COMPARED_TOKENS = 5
+# So many tokens are computed when a stage starts, in pages that nobody owns yet.
+PROBED_TOKENS = 5
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
 # two round at other places: 0.01 was seen, and a mistake in the forward makes it larger than 0.3.
 _TOLERANCE_FP32 = 1e-4
@@ -63,6 +64,8 @@ class StageModel:
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True) -> None:
         self.folder = resolve_folder(config)
         model_config = read_model_config(self.folder)
+        # Taken before the model is cut down, which changes its configuration.
+        self.description: Mapping[str, object] = model_config.to_dict()
         self.is_first = stage == 0
         self.is_last = stage == limits.pp_size - 1
         self.device = _device(config.device, limits, stage)
@@ -86,18 +89,24 @@ class StageModel:
         )
         self._attention = attention.StageAttention(self.pool)
         backend = VarlenAttention if varlen else attention.LayerAttention
-        paged = [backend(self._attention, index) for index in range(len(self.layers))]
-        for layer, layer_attention in zip(self._decoder.layers, paged, strict=True):
+        self._paged = [backend(self._attention, index) for index in range(len(self.layers))]
+        for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             _attach(layer, layer_attention)
         self._lean: LeanDecoder | None = None
         self._warm_up()
         if lean:
-            self._become_lean(paged)
+            self._become_lean(self._paged)
 
     @property
     def is_lean(self) -> bool:
         """True if the lean forward computes, False if transformers' does."""
         return self._lean is not None
+
+    def take_pool(self, pool: KVPool) -> None:
+        """Go on in another pool of the same layout, which the model of other weights has used before."""
+        self.pool = self._attention.pool = pool
+        for layer in self._paged:
+            layer.bind()
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Compute this stage's layers for one batch.
@@ -163,7 +172,8 @@ class StageModel:
                 for key, meta in list(module.named_parameters(recurse=False)):
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
-                        weight = weight.to(device=self.device, dtype=meta.dtype)
+                        # A copy: what was read is a view of the file, which may be written anew for the next update.
+                        weight = weight.to(device=self.device, dtype=meta.dtype, copy=True)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
                     setattr(module, key, loaded[id(meta)])
         self._model.eval()
@@ -245,7 +255,7 @@ class StageModel:
 
     def _compare_outputs(self) -> torch.Tensor:
         """What the stage computes for a chunk of a few tokens and for one more token after it, in fp32."""
-        count = min(_COMPARED_TOKENS, self.pool.total_slots)
+        count = min(PROBED_TOKENS, self.pool.total_slots)
         pages = tuple(range(-(-count // self.pool.page_size)))
         ids = tuple(range(count - 1))
         outputs = []

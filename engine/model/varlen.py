@@ -34,8 +34,13 @@ class VarlenAttention:
 
     def __init__(self, stage: StageAttention, layer: int) -> None:
         self._stage = stage
-        self._keys = stage.pool.keys[layer]
-        self._values = stage.pool.values[layer]
+        self._layer = layer
+        self.bind()
+
+    def bind(self) -> None:
+        """See ``PagedAttention``."""
+        self._keys = self._stage.pool.keys[self._layer]
+        self._values = self._stage.pool.values[self._layer]
 
     def attend(
         self,

@@ -14,7 +14,7 @@ from engine.messages import Completion, PipelineEvent
 from engine.model.runner import StageRunner
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import Microbatch
+from engine.plan import ForwardMode, Microbatch
 
 __all__ = ["LocalPipeline"]
 
@@ -38,9 +38,17 @@ class LocalPipeline:
         del timeout_s
         if not self._launched:
             return None
-        output = self._runner.forward(self._launched.popleft())
+        microbatch = self._launched.popleft()
+        if microbatch.mode is ForwardMode.UPDATE:
+            return self._update(microbatch)
+        output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
+
+    def _update(self, update: Microbatch) -> Completion:
+        error = self._runner.prepare_update(update)
+        self._runner.finish_update(commit=error is None)
+        return Completion(microbatch_id=update.id, error=error)
 
     @property
     def ready(self) -> bool:

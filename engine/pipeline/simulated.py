@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from engine.config import embedded_seed
 from engine.limits import Limits
 from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
 from engine.pipeline.wire import StageView
-from engine.plan import Microbatch, SamplingSpec, Segment
+from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
 __all__ = ["SimulatedPipeline"]
 
@@ -52,11 +53,14 @@ class SimulatedPipeline:
     def __init__(self, limits: Limits) -> None:
         self._page_size = limits.page_size
         self._stages = limits.pp_size
+        self._seed = limits.seed
         self._total_pages = limits.total_pages
         self.forget()
 
     def forget(self) -> None:
         """Become as good as new: empty KV, no faults, nothing in flight."""
+        # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
+        self._root = _START
         self._rows: dict[int, _Row] = {}
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
         self._kv: list[list[int]] = [[] for _ in range(self._total_pages)]
@@ -135,6 +139,8 @@ class SimulatedPipeline:
     # -- computing --
 
     def _compute(self, microbatch: Microbatch) -> Completion:
+        if microbatch.mode is ForwardMode.UPDATE:
+            return Completion(microbatch_id=microbatch.id, error=self._update(microbatch.weights))
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         wanted = False
@@ -149,6 +155,14 @@ class SimulatedPipeline:
         return Completion(
             microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=tuple(logprobs) if wanted else ()
         )
+
+    def _update(self, weights: str | None) -> str | None:
+        """Take the weights of another seed; returns why not."""
+        seed = self._seed if weights is None else embedded_seed(weights, self._seed)
+        if seed is None:
+            return f"the simulated model has the weights 'embedded' and 'embedded:SEED', got {weights!r}"
+        self._root = _START if seed == self._seed else (_START ^ (seed + 1) * _CHAIN) & _MASK
+        return None
 
     # -- the KV cache --
 
@@ -199,7 +213,7 @@ class SimulatedPipeline:
     def _read(self, segment: Segment, row: _Row) -> int:
         """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
         if segment.start == 0:
-            return _START
+            return self._root
         size, kv, writes = self._page_size, self._kv, self._writes
         last, offset = divmod(segment.start - 1, size)
         pages = row.pages[: last + 1]
@@ -212,8 +226,8 @@ class SimulatedPipeline:
         return kv[pages[last]][offset + 1]
 
     def _is_chain(self, pages: list[int]) -> bool:
-        """Whether every page was written full and behind the one before it."""
-        before, full = _START, self._page_size + 1
+        """Whether every page was written full, behind the one before it and with the present weights."""
+        before, full = self._root, self._page_size + 1
         for page in pages:
             slots = self._kv[page]
             if not slots or slots[0] != before or (page != pages[-1] and len(slots) != full):

@@ -30,6 +30,7 @@ from engine.pipeline.transport import (
 from engine.pipeline.wire import (
     Describe,
     FailNextStep,
+    FinishUpdate,
     Forget,
     HiddenFailed,
     Launch,
@@ -37,11 +38,12 @@ from engine.pipeline.wire import (
     StageMessage,
     StageReport,
     StageView,
+    WeightsPrepared,
     decode_stage_message,
     plan_address,
     results_address,
 )
-from engine.plan import Microbatch
+from engine.plan import ForwardMode, Microbatch
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
 
@@ -112,8 +114,12 @@ class StageLoop:
     def _handle(self, message: StageMessage) -> bool:
         """Act on one message; False ends the loop."""
         match message:
+            case Launch() if message.microbatch.mode is ForwardMode.UPDATE:
+                self._prepare_update(message.microbatch)
             case Launch():
                 self._step(message.microbatch)
+            case FinishUpdate():
+                self._runner.finish_update(commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq))
             case FailNextStep():
@@ -125,6 +131,10 @@ class StageLoop:
             case _:
                 assert_never(message)
         return True
+
+    def _prepare_update(self, update: Microbatch) -> None:
+        error = self._runner.prepare_update(update)
+        self._report(WeightsPrepared(microbatch_id=update.id, stage=self._runner.stage, error=error))
 
     def _step(self, microbatch: Microbatch) -> None:
         hidden = None if self._runner.is_first else self._neighbours.receive(microbatch)

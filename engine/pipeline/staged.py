@@ -20,11 +20,13 @@ from engine.messages import Completion, PipelineEvent, encode
 from engine.pipeline.wire import (
     Describe,
     FailNextStep,
+    FinishUpdate,
     Forget,
     Launch,
     Shutdown,
     StageMessage,
     StageView,
+    WeightsPrepared,
     decode_stage_report,
     plan_address,
     results_address,
@@ -60,6 +62,7 @@ class StagedPipeline:
             socket.connect(plan_address(private_dir, stage))
         self._completions: deque[Completion] = deque()
         self._views: dict[int, StageView] = {}
+        self._prepared: list[WeightsPrepared] = []
         self._describes = 0
         self._closed = False
 
@@ -145,6 +148,21 @@ class StagedPipeline:
             return False
         if isinstance(report, Completion):
             self._completions.append(report)
+        elif isinstance(report, WeightsPrepared):
+            self._finish_update(report)
         elif report.seq == self._describes:
             self._views[report.stage] = report
         return True
+
+    def _finish_update(self, report: WeightsPrepared) -> None:
+        """When every stage has reported, all of them take the new weights, or none.
+
+        Told by the channel of the plans: whatever is launched from now on is computed with what was decided here.
+        """
+        self._prepared.append(report)
+        if len(self._prepared) < self._pp_size:
+            return
+        reports, self._prepared = sorted(self._prepared, key=lambda one: one.stage), []
+        error = next((one.error for one in reports if one.error is not None), None)
+        self._broadcast(FinishUpdate(commit=error is None))
+        self._completions.append(Completion(microbatch_id=report.microbatch_id, error=error))

@@ -17,6 +17,7 @@ from engine.plan import Microbatch
 __all__ = [
     "Describe",
     "FailNextStep",
+    "FinishUpdate",
     "Forget",
     "HiddenDtype",
     "HiddenFailed",
@@ -27,6 +28,7 @@ __all__ = [
     "StageMessage",
     "StageReport",
     "StageView",
+    "WeightsPrepared",
     "decode_hidden_header",
     "decode_stage_message",
     "decode_stage_report",
@@ -58,11 +60,17 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     """Reset the stage's counters and slot records; sent only after a flush, when no prefix is cached."""
 
 
+class FinishUpdate(msgspec.Struct, frozen=True, tag=True):
+    """Take the weights that the last launch, an update, made the stage prepare; without ``commit`` drop them."""
+
+    commit: bool
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | Shutdown
+StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | Shutdown
 
 # ---- from a stage to the scheduler ----
 
@@ -84,7 +92,15 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     slots_digest: str
 
 
-StageReport = Completion | StageView
+class WeightsPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A stage has loaded the weights of an update beside its own, or with ``error`` could not."""
+
+    microbatch_id: int
+    stage: int
+    error: str | None
+
+
+StageReport = Completion | StageView | WeightsPrepared
 
 # ---- from a stage to the next one, before the bytes of a tensor ----
 
@@ -126,7 +142,7 @@ def decode_stage_message(data: bytes) -> StageMessage:
 
 
 def decode_stage_report(data: bytes) -> StageReport:
-    """Decode one completion or view. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    """Decode one report of a stage. Raises msgspec.DecodeError (a ValueError) for anything else."""
     return _stage_report_decoder.decode(data)
 
 

@@ -34,8 +34,7 @@ class Admission:
     ) -> Refusal | None:
         """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
         if failure is not None:
-            why = f"the {failure.process} process died: {failure.cause}"
-            return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=why)
+            return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=str(failure))
         # At least one token is always computed, whatever was asked for.
         never = self._limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
         if never is not None:

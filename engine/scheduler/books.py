@@ -15,7 +15,7 @@ import msgspec
 
 from engine.errors import IntegrityError
 from engine.memory import Lease
-from engine.messages import PauseMode
+from engine.messages import PauseMode, UpdateWeights
 from engine.plan import Microbatch
 from engine.scheduler.request import Place, Request
 
@@ -49,6 +49,8 @@ class Books:
         self.releasing: list[Request] = []
         self.in_flight: deque[Launched] = deque()
         self.paused: PauseMode | None = None
+        # The weight update that is asked for or in flight. Nothing else is launched meanwhile.
+        self.update: UpdateWeights | None = None
         # Requests that changed since an audit last looked; nothing is noted until there is an audit.
         self.changed: deque[Request] = deque(maxlen=_NOTES_LIMIT)
         self._noting = False
@@ -68,14 +70,15 @@ class Books:
 
     @property
     def nothing_in_flight(self) -> bool:
-        """No dispatched microbatch is still to come back."""
-        return not self.in_flight
+        """No dispatched microbatch is still to come back, and none that updates the weights is about to be."""
+        return not self.in_flight and self.update is None
 
     def what_is_busy(self) -> str:
         """The counts that stand between the engine and idleness, as ``name=count`` pairs."""
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
-            f"in_flight={len(self.in_flight)} releasing={len(self.retracting) + len(self.releasing)}"
+            f"in_flight={len(self.in_flight) or int(self.update is not None)} "
+            f"releasing={len(self.retracting) + len(self.releasing)}"
         )
 
     # -- moving requests --

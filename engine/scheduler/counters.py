@@ -20,6 +20,7 @@ class Counters:
         "requests_refused",
         "requests_started",
         "retractions",
+        "weights_version",
     )
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class Counters:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
+        self.weights_version = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts apart from all other ends."""

@@ -24,6 +24,7 @@ from engine.messages import (
     PauseGeneration,
     Reply,
     StatsAnswer,
+    UpdateWeights,
     encode,
 )
 from engine.plan import Microbatch
@@ -36,7 +37,7 @@ _DIGEST_BYTES: Final = 8
 _PENDING_LIMIT_STEPS: Final = 256
 
 _CALLS: Final = frozenset(
-    (Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, GetStats, PauseGeneration, StatsAnswer)
+    (Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, GetStats, PauseGeneration, StatsAnswer, UpdateWeights)
 )
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)

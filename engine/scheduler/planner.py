@@ -36,6 +36,11 @@ class Plan:
         self.requests: list[Request] = []
         self.tokens = 0
 
+    def check_budget(self, limits: Limits) -> None:
+        """No microbatch is larger than what the stages were sized for."""
+        most = limits.rows if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
+        assert self.tokens <= most, f"a {self.mode} microbatch has {self.tokens} tokens, the budget is {most}"
+
 
 class Planner:
     """Plans one microbatch at a time over the books and the memory of one scheduler."""
@@ -49,9 +54,9 @@ class Planner:
 
     @property
     def may_plan(self) -> bool:
-        """Not paused, a free slot, and somebody who waits for it: without all three there is nothing to plan."""
+        """Not paused, no update, a free slot and somebody who waits for it: without these there is nothing to plan."""
         books = self._books
-        if books.paused is not None or len(books.in_flight) >= self._limits.depth:
+        if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
             return False
         if books.chunked is not None or books.waiting:
             return True

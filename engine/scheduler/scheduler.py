@@ -35,7 +35,7 @@ from engine.messages import (
     SetPressure,
     StatsAnswer,
     TokenLogprob,
-    TokenOutput,
+    UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler.admission import Admission
@@ -43,9 +43,10 @@ from engine.scheduler.audit import Audit
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
-from engine.scheduler.flushes import Flushes
 from engine.scheduler.gate import StepResult
-from engine.scheduler.planner import Plan, Planner
+from engine.scheduler.planner import Planner
+from engine.scheduler.quiescent_calls import QuiescentCalls
+from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
 
@@ -83,7 +84,7 @@ class Scheduler:
         self.last_microbatch: Microbatch | None = None
         self._audit: Audit | None = None
         self._admission = Admission(limits, self.books)
-        self._flushes = Flushes(self.books, self.memory)
+        self._quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
         self._replies: list[Reply] = []
         self._ahead: list[OperatorEvent] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -92,7 +93,8 @@ class Scheduler:
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
-            FlushCache: self._on_flush,
+            FlushCache: self._on_quiescent_call,
+            UpdateWeights: self._on_quiescent_call,
             PauseGeneration: self._on_pause,
             ContinueGeneration: self._on_continue,
             GetStats: self._on_get_stats,
@@ -110,7 +112,8 @@ class Scheduler:
         handlers = self._handlers
         for event in self._not_yet_applied(events) if self._ahead else events:
             handlers[type(event)](event)
-        if self._flushes.deadline is not None and (answer := self._flushes.answer_due(now)) is not None:
+        calls = self._quiescent_calls
+        if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
             self._replies.append(answer)
         retractions = self.counters.retractions
         microbatch = self._launch()
@@ -122,7 +125,7 @@ class Scheduler:
             self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, self._flushes.deadline)
+        return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
 
     def intervene(self, event: OperatorEvent) -> None:
         """Apply an operator's event between two steps, at once; the next step must be given it too, before all others.
@@ -196,7 +199,9 @@ class Scheduler:
                 "which was launched first"
             )
         self.books.land()
-        if completion.error is not None:
+        if launched.microbatch.mode is ForwardMode.UPDATE:
+            self._replies.append(self._quiescent_calls.finish_update(completion.error))
+        elif completion.error is not None:
             for request in launched.requests:
                 request.in_flight -= 1
                 self._on_failed_segment(request, completion.error)
@@ -249,7 +254,7 @@ class Scheduler:
         if reason is not None:
             self._end(request, reason, token=token, logprob=logprob)
             return
-        self._replies.append(self._output(request, token=token, logprob=logprob))
+        self._replies.append(output_of(request, token=token, logprob=logprob))
         self._release_if_landed(request)
 
     def _why_finished(self, request: Request, token: int) -> FinishReason | None:
@@ -266,7 +271,7 @@ class Scheduler:
         for request in list(self.books.releasing):
             self._release_if_landed(request)
         for request in list(self.books.requests.values()):
-            self._end(request, FinishReason.ERROR, error=f"the {failed.process} process died: {failed.cause}")
+            self._end(request, FinishReason.ERROR, error=str(failed))
 
     # -- requests --
 
@@ -309,7 +314,7 @@ class Scheduler:
         request.finish_reason, request.error = reason, error
         self.books.take_out(request)
         del self.books.requests[request.rid]
-        self._replies.append(self._output(request, token=token, logprob=logprob))
+        self._replies.append(output_of(request, token=token, logprob=logprob))
         self.counters.count_end(reason)
         if request.lease is None:
             request.place = Place.GONE
@@ -339,23 +344,10 @@ class Scheduler:
         request.lease = None
         request.place = Place.GONE
 
-    def _output(self, request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
-        return TokenOutput(
-            rid=request.rid,
-            token_ids=() if token is None else (token,),
-            logprobs=() if logprob is None else (logprob,),
-            finish_reason=request.finish_reason,
-            stop_token_id=token if request.finish_reason is FinishReason.STOP else None,
-            error=request.error,
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=min(request.cached_tokens, request.prompt_tokens),
-            completion_tokens=len(request.ids) - request.prompt_tokens,
-        )
+    # -- flush, weight update, pause, continue --
 
-    # -- flush, pause, continue --
-
-    def _on_flush(self, flush: FlushCache) -> None:
-        answer = self._flushes.ask(flush, self.now)
+    def _on_quiescent_call(self, call: FlushCache | UpdateWeights) -> None:
+        answer = self._quiescent_calls.ask(call, self.now)
         if answer is not None:
             self._replies.append(answer)
 
@@ -380,18 +372,29 @@ class Scheduler:
     # -- launching --
 
     def _launch(self) -> Microbatch | None:
+        update = self.books.update
         if self.failure is not None:
+            if update is not None:
+                self._replies.append(self._quiescent_calls.finish_update(str(self.failure)))
             return None
+        if update is not None:
+            return self._launch_update(update)
         plan = self.planner.plan()
         if plan is None:
             return None
         microbatch = Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments))
         self.counters.forward_ct += 1
-        self._check_budget(plan)
+        plan.check_budget(self.limits)
         self.books.launch(Launched(microbatch, tuple(plan.requests), self.step_number))
         self.last_microbatch = microbatch
         return microbatch
 
-    def _check_budget(self, plan: Plan) -> None:
-        most = self.limits.rows if plan.mode is ForwardMode.DECODE else self.limits.prefill_budget_tokens
-        assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
+    def _launch_update(self, update: UpdateWeights) -> Microbatch | None:
+        """The update as a microbatch of its own, once; until it is back nothing else is launched."""
+        if self.books.in_flight:
+            return None
+        microbatch = Microbatch(self.counters.forward_ct, ForwardMode.UPDATE, (), update.model_path)
+        self.counters.forward_ct += 1
+        self.books.launch(Launched(microbatch, (), self.step_number))
+        self.last_microbatch = microbatch
+        return microbatch

@@ -27,6 +27,7 @@ __all__ = [
     "ReleaseResults",
     "Resume",
     "StartRequest",
+    "Update",
     "kind_of",
     "parse_placed",
     "target_of",
@@ -70,6 +71,13 @@ class AbortEverything(_Action, frozen=True, kw_only=True, omit_defaults=True, ta
 class Flush(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
     """A flush of the cache; with ``timeout_s`` it waits for its chance."""
 
+    timeout_s: float | None = None
+
+
+class Update(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
+    """The weights become the embedded ones of ``seed``; with ``timeout_s`` the update waits for its chance."""
+
+    seed: int = 1
     timeout_s: float | None = None
 
 
@@ -117,6 +125,7 @@ Action = (
     | DisconnectClient
     | AbortEverything
     | Flush
+    | Update
     | Pause
     | Resume
     | HoldResults
@@ -165,7 +174,7 @@ def kind_of(action: Action) -> str:
     kind = str(type(action).__struct_config__.tag)
     if isinstance(action, Pause):
         return f"pause-{action.mode.value}"
-    return "flush-later" if isinstance(action, Flush) and action.timeout_s is not None else kind
+    return f"{kind}-later" if isinstance(action, Flush | Update) and action.timeout_s is not None else kind
 
 
 def target_of(action: Action) -> str | None:

@@ -9,7 +9,7 @@ import functools
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import FinishReason, Generate, SamplingParams, TokenOutput
+from engine.messages import CallAnswer, FinishReason, Generate, SamplingParams, TokenOutput, UpdateWeights
 from engine.pipeline.simulated import SimulatedPipeline
 from engine.scheduler import Scheduler
 from scripted.explore.ledger import Life, Violation
@@ -20,20 +20,27 @@ _BUDGET_STEPS = 20_000
 
 
 def check_tokens(life: Life) -> None:
-    """What a request said, to its end or until it was stopped, is what it says alone. Raises Violation with both."""
+    """What a request said, to its end or until it was stopped, is what it says alone. Raises Violation with both.
+
+    One that lived through an update of the weights has no counterpart.
+    """
     message, said = life.message, tuple(life.tokens)
-    alone = tokens_alone(message.prompt_ids, message.sampling.max_new_tokens) if said else ()
+    if len(life.weights) != 1:
+        return
+    (weights,) = life.weights
+    alone = tokens_alone(message.prompt_ids, message.sampling.max_new_tokens, weights)
     if said != alone[: len(said)]:
         raise Violation(f"{message.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
 
 @functools.lru_cache(maxsize=4096)
-def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
-    """The output of a greedy request, alone, on one stage, with room for everything."""
+def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int, weights: str | None = None) -> tuple[int, ...]:
+    """The output of a greedy request, alone, on one stage, with room for everything and these weights."""
     limits = _roomy()
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
-    result = scheduler.step((Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling),), 0.0)
+    update = UpdateWeights(call_id="weights", model_path=weights)
+    result = scheduler.step((update, Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling)), 0.0)
     tokens: list[int] = []
     for _ in range(_BUDGET_STEPS):
         if result.microbatch is not None:
@@ -41,6 +48,9 @@ def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int,
         event = pipeline.next_completion(0)
         result = scheduler.step(() if event is None else (event,), 0.0)
         for reply in result.replies:
+            if isinstance(reply, CallAnswer):
+                assert reply.ok, reply.message
+                continue
             assert isinstance(reply, TokenOutput)
             tokens += reply.token_ids
             if reply.finish_reason is not None:

@@ -30,8 +30,10 @@ from scripted.explore.actions import (
     Placed,
     Resume,
     StartRequest,
+    Update,
 )
 from scripted.explore.execution import Failure, Outcome, Prefixes
+from scripted.explore.prompts import weights_of
 from scripted.explore.schedule import Schedule
 from scripted.explore.workloads import WORKLOADS
 from scripted.sim import ScriptedSim
@@ -198,6 +200,8 @@ def _call(t: Any, action: Action) -> bool:
             t.abort_all()
         case Flush(timeout_s=timeout_s):
             t.flush_cache(timeout_s)
+        case Update(seed=seed, timeout_s=timeout_s):
+            t.update_weights(weights_of(seed), timeout_s)
         case Pause(mode=mode):
             t.pause_generation(mode.value)
         case Resume():

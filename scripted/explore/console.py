@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from scripted.explore.bench import ScriptBench, bench_of
 from scripted.explore.campaign import Campaign, Finding, Plan, Report, switched_on
-from scripted.explore.gallery_search import Found, find_mutant, gallery_markdown
+from scripted.explore.gallery_search import Found, find_mutant, write_gallery
 from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
 
@@ -46,7 +46,7 @@ def search_for_mutants(names: list[str], *, markdown: Path | None) -> bool:
     missed = [one.mutant for one in found if one.finding is None]
     console.print(f"found {len(found) - len(missed)} of {len(found)}{', not ' if missed else ''}{', '.join(missed)}")
     if markdown is not None:
-        markdown.write_text(gallery_markdown(found), encoding="utf-8")
+        write_gallery(markdown, found)
     return not missed
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from engine.plan import ForwardMode
 from engine.scheduler import Place, Scheduler
+from engine.scheduler.books import Launched
 from scripted.explore.actions import Action, kind_of, target_of
 
 __all__ = ["Cell", "Coverage", "cell_of"]
@@ -45,15 +46,16 @@ def _pipeline(scheduler: Scheduler) -> str:
     flights = scheduler.books.in_flight
     if not flights:
         return "empty"
-    kinds = {_kind(launched.microbatch.mode, launched.requests[0].place) for launched in flights}
+    kinds = {_kind(launched) for launched in flights}
     full = "full: " if len(flights) >= scheduler.limits.depth else ""
     return full + "+".join(sorted(kinds))
 
 
-def _kind(mode: ForwardMode, place: Place) -> str:
+def _kind(launched: Launched) -> str:
+    mode = launched.microbatch.mode
     if mode is not ForwardMode.PREFILL:
         return mode.value
-    return "last chunk" if place is Place.DISPATCHED else "chunk"
+    return "last chunk" if launched.requests[0].place is Place.DISPATCHED else "chunk"
 
 
 class Coverage:

@@ -17,6 +17,7 @@ from scripted.explore.actions import (
     Pause,
     Resume,
     StartRequest,
+    Update,
 )
 from scripted.explore.schedule import Schedule, limits_of
 
@@ -38,7 +39,7 @@ def extras_of(base: Schedule) -> tuple[Action, ...]:
     rids = dict.fromkeys(start.rid for start in starts)
     modes = [Pause(mode=mode) for mode in PauseMode]
     anything: list[Action] = [Flush(), Flush(timeout_s=_DEFERRED_S), AbortEverything(), *modes, HoldResults()]
-    anything += [FailStage(), KillStage()]
+    anything += [FailStage(), KillStage(), Update(), Update(timeout_s=_DEFERRED_S)]
     anything += [AbortRequest(rid=rid) for rid in rids]
     anything += [DisconnectClient(rid=rid) for rid in rids]
     anything += [*_starts(base, starts), _pressure(base)]

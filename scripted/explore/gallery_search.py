@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -14,7 +15,9 @@ from scripted.explore.campaign import Campaign, Finding, Plan
 from scripted.explore.workloads import WORKLOADS
 from scripted.gallery import MUTANTS, Mutant, mutant_named
 
-__all__ = ["Found", "find_mutant", "gallery_markdown"]
+__all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
+
+_HEAD = "| mutant | origin | the bug | its test | found by the search |"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -38,8 +41,14 @@ def find_mutant(name: str) -> Found:
 def gallery_markdown(found: Iterable[Found]) -> str:
     """The gallery as a Markdown table: origin, the bug, the test that catches it, what finding it took."""
     by_name = {one.mutant: one for one in found}
-    rows = ["| mutant | origin | the bug | its test | found by the search |", "| --- | --- | --- | --- | --- |"]
+    rows = [_HEAD, "| --- | --- | --- | --- | --- |"]
     return "\n".join([*rows, *(_row(mutant, by_name.get(mutant.name)) for mutant in MUTANTS)]) + "\n"
+
+
+def write_gallery(page: Path, found: Iterable[Found]) -> None:
+    """Put the table into a page; what stands above one that is there already stays."""
+    above = page.read_text(encoding="utf-8").partition(_HEAD)[0] if page.exists() else ""
+    page.write_text(above + gallery_markdown(found), encoding="utf-8")
 
 
 def _row(mutant: Mutant, found: Found | None) -> str:

@@ -23,6 +23,7 @@ from engine.messages import (
     PipelineFailed,
     Reply,
     SamplingParams,
+    UpdateWeights,
 )
 from engine.pipeline.simulated import SimulatedPipeline
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
@@ -41,12 +42,13 @@ from scripted.explore.actions import (
     ReleaseResults,
     Resume,
     StartRequest,
+    Update,
 )
 from scripted.explore.alone import check_tokens
 from scripted.explore.coverage import Cell, cell_of
 from scripted.explore.ledger import Ledger, Violation
 from scripted.explore.promises import Promises
-from scripted.explore.prompts import prompt_ids
+from scripted.explore.prompts import prompt_ids, weights_of
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.silence import SilentDigests
 from scripted.history import record_step
@@ -275,6 +277,8 @@ class SimulatedGate:
             return Abort(rid=action.rid, call_id=call)
         if isinstance(action, Flush):
             return FlushCache(call_id=call, timeout_s=action.timeout_s)
+        if isinstance(action, Update):
+            return UpdateWeights(call_id=call, model_path=weights_of(action.seed), timeout_s=action.timeout_s)
         if isinstance(action, Pause):
             return PauseGeneration(call_id=call, mode=action.mode)
         return ContinueGeneration(call_id=call) if isinstance(action, Resume) else AbortAll(call_id=call)

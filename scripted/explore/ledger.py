@@ -25,6 +25,7 @@ from engine.messages import (
     Refusal,
     Reply,
     TokenOutput,
+    UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
@@ -38,13 +39,17 @@ class Violation(AssertionError):  # noqa: N818 - it reads as what happened
 
 
 class Life:
-    """One request as its client and the stages see it. ``planned`` is the position behind its last segment."""
+    """One request as its client and the stages see it. ``planned`` is the position behind its last segment.
 
-    __slots__ = ("emitting", "end", "message", "passed", "planned", "refused", "started", "tokens")
+    ``weights`` are those that computed its tokens, each once: None for the configured ones.
+    """
+
+    __slots__ = ("emitting", "end", "message", "passed", "planned", "refused", "started", "tokens", "weights")
 
     def __init__(self, message: Generate) -> None:
         self.message = message
         self.tokens: list[int] = []
+        self.weights: set[str | None] = set()
         self.end: FinishReason | None = None
         self.refused = False
         self.planned = 0
@@ -63,6 +68,11 @@ class Ledger:
         self._live: dict[str, list[Life]] = {}
         self._open_calls: dict[str, str] = {}
         self._flights: list[tuple[int, list[Life]]] = []
+        self._updates: dict[str, str | None] = {}
+        self._weights: str | None = None
+        self._updating = False
+        # Why the stages could not do the update whose result came last.
+        self._update_error: str | None = None
         self.paused = False
         self._may_abort: set[str] = set()
         self._may_fail = False
@@ -108,6 +118,8 @@ class Ledger:
         """Book an event; returns the requests that must end with it."""
         if isinstance(event, Completion):
             _, landed = self._flights.pop(0)
+            if self._updating:
+                self._updating, self._update_error = False, event.error
             for life in landed:
                 life.emitting -= 1
             if event.error is not None:
@@ -119,6 +131,7 @@ class Ledger:
         elif isinstance(event, PipelineFailed):
             self._may_fail, self._dead = True, event.process
             self._flights.clear()
+            self._updating = False
             return self._oldest()
         elif isinstance(event, Abort):
             if event.call_id is not None:
@@ -134,6 +147,9 @@ class Ledger:
         call_id = getattr(event, "call_id", None)
         assert call_id is not None, f"a schedule has no {event}"
         self._open_calls[call_id] = type(event).__name__
+        if isinstance(event, UpdateWeights):
+            self._updates[call_id] = event.model_path
+            return []
         if isinstance(event, PauseGeneration):
             self.paused = True
             if event.mode is not PauseMode.ABORT:
@@ -163,6 +179,15 @@ class Ledger:
                 raise Violation(f"{reply.call_id} is answered, but no call is open: {reply.message}")
             if kind == FlushCache.__name__ and not reply.ok and flushable:
                 raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
+            if kind == UpdateWeights.__name__:
+                self._hear_update(reply)
+
+    def _hear_update(self, answer: CallAnswer) -> None:
+        weights = self._updates.pop(answer.call_id)
+        if answer.ok and self._update_error is not None:
+            raise Violation(f"the update to {weights} is said to have succeeded, but {self._update_error}")
+        if answer.ok:
+            self._weights = weights
 
     def _hear_output(self, output: TokenOutput) -> None:
         lives = self._live.get(output.rid)
@@ -170,6 +195,8 @@ class Ledger:
             raise Violation(f"{output.rid} gets a reply after its terminal one, or without being alive: {output}")
         life = lives[0]
         life.tokens += output.token_ids
+        if output.token_ids:
+            life.weights.add(self._weights)
         self._check_counts(life, output)
         stops = life.message.sampling.stop_token_ids
         if any(token in stops for token in life.tokens) and output.finish_reason is not FinishReason.STOP:
@@ -222,6 +249,11 @@ class Ledger:
 
     def _check_microbatch(self, microbatch: Microbatch) -> None:
         limits = self._limits
+        if self._updating:
+            raise Violation(f"microbatch {microbatch.id} is launched while the weights are being updated")
+        if microbatch.mode is ForwardMode.UPDATE:
+            self._check_update(microbatch)
+            return
         if self.paused:
             raise Violation(f"microbatch {microbatch.id} is launched while generation is paused")
         if len(self._flights) >= limits.depth:
@@ -234,6 +266,13 @@ class Ledger:
             raise Violation(f"a request is in microbatch {microbatch.id} twice: {', '.join(rids)}")
         emitting = [life for segment in microbatch.segments if (life := self._check_segment(segment)) is not None]
         self._flights.append((microbatch.id, emitting))
+
+    def _check_update(self, microbatch: Microbatch) -> None:
+        if self._flights:
+            flights = [number for number, _ in self._flights]
+            raise Violation(f"the weights are updated while microbatches {flights} are in flight")
+        self._updating = True
+        self._flights.append((microbatch.id, []))
 
     def _check_segment(self, segment: Segment) -> Life | None:
         """Check a request's share; returns the request when it gets a token of this microbatch."""

@@ -119,6 +119,7 @@ class Promises:
         if (
             not memory.rows.free
             or books.paused is not None
+            or books.update is not None
             or books.chunked is not None
             or scheduler.failure is not None
         ):

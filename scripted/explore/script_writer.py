@@ -24,9 +24,11 @@ from scripted.explore.actions import (
     ReleaseResults,
     Resume,
     StartRequest,
+    Update,
 )
 from scripted.explore.execution import Failure, finish
 from scripted.explore.gate import SimulatedGate
+from scripted.explore.prompts import weights_of
 from scripted.explore.schedule import Schedule, config_values
 
 __all__ = ["script_text"]
@@ -144,6 +146,9 @@ def _call_text(action: Action) -> str:
             return "t.abort_all()"
         case Flush(timeout_s=timeout_s):
             return f"t.flush_cache({'' if timeout_s is None else f'timeout_s={timeout_s}'})"
+        case Update(seed=seed, timeout_s=timeout_s):
+            later = "" if timeout_s is None else f", timeout_s={timeout_s}"
+            return f't.update_weights("{weights_of(seed)}"{later})'
         case Pause(mode=mode):
             return f't.pause_generation("{mode.value}")'
         case Resume():

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from scripted.explore.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest
+from scripted.explore.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest, Update
 from scripted.explore.execution import execute
 from scripted.explore.schedule import Schedule, config_values
 
@@ -110,8 +110,8 @@ def _smaller_actions(action: Action) -> Iterator[Action]:
         yield from _smaller_starts(action)
     elif isinstance(action, DisconnectClient):
         yield AbortRequest(rid=action.rid)
-    elif isinstance(action, Flush) and action.timeout_s is not None:
-        yield Flush()
+    elif isinstance(action, Flush | Update) and action.timeout_s is not None:
+        yield msgspec.structs.replace(action, timeout_s=None)
 
 
 def _smaller_starts(start: StartRequest) -> Iterator[StartRequest]:

@@ -111,6 +111,8 @@ _TEXTS: Final = {
     "paused-in-place": f"{_PP1} pp_size=2; 1 start a prompt=20 new=6; 5 pause mode=in_place; 12 continue",
     # What a failed microbatch wrote is no prefix for anybody.
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
+    "weight-update": f"{_PP4}; 1 start a prompt=70 new=2; 22 update; 30 start b prompt=70 new=2",
+    "failed-update": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 5 update timeout_s=1.0; 6 fail; 20 start b prompt=70 new=2",
     "late-results": f"{_PP4}; 1 start a prompt=100 new=3; 2 hold; 3 start b prompt=100 new=2; 12 release count=1; 14 release",
     "full-pages-deep": (
         "pp_size=4 pp_async_depth=2 page_size=4 chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=8; "

@@ -28,10 +28,12 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.scheduler import Place, Request, Scheduler, planner, policy
+from engine.scheduler import scheduler as scheduler_module
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import Policy
+from engine.scheduler.replies import output_of
 from scripted.gallery.mutant import Mutant
 
 __all__ = ["CONTRACTS"]
@@ -43,7 +45,6 @@ _request_of = Admission.request_of
 _on_abort = Scheduler._on_abort
 _on_abort_all = Scheduler._on_abort_all
 _on_continue = Scheduler._on_continue
-_output = Scheduler._output
 _plan = Planner.plan
 _add_chunk = Planner._add_chunk
 _add_decodes = Planner._add_decodes
@@ -76,8 +77,8 @@ def _without_minimum(admission: Admission, message: Generate, arrival: int) -> R
     return _request_of(admission, msgspec.structs.replace(message, sampling=sampling), arrival)
 
 
-def _without_logprobs(scheduler: Scheduler, request: Request, **details: Any) -> TokenOutput:
-    return _output(scheduler, request, **{**details, "logprob": None})
+def _without_logprobs(request: Request, **details: Any) -> TokenOutput:
+    return output_of(request, **{**details, "logprob": None})
 
 
 def _one_token_late(scheduler: Scheduler, request: Request, token: int) -> FinishReason | None:
@@ -223,8 +224,8 @@ CONTRACTS = (
         "tokens come without the logprobs that were asked for",
         "len(asked.logprobs) == 3",
         "test_handles.py::test_logprobs_come_with_the_tokens",
-        Scheduler,
-        "_output",
+        scheduler_module,
+        "output_of",
         _without_logprobs,
     ),
     _contract(

@@ -1,19 +1,21 @@
-"""Mutants of the flush and of the idle predicate that it asks."""
+"""Mutants of the flush, of the weight update, and of the idle predicate that both ask."""
 
 # ruff: noqa: SLF001 - a mutant reaches into what it breaks.
 
 from __future__ import annotations
 
+from engine.memory import KVMemory
 from engine.messages import CallAnswer, FlushCache
 from engine.scheduler import Books
-from engine.scheduler.flushes import Flushes
+from engine.scheduler.quiescent_calls import QuiescentCalls
 from scripted.gallery.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["FLUSHING"]
 
 _is_quiescent = Books.is_quiescent
-_ask = Flushes.ask
-_answer_due = Flushes.answer_due
+_ask = QuiescentCalls.ask
+_answer_due = QuiescentCalls.answer_due
+_finish_update = QuiescentCalls.finish_update
 
 
 def _nothing_is_in_flight(books: Books) -> bool:
@@ -25,18 +27,31 @@ def _is_quiescent_and_nobody_waits(books: Books) -> bool:
     return not books.waiting and bool(_is_quiescent.__get__(books))
 
 
-def _ask_in_place_of_the_first(flushes: Flushes, flush: FlushCache, now: float) -> CallAnswer | None:
-    flushes._deferred = None
-    return _ask(flushes, flush, now)
+def _ask_in_place_of_the_first(calls: QuiescentCalls, flush: FlushCache, now: float) -> CallAnswer | None:
+    calls._deferred = None
+    return _ask(calls, flush, now)
 
 
-def _answer_without_a_flush(flushes: Flushes, flush: FlushCache) -> CallAnswer:
-    return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {flushes._memory.pages.cached} cached pages")
+def _answer_without_a_flush(calls: QuiescentCalls, flush: FlushCache) -> CallAnswer:
+    return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {calls._memory.pages.cached} cached pages")
 
 
-def _answer_at_idle_only(flushes: Flushes, now: float) -> CallAnswer | None:
+def _finish_update_without_a_flush(calls: QuiescentCalls, error: str | None) -> CallAnswer:
+    memory, calls._memory = calls._memory, KVMemory(total_pages=1, page_size=1, rows=1, radix_cache=True)
+    try:
+        return _finish_update(calls, error)
+    finally:
+        calls._memory = memory
+
+
+def _finish_update_whatever_came(calls: QuiescentCalls, error: str | None) -> CallAnswer:
+    del error
+    return _finish_update(calls, None)
+
+
+def _answer_at_idle_only(calls: QuiescentCalls, now: float) -> CallAnswer | None:
     del now
-    return _answer_due(flushes, float("-inf"))
+    return _answer_due(calls, float("-inf"))
 
 
 FLUSHING = (
@@ -66,7 +81,7 @@ FLUSHING = (
         bug="a second flush that may wait takes the place of the first, which is never answered",
         signature="the second deferred flush was not refused",
         test=f"{GALLERY_TESTS}/test_g03_two_deferred_flushes.py::test_second_deferred_flush_is_refused",
-        owner=Flushes,
+        owner=QuiescentCalls,
         attribute="ask",
         replacement=_ask_in_place_of_the_first,
     ),
@@ -76,9 +91,29 @@ FLUSHING = (
         bug="a flush that waits for the engine never gives up",
         signature="the flush waits beyond its deadline",
         test=f"{GALLERY_TESTS}/test_g03_two_deferred_flushes.py::test_a_deferred_flush_gives_up_at_its_deadline",
-        owner=Flushes,
+        owner=QuiescentCalls,
         attribute="answer_due",
         replacement=_answer_at_idle_only,
+    ),
+    Mutant(
+        name="update-keeps-the-cache",
+        origin="G07: LMDeploy issue 4917, NeMo-RL pull request 4018",
+        bug="the weights are updated and the prefix tree stays, so KV of the old weights is still served",
+        signature="KV of the old weights is still cached",
+        test=f"{GALLERY_TESTS}/test_g07_weight_update.py::test_an_update_leaves_no_prefix_of_the_old_weights",
+        owner=QuiescentCalls,
+        attribute="finish_update",
+        replacement=_finish_update_without_a_flush,
+    ),
+    Mutant(
+        name="update-answered-as-launched",
+        origin="G07: the other side, an answer is a promise about every stage",
+        bug="an update that a stage could not do is answered with success, and the cache is dropped for nothing",
+        signature="the update is said to have succeeded",
+        test=f"{GALLERY_TESTS}/test_g07_weight_update.py::test_an_update_that_a_stage_fails_changes_nothing",
+        owner=QuiescentCalls,
+        attribute="finish_update",
+        replacement=_finish_update_whatever_came,
     ),
     Mutant(
         name="flush-answers-but-does-nothing",
@@ -86,7 +121,7 @@ FLUSHING = (
         bug="a flush is answered with success and leaves the cache as it was",
         signature="the cache is still there",
         test="tests/registered/core/test_flushes.py::test_flush_forgets_a_prefix",
-        owner=Flushes,
+        owner=QuiescentCalls,
         attribute="_flush",
         replacement=_answer_without_a_flush,
     ),

@@ -31,6 +31,7 @@ start [rid=R] [prompt_len=N] [prompt_seed=N] [max_new_tokens=N] [priority=N] [ig
 abort RID | all       abort a request, or everything
 disconnect RID        its client hangs up
 flush [SECONDS]       flush the cache; with seconds of virtual time, wait that long for the chance
+update WEIGHTS        update the weights, for instance to embedded:7
 pause MODE, continue  pause generation (retract, in_place, abort), go on
 hold, release [N]     keep results back; let the oldest N, or all, through
 exhaust_kv N, exhaust_rows N, exhaust_locks N, release_exhausted
@@ -202,6 +203,10 @@ def _flush(words: list[str]) -> str:
     return f"t.flush_cache(timeout_s={_seconds('flush', words)})" if words else "t.flush_cache()"
 
 
+def _update(words: list[str]) -> str:
+    return f"t.update_weights({_only('update', words, 'weights, for instance embedded:7')!r})"
+
+
 def _pause(words: list[str]) -> str:
     mode = _only("pause", words, f"one of {', '.join(PAUSE_MODES)}")
     if mode not in PAUSE_MODES:
@@ -287,6 +292,7 @@ _START_FIELDS: Final[dict[str, type]] = {
 _CALLS: Final[dict[str, Callable[[list[str]], str]]] = {
     "abort": _abort,
     "flush": _flush,
+    "update": _update,
     "pause": _pause,
     "continue": _none("continue", "t.continue_generation()"),
 }

@@ -27,6 +27,7 @@ from engine.messages import (
     Reply,
     StatsAnswer,
     TokenOutput,
+    UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler.gate import StepRecord
@@ -102,6 +103,8 @@ def event_text(event: Event) -> str:
 def microbatch_text(microbatch: Microbatch) -> str:
     """A launch: ``#1 prefill a[64:125] last chunk``, ``#2 decode a@125 b@40``."""
     segments = _some([segment_text(segment, microbatch.mode) for segment in microbatch.segments])
+    if microbatch.mode is ForwardMode.UPDATE:
+        return f"#{microbatch.id} update to {printable(microbatch.weights or 'the configured weights')}"
     return f"#{microbatch.id} {microbatch.mode} {segments}"
 
 
@@ -144,6 +147,8 @@ def _call_name(event: Event) -> str:
             return "abort all"
         case FlushCache():
             return "flush"
+        case UpdateWeights():
+            return f"weights {printable(event.model_path or 'as configured')}"
         case PauseGeneration():
             return f"pause ({event.mode})"
         case ContinueGeneration():

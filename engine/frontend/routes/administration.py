@@ -1,4 +1,4 @@
-"""Routes for operators: flush, abort, pause and continue. Each is one message to the scheduler and its answer."""
+"""Routes for operators: flush, weight update, abort, pause, continue. Each is one message and its answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from engine.frontend.description import Description
 from engine.frontend.exchange import read_body
 from engine.frontend.front import FrontEnd
 from engine.frontend.problems import ApiError
-from engine.frontend.protocol import AbortBody, PauseBody, parse_body
-from engine.messages import Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, PauseGeneration
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, PauseBody, UpdateWeightsBody, parse_body
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    ContinueGeneration,
+    FlushCache,
+    PauseGeneration,
+    UpdateWeights,
+)
 
 __all__ = ["add_administration"]
 
 ADMIN = "administration"
-MAX_FLUSH_TIMEOUT_S = 3600.0
-FLUSH_QUERY = (("timeout", MAX_FLUSH_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
+FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
 
 
 def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
@@ -34,6 +41,16 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
             return _call_answer(
                 await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
             )
+
+    @router.post("/update_weights_from_disk", **description.route(body=UpdateWeightsBody, errors=(400, 429), tag=ADMIN))
+    async def update_weights_from_disk(request: Request) -> Response:
+        """Load other weights of the same model and drop the prefix cache; refused as a flush is."""
+        body = parse_body(UpdateWeightsBody, await read(request))
+        return _call_answer(
+            await front.client.call(
+                lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
+            )
+        )
 
     @router.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
     async def abort_request(request: Request) -> Response:
@@ -71,8 +88,8 @@ def _read_timeout(request: Request) -> float | None:
         timeout_s = float(text)
     except ValueError as exc:
         raise ApiError.invalid(f"timeout must be a number of seconds, got {text!r}", param="timeout") from exc
-    if not 0 <= timeout_s <= MAX_FLUSH_TIMEOUT_S:
-        raise ApiError.invalid(f"timeout must be from 0 to {MAX_FLUSH_TIMEOUT_S} seconds, got {text}", param="timeout")
+    if not 0 <= timeout_s <= MAX_CALL_TIMEOUT_S:
+        raise ApiError.invalid(f"timeout must be from 0 to {MAX_CALL_TIMEOUT_S} seconds, got {text}", param="timeout")
     return timeout_s
 
 

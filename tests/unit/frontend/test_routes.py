@@ -29,6 +29,7 @@ from engine.messages import (
     StatsAnswer,
     TokenLogprob,
     TokenOutput,
+    UpdateWeights,
 )
 
 
@@ -291,6 +292,11 @@ def test_body_over_the_limit_is_413_declared_or_not(play) -> None:
     [
         ("/flush_cache", None, FlushCache(call_id="call-0")),
         ("/flush_cache?timeout=2.5", None, FlushCache(call_id="call-0", timeout_s=2.5)),
+        (
+            "/update_weights_from_disk",
+            {"model_path": "/there", "timeout": 2},
+            UpdateWeights(call_id="call-0", model_path="/there", timeout_s=2.0),
+        ),
         ("/abort_request", {"rid": "a"}, Abort(rid="a", call_id="call-0")),
         ("/abort_request", {"abort_all": True}, AbortAll(call_id="call-0")),
         ("/pause_generation", {"mode": "in_place"}, PauseGeneration(call_id="call-0", mode=PauseMode.IN_PLACE)),

@@ -41,6 +41,17 @@ def test_facts_read_from_the_folder_equal_the_promised_ones() -> None:
     )
 
 
+@pytest.mark.parametrize(("model", "seed"), [("embedded", 5), ("embedded:0", 0), ("embedded:7", 7)])
+def test_a_name_may_carry_the_seed_of_the_weights(model: str, seed: int) -> None:
+    assert checkpoint.resolve_folder(EngineConfig(model=model, seed=5)) == embedded_folder(seed)
+
+
+@pytest.mark.parametrize("model", ["embedded:", "embedded:x", "embedded:-1", f"embedded:{2**63}", "embedded:1:2"])
+def test_a_name_that_carries_no_seed_is_refused(model: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"'embedded:SEED', a folder or a hub name .* got '{model}'"):
+        checkpoint.resolve_folder(EngineConfig(model=model))
+
+
 def test_facts_of_the_embedded_model_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "embedded_folder", lambda _: pytest.fail("wrote the checkpoint"))
     assert checkpoint.read_facts(EngineConfig()) is EMBEDDED_FACTS

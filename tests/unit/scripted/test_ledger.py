@@ -13,7 +13,7 @@ from engine.memory import KVMemory, RadixTree
 from engine.messages import Completion, Event, FinishReason, Generate, Refusal, RefusalKind, SamplingParams, TokenOutput
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Books, Scheduler, StepResult
-from engine.scheduler.flushes import Flushes
+from engine.scheduler.quiescent_calls import QuiescentCalls
 from scripted import ScriptedSim, ScriptFailed
 from scripted.ledger import Ledger
 
@@ -106,7 +106,7 @@ def flush_in_flight(t):
 
 def test_flush_that_should_have_been_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """G01: at once, not when the result comes back."""
-    monkeypatch.setattr(Flushes, "ask", lambda self, flush, _: self._flush(flush))
+    monkeypatch.setattr(QuiescentCalls, "ask", lambda self, flush, _: self._flush(flush))
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=r"flushed while microbatches \[0\]"):
         sim.run(flush_in_flight)
 

@@ -55,9 +55,9 @@ def test_late_refusal_is_an_end() -> None:
 def test_reply_behind_the_end_is_an_error() -> None:
     """D04"""
     handle = handle_of("r")
-    handle.see(output("r", end=FinishReason.LENGTH))
+    handle.see(output("r", end=FinishReason.LENGTH), 0)
     with pytest.raises(AssertionError, match="another reply after its terminal one"):
-        handle.see(output("r", 3))
+        handle.see(output("r", 3), 0)
 
 
 def test_replies_to_strangers_change_nothing() -> None:

@@ -1,0 +1,81 @@
+"""Calls that need a quiescent engine, flush and weight update: done at once, or deferred until it is or time is up.
+
+All of them ask the books' one idle predicate, here and nowhere else. They never plan or end a request. A call waits
+here from its step to the one that answers it.
+"""
+
+from __future__ import annotations
+
+from engine.memory import KVMemory
+from engine.messages import CallAnswer, FlushCache, UpdateWeights
+from engine.scheduler.books import Books
+from engine.scheduler.counters import Counters
+
+__all__ = ["QuiescentCalls"]
+
+_NAMES = {FlushCache: "flush", UpdateWeights: "weight update"}
+
+
+class QuiescentCalls:
+    """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
+
+    def __init__(self, books: Books, memory: KVMemory, counters: Counters) -> None:
+        self._books = books
+        self._memory = memory
+        self._counters = counters
+        self._deferred: FlushCache | UpdateWeights | None = None
+        self.deadline: float | None = None
+
+    def ask(self, call: FlushCache | UpdateWeights, now: float) -> CallAnswer | None:
+        """Do, refuse, or defer; None when the answer comes later."""
+        if self._books.is_quiescent:
+            return self._do(call)
+        if call.timeout_s is None:
+            return _refusal(call, f"the engine is busy: {self._books.what_is_busy()}")
+        if self._deferred is not None:
+            return _refusal(call, f"another {_NAMES[type(self._deferred)]} waits for the engine to be idle")
+        self._deferred = call
+        self.deadline = now + call.timeout_s
+        return None
+
+    def answer_due(self, now: float) -> CallAnswer | None:
+        """The answer to the call that waits, if there is one and its time has come."""
+        call = self._deferred
+        if call is None or self.deadline is None:
+            return None
+        quiescent = self._books.is_quiescent
+        if not quiescent and now < self.deadline:
+            return None
+        self._deferred = self.deadline = None
+        if quiescent:
+            return self._do(call)
+        return _refusal(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
+
+    def finish_update(self, error: str | None) -> CallAnswer:
+        """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones."""
+        update, self._books.update = self._books.update, None
+        assert update is not None, "an update came back that nobody asked for"
+        if error is not None:
+            return _refusal(update, f"{error}; the weights are as they were")
+        pages = self._drop_cache()
+        self._counters.weights_version += 1
+        message = f"updated the weights to version {self._counters.weights_version}, flushed {pages} cached pages"
+        return CallAnswer(call_id=update.call_id, ok=True, message=message)
+
+    def _do(self, call: FlushCache | UpdateWeights) -> CallAnswer | None:
+        if isinstance(call, FlushCache):
+            return self._flush(call)
+        self._books.update = call
+        return None
+
+    def _flush(self, flush: FlushCache) -> CallAnswer:
+        return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {self._drop_cache()} cached pages")
+
+    def _drop_cache(self) -> int:
+        pages = self._memory.pages.cached
+        self._memory.reset()
+        return pages
+
+
+def _refusal(call: FlushCache | UpdateWeights, why: str) -> CallAnswer:
+    return CallAnswer(call_id=call.call_id, ok=False, message=f"{_NAMES[type(call)]} refused: {why}")

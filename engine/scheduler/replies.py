@@ -1,0 +1,23 @@
+"""What a request's client is told after a step. Looks at the request and changes nothing."""
+
+from __future__ import annotations
+
+from engine.messages import FinishReason, TokenLogprob, TokenOutput
+from engine.scheduler.request import Request
+
+__all__ = ["output_of"]
+
+
+def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
+    """The reply with a request's newest token, with its end, or with both."""
+    return TokenOutput(
+        rid=request.rid,
+        token_ids=() if token is None else (token,),
+        logprobs=() if logprob is None else (logprob,),
+        finish_reason=request.finish_reason,
+        stop_token_id=token if request.finish_reason is FinishReason.STOP else None,
+        error=request.error,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=min(request.cached_tokens, request.prompt_tokens),
+        completion_tokens=len(request.ids) - request.prompt_tokens,
+    )
