@@ -114,23 +114,23 @@ class Planner:
                 break
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; behind one that did not fit until it was passed over too often."""
+        """The waiting requests to try, in order; past those that did not fit until one was passed over too often."""
         if not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        blocked: Request | None = None
-        misses = 0
+        missed: list[Request] = []
         for request in tuple(self._order(self._books.waiting, self._memory)):
             if self._books.chunked is not None or not self._can_take_a_row(request):
                 return
-            if blocked is not None and blocked.passed_over >= PASSED_OVER_LIMIT_REQUESTS:
+            if any(one.passed_over >= PASSED_OVER_LIMIT_REQUESTS for one in missed):
                 return
             yield request
             if request.lease is None:
-                blocked, misses = blocked or request, misses + 1
-                if misses >= ADMISSION_TRIES_LIMIT_REQUESTS:
+                missed.append(request)
+                if len(missed) >= ADMISSION_TRIES_LIMIT_REQUESTS:
                     return
-            elif blocked is not None:
-                blocked.passed_over += 1
+            else:
+                for one in missed:
+                    one.passed_over += 1
 
     def _can_take_a_row(self, request: Request) -> bool:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))

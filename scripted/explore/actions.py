@@ -18,13 +18,16 @@ __all__ = [
     "Action",
     "AdvanceClock",
     "DisconnectClient",
+    "Evict",
     "FailStage",
     "Flush",
     "HoldResults",
     "KillStage",
     "Pause",
     "Placed",
+    "Press",
     "ReleaseResults",
+    "Relieve",
     "Resume",
     "StartRequest",
     "Update",
@@ -101,6 +104,24 @@ class ReleaseResults(_Action, frozen=True, kw_only=True, omit_defaults=True, tag
     count: int | None = None
 
 
+class Press(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="pressure"):
+    """An operator keeps memory from requests until so many pages or rows are free, or tree nodes unlocked."""
+
+    pages: int | None = None
+    rows: int | None = None
+    unlocked: int | None = None
+
+
+class Relieve(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="relieve"):
+    """The operator gives everything back."""
+
+
+class Evict(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="evict"):
+    """``pages`` pages of unlocked cache are evicted, least recently used first; without a number all."""
+
+    pages: int | None = None
+
+
 class FailStage(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
     """The next microbatch fails in this stage; the engine goes on."""
 
@@ -130,6 +151,9 @@ Action = (
     | Resume
     | HoldResults
     | ReleaseResults
+    | Press
+    | Relieve
+    | Evict
     | FailStage
     | KillStage
     | AdvanceClock
@@ -174,6 +198,9 @@ def kind_of(action: Action) -> str:
     kind = str(type(action).__struct_config__.tag)
     if isinstance(action, Pause):
         return f"pause-{action.mode.value}"
+    if isinstance(action, Press):
+        given = [name for name in action.__struct_fields__ if getattr(action, name) is not None]
+        return "-".join([kind, *given])
     return f"{kind}-later" if isinstance(action, Flush | Update) and action.timeout_s is not None else kind
 
 

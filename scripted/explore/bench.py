@@ -22,12 +22,15 @@ from scripted.explore.actions import (
     AbortRequest,
     Action,
     DisconnectClient,
+    Evict,
     FailStage,
     Flush,
     HoldResults,
     KillStage,
     Pause,
     Placed,
+    Press,
+    Relieve,
     Resume,
     StartRequest,
     Update,
@@ -206,6 +209,12 @@ def _call(t: Any, action: Action) -> bool:
             t.pause_generation(mode.value)
         case Resume():
             t.continue_generation()
+        case Press():
+            _press(t, action)
+        case Relieve():
+            t.release_exhausted()
+        case Evict(pages=pages):
+            t.evict(pages)
         case HoldResults():
             t.hold_results()
         case FailStage(stage=stage):
@@ -215,6 +224,13 @@ def _call(t: Any, action: Action) -> bool:
         case _:
             raise ScriptDefinitionError(f"a script cannot be given {action}")
     return True
+
+
+def _press(t: Any, action: Press) -> None:
+    verbs = {t.exhaust_kv: action.pages, t.exhaust_rows: action.rows, t.exhaust_locks: action.unlocked}
+    for verb, count in verbs.items():
+        if count is not None:
+            verb(count)
 
 
 def _failure_of(exc: ScriptError) -> Failure:

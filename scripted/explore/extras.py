@@ -10,11 +10,13 @@ from scripted.explore.actions import (
     AbortRequest,
     Action,
     DisconnectClient,
+    Evict,
     FailStage,
     Flush,
     HoldResults,
     KillStage,
     Pause,
+    Press,
     Resume,
     StartRequest,
     Update,
@@ -28,6 +30,7 @@ PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; what presses on the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 _DEFERRED_S: Final = 1.0
+_LEFT_PAGES: Final = 1
 # Events aim at so many requests of a workload; where it has more, the others are many of one kind.
 _TARGETS_LIMIT: Final = 4
 
@@ -40,6 +43,7 @@ def extras_of(base: Schedule) -> tuple[Action, ...]:
     modes = [Pause(mode=mode) for mode in PauseMode]
     anything: list[Action] = [Flush(), Flush(timeout_s=_DEFERRED_S), AbortEverything(), *modes, HoldResults()]
     anything += [FailStage(), KillStage(), Update(), Update(timeout_s=_DEFERRED_S)]
+    anything += [Press(pages=_LEFT_PAGES), Press(rows=0), Press(unlocked=0), Evict()]
     anything += [AbortRequest(rid=rid) for rid in rids]
     anything += [DisconnectClient(rid=rid) for rid in rids]
     anything += [*_starts(base, starts), _pressure(base)]

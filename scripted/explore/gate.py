@@ -12,17 +12,22 @@ from typing import Final, Self
 
 from engine.clock import VirtualClock
 from engine.errors import IntegrityError
+from engine.memory import KVMemory
 from engine.messages import (
     Abort,
     AbortAll,
     ContinueGeneration,
     Event,
+    EvictCache,
     FlushCache,
     Generate,
+    OperatorEvent,
     PauseGeneration,
     PipelineFailed,
+    ReleasePressure,
     Reply,
     SamplingParams,
+    SetPressure,
     UpdateWeights,
 )
 from engine.pipeline.simulated import SimulatedPipeline
@@ -33,13 +38,16 @@ from scripted.explore.actions import (
     Action,
     AdvanceClock,
     DisconnectClient,
+    Evict,
     FailStage,
     Flush,
     HoldResults,
     KillStage,
     Pause,
     Placed,
+    Press,
     ReleaseResults,
+    Relieve,
     Resume,
     StartRequest,
     Update,
@@ -59,7 +67,7 @@ __all__ = ["STEPS_LIMIT", "SimulatedGate"]
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
 # These act on the world, not on the scheduler: before the completions of their step are taken, as a script's verbs do.
-_CONTROLS: Final = (HoldResults, ReleaseResults, AdvanceClock, FailStage, KillStage)
+_CONTROLS: Final = (HoldResults, ReleaseResults, AdvanceClock, FailStage, KillStage, Press, Relieve, Evict)
 
 
 class SimulatedGate:
@@ -94,7 +102,8 @@ class SimulatedGate:
         self._events: list[Event] = []
         self._previous: StepResult | None = None
         self._flushable = True
-        self._holding = self._flushed = False
+        self._holding = self._pressing = self._flushed = False
+        self._interventions = 0
         self._calls = 0
         self.follow(schedule)
 
@@ -129,6 +138,7 @@ class SimulatedGate:
             raise Violation(f"not settled after {STEPS_LIMIT} steps: {self.scheduler.books.what_is_busy()}")
         self.step += 1
         self._events = []
+        self._interventions = 0
         self._flushable = self._can_flush()
         here = self._placed.get(self.step, ())
         self._apply(placed for placed in here if isinstance(placed.action, _CONTROLS))
@@ -166,7 +176,7 @@ class SimulatedGate:
     def _can_flush(self) -> bool:
         """Seen from outside: no result is missing and no request owns a row."""
         rows = self.scheduler.memory.rows
-        return not self._results.due_steps() and rows.free == rows.total
+        return not self._results.due_steps() and rows.free + rows.reserved == rows.total
 
     def _check_end(self) -> None:
         scheduler, memory = self.scheduler, self.scheduler.memory
@@ -178,6 +188,7 @@ class SimulatedGate:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        self.promises.check_counters(self.ledger.lives)
         for life in self.ledger.lives:
             check_tokens(life)
 
@@ -201,6 +212,8 @@ class SimulatedGate:
         if self._holding:
             self._imply(ReleaseResults())
             self._take_due()
+        elif self._pressing:
+            self._imply(Relieve())
         elif self.ledger.paused and not self.ledger.is_settled:
             self._imply(Resume())
         elif deadline is not None:
@@ -235,6 +248,8 @@ class SimulatedGate:
             return self.ledger.paused
         if isinstance(action, ReleaseResults):
             return self._holding
+        if isinstance(action, Press | Relieve | Evict):
+            return self._can_press(action)
         if isinstance(action, HoldResults | FailStage | KillStage | AbortEverything | Pause):
             return not self.ledger.is_settled
         return self.scheduler.failure is None
@@ -249,6 +264,8 @@ class SimulatedGate:
         elif isinstance(action, ReleaseResults):
             self._holding = self._holding and action.count is not None
             self._results.release(action.count)
+        elif isinstance(action, Press | Relieve | Evict):
+            self._press(action)
         elif isinstance(action, AdvanceClock):
             self.clock.advance(action.seconds)
         elif isinstance(action, FailStage):
@@ -257,6 +274,37 @@ class SimulatedGate:
             self._kill(action.stage % self.limits.pp_size)
         else:
             self._events.append(self._message(action))
+
+    def _can_press(self, action: Press | Relieve | Evict) -> bool:
+        """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
+        memory = self.scheduler.memory
+        if isinstance(action, Relieve):
+            return self._pressing
+        if isinstance(action, Evict):
+            return memory.tree.evictable_pages >= max(1, action.pages or 0)
+        asked, most = (action.pages, action.rows, action.unlocked), _most(memory)
+        return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
+
+    def _press(self, action: Press | Relieve | Evict) -> None:
+        """Between two steps, as an operator does, and looked at right away. Raises Violation."""
+        if isinstance(action, Relieve):
+            self._intervene(ReleasePressure())
+            self._pressing = False
+        elif isinstance(action, Evict):
+            self._intervene(EvictCache(pages=action.pages))
+        else:
+            most = _most(self.scheduler.memory)
+            asked = pages, rows, unlocked = action.pages, action.rows, action.unlocked
+            self._intervene(SetPressure(leave_pages=pages, leave_rows=rows, leave_unlocked=unlocked))
+            self._pressing = True
+            for count, limit, left in zip(asked, most, _left(self.scheduler.memory), strict=True):
+                if count is not None and left != min(count, limit):
+                    raise Violation(f"{count} of at most {limit} were to be left by {action}, but {left} are")
+
+    def _intervene(self, event: OperatorEvent) -> None:
+        self.scheduler.intervene(event)
+        self._events.insert(self._interventions, event)
+        self._interventions += 1
 
     def _kill(self, stage: int) -> None:
         if self.scheduler.failure is not None:
@@ -282,6 +330,17 @@ class SimulatedGate:
         if isinstance(action, Pause):
             return PauseGeneration(call_id=call, mode=action.mode)
         return ContinueGeneration(call_id=call) if isinstance(action, Resume) else AbortAll(call_id=call)
+
+
+def _most(memory: KVMemory) -> tuple[int, int, int]:
+    """Pages and rows that could be free, nodes that could be unlocked: by what requests own."""
+    pressure = memory.pressure
+    return pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
+
+
+def _left(memory: KVMemory) -> tuple[int, int, int]:
+    """Pages and rows that are free, nodes that are unlocked."""
+    return memory.pages.free, memory.rows.free, sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
 
 
 def _generate(action: StartRequest) -> Generate:

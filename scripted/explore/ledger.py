@@ -16,6 +16,7 @@ from engine.messages import (
     Completion,
     ContinueGeneration,
     Event,
+    EvictCache,
     FinishReason,
     FlushCache,
     Generate,
@@ -23,7 +24,10 @@ from engine.messages import (
     PauseMode,
     PipelineFailed,
     Refusal,
+    RefusalKind,
+    ReleasePressure,
     Reply,
+    SetPressure,
     TokenOutput,
     UpdateWeights,
 )
@@ -139,7 +143,7 @@ class Ledger:
             lives = self._live.get(event.rid, [])[:1]
             self._may_abort.update(life.message.rid for life in lives)
             return lives
-        else:
+        elif not isinstance(event, SetPressure | ReleasePressure | EvictCache):
             return self._see_call(event)
         return []
 
@@ -172,7 +176,7 @@ class Ledger:
             lives = self._live.get(reply.rid)
             if not lives:
                 raise Violation(f"{reply.rid} is refused, but is not alive: {reply.message}")
-            self._end(lives[-1], None)
+            self._end(self._refused(lives, reply), None)
         elif isinstance(reply, CallAnswer):
             kind = self._open_calls.pop(reply.call_id, None)
             if kind is None:
@@ -181,6 +185,21 @@ class Ledger:
                 raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
             if kind == UpdateWeights.__name__:
                 self._hear_update(reply)
+
+    def _refused(self, lives: list[Life], refusal: Refusal) -> Life:
+        """Which life of a rid a refusal ends: several may begin in one step, and some of those may be admitted."""
+        if refusal.kind is RefusalKind.DUPLICATE:
+            if len(lives) < 2:
+                raise Violation(f"{refusal.rid} is refused as a duplicate, but is alive once: {refusal.message}")
+            return lives[1]
+        if refusal.kind is RefusalKind.INVALID:
+            return next((life for life in lives if self._never_fits(life)), lives[-1])
+        return lives[-1]
+
+    def _never_fits(self, life: Life) -> bool:
+        message = life.message
+        most = max(1, message.sampling.max_new_tokens)
+        return self._limits.why_never_fits(len(message.prompt_ids), most) is not None
 
     def _hear_update(self, answer: CallAnswer) -> None:
         weights = self._updates.pop(answer.call_id)

@@ -5,12 +5,14 @@ Looked at after each step from the live books, and never from the answers, which
 
 from __future__ import annotations
 
-from engine.messages import PauseMode
+from collections.abc import Sequence
+
+from engine.messages import FinishReason, PauseMode
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
-from scripted.explore.ledger import Violation
+from scripted.explore.ledger import Life, Violation
 
 __all__ = ["Promises"]
 
@@ -33,7 +35,7 @@ class Promises:
         if (
             books.paused in (PauseMode.RETRACT, PauseMode.ABORT)
             and not missing
-            and memory.rows.free != memory.rows.total
+            and memory.rows.free + memory.rows.reserved != memory.rows.total
         ):
             raise Violation(
                 f"generation is paused ({books.paused}), nothing is in flight, but somebody owns a row: {books.live()}"
@@ -59,6 +61,22 @@ class Promises:
         for node in self._scheduler.memory.tree.nodes():
             if node.hit_count > most:
                 raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
+
+    def check_counters(self, lives: Sequence[Life]) -> None:
+        """When all have ended: the engine's totals are those of what its clients asked for and were told."""
+        counters = self._scheduler.counters
+        started = [life for life in lives if not life.refused]
+        told = {
+            "requests_started": len(started),
+            "requests_refused": len(lives) - len(started),
+            "requests_aborted": sum(life.end is FinishReason.ABORT for life in started),
+            "requests_finished": sum(life.end is not FinishReason.ABORT for life in started),
+            "prompt_tokens": sum(len(life.message.prompt_ids) for life in started),
+            "generated_tokens": sum(len(life.tokens) for life in started),
+        }
+        for name, count in told.items():
+            if getattr(counters, name) != count:
+                raise Violation(f"{name} is {getattr(counters, name)}, but the clients' count is {count}")
 
     def _check_victims(self, result: StepResult) -> None:
         """Who is sent back for want of memory is the latest to arrive of those that could have been."""

@@ -15,13 +15,16 @@ from scripted.explore.actions import (
     Action,
     AdvanceClock,
     DisconnectClient,
+    Evict,
     FailStage,
     Flush,
     HoldResults,
     KillStage,
     Pause,
     Placed,
+    Press,
     ReleaseResults,
+    Relieve,
     Resume,
     StartRequest,
     Update,
@@ -46,7 +49,9 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
     implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
     writer = _Writer(schedule, refused, judged=outcome.failure is None or outcome.failure.type == "Violation")
     unreached = set(outcome.unreached)
-    placed = [one for one in schedule.placed if not (one in unreached and isinstance(one.action, DisconnectClient))]
+    # Verbs that refuse to act on nothing.
+    strict = (DisconnectClient, Press, Evict)
+    placed = [one for one in schedule.placed if not (one in unreached and isinstance(one.action, strict))]
     body = "\n".join(writer.body([*placed, *implied]))
     return "\n".join(
         [
@@ -121,7 +126,7 @@ class _Writer:
     def _verb(self, action: Action) -> list[str]:
         if isinstance(action, StartRequest):
             return self._start(action)
-        return [_call_text(action)]
+        return _press_texts(action) if isinstance(action, Press) else [_call_text(action)]
 
     def _start(self, start: StartRequest) -> list[str]:
         handle = _identifier(start.rid)
@@ -133,6 +138,11 @@ class _Writer:
             return ["with pytest.raises(RequestRefused):", f"{_INDENT}{call}"]
         self._handles.append(handle)
         return [f"{handle} = {call}"]
+
+
+def _press_texts(action: Press) -> list[str]:
+    given = {"exhaust_kv": action.pages, "exhaust_rows": action.rows, "exhaust_locks": action.unlocked}
+    return [f"t.{verb}({count})" for verb, count in given.items() if count is not None]
 
 
 def _call_text(action: Action) -> str:
@@ -153,6 +163,10 @@ def _call_text(action: Action) -> str:
             return f't.pause_generation("{mode.value}")'
         case Resume():
             return "t.continue_generation()"
+        case Relieve():
+            return "t.release_exhausted()"
+        case Evict(pages=pages):
+            return f"t.evict({'' if pages is None else pages})"
         case HoldResults():
             return "t.hold_results()"
         case ReleaseResults(count=count):

@@ -113,6 +113,12 @@ _TEXTS: Final = {
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
     "weight-update": f"{_PP4}; 1 start a prompt=70 new=2; 22 update; 30 start b prompt=70 new=2",
     "failed-update": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 5 update timeout_s=1.0; 6 fail; 20 start b prompt=70 new=2",
+    # An operator presses on pages, rows and locks while requests come and go, and evicts.
+    "pressed": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=13 new=6; 4 pressure pages=2; "
+        "5 start b prompt=13 new=3; 7 pressure rows=0; 8 start c prompt=9 seed=1 new=2; 12 relieve; 20 pressure unlocked=0; "
+        "21 start d prompt=9 seed=2 new=2; 24 relieve; 26 evict; 27 start e prompt=13 new=2"
+    ),
     "late-results": f"{_PP4}; 1 start a prompt=100 new=3; 2 hold; 3 start b prompt=100 new=2; 12 release count=1; 14 release",
     "full-pages-deep": (
         "pp_size=4 pp_async_depth=2 page_size=4 chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=8; "

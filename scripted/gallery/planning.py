@@ -31,6 +31,18 @@ def _admissions_up_to_a_miss(planner: Planner) -> Iterator[Request]:
             return
 
 
+def _admissions_that_count_for_the_head(planner: Planner) -> Iterator[Request]:
+    missed: list[Request] = []
+    counts: list[int] = []
+    for request in _admissions(planner):
+        for one, count in zip(missed[1:], counts, strict=True):
+            one.passed_over = count
+        yield request
+        if request.lease is None:
+            missed.append(request)
+        counts = [one.passed_over for one in missed[1:]]
+
+
 def _admissions_without_a_bound(planner: Planner) -> Iterator[Request]:
     for request in _admissions(planner):
         yield request
@@ -105,6 +117,16 @@ PLANNING = (
         owner=Planner,
         attribute="_admissions",
         replacement=_admissions_without_a_bound,
+    ),
+    Mutant(
+        name="only-the-head-is-passed-over",
+        origin="G19: found by scripted explore when it learned to press on the pool, B10",
+        bug="passing over is counted for the first request that does not fit alone; behind it others starve",
+        signature="requests got past it",
+        test=f"{GALLERY_TESTS}/test_g19_oversize_head.py::test_the_second_in_line_has_the_bound_too",
+        owner=Planner,
+        attribute="_admissions",
+        replacement=_admissions_that_count_for_the_head,
     ),
     Mutant(
         name="budget-is-counted-per-request",

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from scripted.explore.actions import Placed, ReleaseResults, Resume
+from scripted.explore.actions import Placed, ReleaseResults, Relieve, Resume
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 
@@ -28,7 +28,7 @@ class RandomEvents:
 
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
-        extras = (*extras_of(base), Resume(), ReleaseResults(count=1), ReleaseResults())
+        extras = (*extras_of(base), Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve())
         for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed
             count = rng.randint(1, self._most_events)

@@ -2,8 +2,8 @@
 
 Goal: one that can never fit is refused with its numbers; one that does not fit now lets others pass, but not without a
 bound. Method: fifty pages; a request for 63; one for 38 while 21 are held, with small ones behind it. Origin: vLLM
-issue 35541 and pypto serving; B09, B10. Mutants: head-blocks-the-queue, head-is-passed-over-for-ever,
-what-never-fits-is-admitted.
+issue 35541 and pypto serving, and our own search for the second in line; B09, B10. Mutants: head-blocks-the-queue,
+head-is-passed-over-for-ever, only-the-head-is-passed-over, what-never-fits-is-admitted.
 """
 
 from ci.register import register_cpu_ci
@@ -14,6 +14,7 @@ from scripted import RequestRefused, scripted
 register_cpu_ci(est_time=2, suite="base-cpu")
 
 FIFTY_PAGES = EngineConfig(chunked_prefill_size=64, max_total_tokens=50 * 16)
+TEN_PAGES = EngineConfig(pp_async_depth=1, page_size=4, max_total_tokens=40)
 WINDOW = "the head of the queue does not fit while another one runs"
 
 
@@ -59,3 +60,19 @@ def test_passing_over_has_a_bound(t):
     assert past == PASSED_OVER_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {PASSED_OVER_LIMIT_REQUESTS}"
     yield from t.run_until_finished(large)
     yield from t.run_until_all_finished(small)
+
+
+@scripted(TEN_PAGES, must_reach=[WINDOW])
+def test_the_second_in_line_has_the_bound_too(t):
+    first = t.start_req(prompt_len=1, max_new_tokens=9)
+    yield
+    large = t.start_req(prompt_len=9, prompt_seed=1, max_new_tokens=1)
+    t.exhaust_kv(1)
+    small = [t.start_req(prompt_len=1, prompt_seed=2, max_new_tokens=1) for _ in range(20)]
+    for _ in range(80):
+        yield
+    t.sometimes(WINDOW, large.status == "waiting" and first.status == "waiting" and first.req.retractions > 0)
+    past = sum(request.finished for request in small)
+    assert past == PASSED_OVER_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {PASSED_OVER_LIMIT_REQUESTS}"
+    t.release_exhausted()
+    yield from t.run_until_all_finished([first, large, *small])

@@ -9,7 +9,18 @@ import pytest
 from engine.errors import ConfigError
 from engine.messages import PauseMode
 from scripted.errors import ScriptDefinitionError
-from scripted.explore.actions import Flush, Pause, Placed, ReleaseResults, StartRequest, kind_of
+from scripted.explore.actions import (
+    Evict,
+    Flush,
+    Pause,
+    Placed,
+    Press,
+    ReleaseResults,
+    Relieve,
+    StartRequest,
+    Update,
+    kind_of,
+)
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 from scripted.explore.strategies import Pairs, Pct, RandomEvents, Sweep
@@ -34,6 +45,9 @@ def test_actions_are_written_as_a_person_would() -> None:
     assert str(Placed(1, StartRequest(rid="a", prompt=125, new=3))) == "1 start a prompt=125 new=3"
     assert str(Placed(2, Pause(mode=PauseMode.ABORT))) == "2 pause mode=abort"
     assert kind_of(Flush(timeout_s=1.0)) == "flush-later"
+    assert (str(Placed(5, Press(pages=1))), kind_of(Press(pages=1))) == ("5 pressure pages=1", "pressure-pages")
+    assert (str(Placed(5, Update(seed=3))), kind_of(Update(timeout_s=1.0))) == ("5 update seed=3", "update-later")
+    assert [str(Placed(6, action)) for action in (Relieve(), Evict(pages=2))] == ["6 relieve", "6 evict pages=2"]
 
 
 def test_actions_of_one_step_keep_their_order() -> None:

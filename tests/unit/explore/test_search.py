@@ -51,6 +51,8 @@ FOUND_EARLY = [
     "deferred-flush-has-no-deadline",
     "flush-refused-by-the-queue",
     "flush-answers-but-does-nothing",
+    "update-keeps-the-cache",
+    "update-answered-as-launched",
     "stop-token-is-ignored",
     "victim-is-the-earliest",
     "one-big-decode-batch",

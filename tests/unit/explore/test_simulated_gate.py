@@ -79,7 +79,18 @@ def test_cells_say_what_an_event_met() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chunked-alone", "warm-prefix", "full-pages", "priorities", "paused-mid-prompt", "late-results"]
+    "name",
+    [
+        "chunked-alone",
+        "warm-prefix",
+        "full-pages",
+        "priorities",
+        "paused-mid-prompt",
+        "late-results",
+        "weight-update",
+        "failed-update",
+        "pressed",
+    ],
 )
 def test_the_same_steps_as_a_script(name: str) -> None:
     """A schedule as a script in the sim tier does in each step what the simulated gate does: events, plans, replies."""
