@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import gate_cost, live_gate, live_loop, scheduler_steps, scripted_server
+from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server
 from benchmarks.measurement import Measurement, Report, as_table, write_report
 
 __all__ = ["main"]
@@ -67,6 +67,7 @@ BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
     "gate": gate_cost.measure,
     "waiting": live_gate.measure,
     "processes": live_loop.measure,
+    "recording": recording_cost.measure,
 }
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from engine.messages import (
 from engine.pipeline.wire import Launch, decode_stage_message, plan_address, results_address
 from engine.scheduler.gate import Step, StepResult
 
-__all__ = ["TimedGate", "measure"]
+__all__ = ["TimedGate", "measure", "process_cpu_s"]
 
 STAGES: Final = 2
 STEP_S: Final = 0.010
@@ -194,12 +194,12 @@ class Bench:
     def busy(self, scheduler: psutil.Process, tokens: int) -> tuple[float, list[float]]:
         """CPU share while one stream of so many tokens is computed, and the seconds that each token added."""
         sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
-        cpu_before, started = _cpu_s(scheduler), time.monotonic()
+        cpu_before, started = process_cpu_s(scheduler), time.monotonic()
         self._requests.send(encode(Generate(rid=f"r{self._sent}", prompt_ids=(1, 2, 3), sampling=sampling)))
         self._sent += 1
         while not self._ended(self._reply()):
             continue
-        cpu_s, seconds = _cpu_s(scheduler) - cpu_before, time.monotonic() - started
+        cpu_s, seconds = process_cpu_s(scheduler) - cpu_before, time.monotonic() - started
         steps = [msgspec.msgpack.decode(_receive(self._device_times), type=DeviceStep) for _ in range(tokens)]
         added = [after.began - before.ended for before, after in itertools.pairwise(steps)]
         return cpu_s / seconds, added
@@ -293,15 +293,15 @@ def _idle_server() -> dict[str, tuple[float, int]]:
 
 def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
     """CPU share and number of wake-ups of each while nothing happens."""
-    before = {process.pid: (_cpu_s(process), _wakeups(process)) for process in processes}
+    before = {process.pid: (process_cpu_s(process), _wakeups(process)) for process in processes}
     time.sleep(IDLE_S)
     return {
-        process.pid: ((_cpu_s(process) - before[process.pid][0]) / IDLE_S, _wakeups(process) - before[process.pid][1])
+        process.pid: ((process_cpu_s(process) - before[process.pid][0]) / IDLE_S, _wakeups(process) - before[process.pid][1])
         for process in processes
     }
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def process_cpu_s(process: psutil.Process) -> float:
     """CPU seconds of all threads, to the nanosecond: the usual counters have ticks of 10 ms."""
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9

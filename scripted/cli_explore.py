@@ -73,7 +73,7 @@ def replay(
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop behind this step")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
-    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a schedule as a test")] = None,
+    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
     ] = False,
@@ -85,7 +85,9 @@ def replay(
 
     console = plain_console()
     if is_recording(what):
-        passed = replay_recording(console, Path(what), until=until, trace=trace, twice=twice)
+        passed = replay_recording(
+            console, Path(what), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+        )
     else:
         passed = replay_schedule(
             console, what, until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice

@@ -44,7 +44,7 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 class StartRequest(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """A greedy request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
-    ``stop`` is a token that ends it.
+    ``stop`` is a token that ends it. With ``shared`` only so many tokens are those of ``seed``, the others of ``tail``.
     """
 
     rid: str
@@ -53,6 +53,8 @@ class StartRequest(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="
     seed: int = 0
     priority: int = 0
     stop: int | None = None
+    shared: int = 0
+    tail: int = 0
 
 
 class AbortRequest(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):

@@ -56,7 +56,7 @@ from scripted.explore.alone import check_tokens
 from scripted.explore.coverage import Cell, cell_of
 from scripted.explore.ledger import Ledger, Violation
 from scripted.explore.promises import Promises
-from scripted.explore.prompts import prompt_ids, weights_of
+from scripted.explore.prompts import prompt_of_start, weights_of
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.silence import SilentDigests
 from scripted.history import record_step
@@ -347,5 +347,5 @@ def _generate(action: StartRequest) -> Generate:
     stop = () if action.stop is None else (action.stop,)
     sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0, stop_token_ids=stop)
     return Generate(
-        rid=action.rid, prompt_ids=prompt_ids(action.prompt, action.seed), sampling=sampling, priority=action.priority
+        rid=action.rid, prompt_ids=prompt_of_start(action), sampling=sampling, priority=action.priority
     )

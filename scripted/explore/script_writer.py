@@ -37,6 +37,7 @@ from scripted.explore.schedule import Schedule, config_values
 __all__ = ["script_text"]
 
 _WIDTH: Final = 116
+_SHOWN_LINES: Final = 20
 _INDENT: Final = "    "
 
 
@@ -80,6 +81,7 @@ class _Writer:
         self._refused = refused
         self._judged = judged
         self._handles: list[str] = []
+        self._shares = False
 
     def imports(self) -> str:
         """What the body uses."""
@@ -93,6 +95,7 @@ class _Writer:
                 "from engine import EngineConfig",
                 f"from scripted import {names}",
                 *judge,
+                *(["from scripted.verbs import prompt_of"] if self._shares else []),
             ]
         )
 
@@ -130,7 +133,12 @@ class _Writer:
 
     def _start(self, start: StartRequest) -> list[str]:
         handle = _identifier(start.rid)
-        given = f'rid="{start.rid}", prompt_len={start.prompt}, prompt_seed={start.seed}, max_new_tokens={start.new}'
+        prompt = f"prompt_len={start.prompt}, prompt_seed={start.seed}"
+        if start.shared:
+            self._shares = True
+            own = f"*prompt_of({max(0, start.prompt - start.shared)}, {start.tail})"
+            prompt = f"prompt_ids=[*prompt_of({min(start.shared, start.prompt)}, {start.seed}), {own}]"
+        given = f'rid="{start.rid}", {prompt}, max_new_tokens={start.new}'
         given += f", priority={start.priority}" if start.priority else ""
         given += f", stop_token_ids=[{start.stop}]" if start.stop is not None else ""
         call = f"t.start_req({given})"
@@ -182,16 +190,20 @@ def _call_text(action: Action) -> str:
 
 
 def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
-    what = "passes" if failure is None else f"step {failure.step}: {failure.type}: {failure.text}"
-    lines = ['"""Found by search: a schedule under which the engine broke a promise.', ""]
-    lines += textwrap.wrap(f"Goal: this must not happen: {_ascii(what)}", _WIDTH)
-    lines += textwrap.wrap(
-        "Method: the events of the schedule at its steps, then to the end. Origin: scripted explore.", _WIDTH
-    )
+    method = "Method: the events of the schedule at its steps, then to the end."
+    if failure is None:
+        lines = ['"""A schedule as a test.', "", "Goal: every promise is kept.", f"{method} Origin: scripted replay."]
+    else:
+        what = f"step {failure.step}: {failure.type}: {failure.text}"
+        lines = ['"""Found by search: a schedule under which the engine broke a promise.', ""]
+        lines += textwrap.wrap(f"Goal: this must not happen: {_ascii(what)}", _WIDTH)
+        lines += [f"{method} Origin: scripted explore."]
     if mutant is not None:
         lines.append(f"Mutant: {mutant}.")
     command = f"scripted replay '{schedule}'"
-    lines += ["", *(_INDENT + line for line in textwrap.wrap(command, _WIDTH - 4, break_long_words=False)), '"""']
+    shown = textwrap.wrap(command, _WIDTH - 4, break_long_words=False)
+    # One that is longer than this is read as the script below.
+    lines += ["", *(_INDENT + line for line in shown), '"""'] if len(shown) <= _SHOWN_LINES else ['"""']
     return "\n".join(lines)
 
 

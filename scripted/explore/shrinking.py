@@ -115,7 +115,7 @@ def _smaller_actions(action: Action) -> Iterator[Action]:
 
 
 def _smaller_starts(start: StartRequest) -> Iterator[StartRequest]:
-    for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0)):
+    for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
         value = getattr(start, name)
         for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
             if least <= smaller < value:

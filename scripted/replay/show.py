@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from engine.config import EngineConfig
+from engine.recording import RecordingError, read_recording
+from scripted.explore.campaign import switched_on
 from scripted.explore.schedule import Schedule
 from scripted.explore.script_writer import script_text
+from scripted.explore.shrinking import shrink
 from scripted.replay.again import Rerun, first_difference, rerun, rerun_elsewhere
+from scripted.replay.as_schedule import translate
 from scripted.table import step_table
 from scripted.trace import Trace, TraceHeader, write_trace
 
 __all__ = ["replay_recording", "replay_schedule"]
 
 _SHOWN_STEPS = 20
+# Nobody reads a longer test.
+_SCRIPT_LIMIT_EVENTS = 400
 
 
 def replay_schedule(
@@ -40,13 +47,54 @@ def replay_schedule(
     return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
 
 
-def replay_recording(console: Console, path: Path, *, until: int | None, trace: Path | None, twice: bool) -> bool:
+def replay_recording(
+    console: Console,
+    path: Path,
+    *,
+    until: int | None,
+    mutant: str | None,
+    trace: Path | None,
+    to_script: Path | None,
+    twice: bool,
+) -> bool:
     """Replay a recording; True when every step did what it did then."""
-    run = rerun(str(path), until=until, last_steps=None if twice or trace is not None else _SHOWN_STEPS)
+    whole = twice or trace is not None or to_script is not None
+    run = rerun(str(path), until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
     _show(console, run)
     if trace is not None:
-        _write_trace(trace, run, EngineConfig(), title=path.name, mutant=None)
-    return (not twice or _same_again(console, str(path), run, until, None)) and run.passed
+        _write_trace(trace, run, EngineConfig(), title=path.name, mutant=mutant)
+    if to_script is not None:
+        with switched_on(mutant):
+            _write_script(console, path, run, until, to_script, mutant)
+    return (not twice or _same_again(console, str(path), run, until, mutant)) and run.passed
+
+
+def _write_script(
+    console: Console, path: Path, run: Rerun, until: int | None, to_script: Path, mutant: str | None
+) -> None:
+    """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it."""
+    recording = read_recording(path)
+    steps = recording.steps if until is None else recording.steps[:until]
+    translation = translate(msgspec.structs.replace(recording, steps=steps), run.records)
+    console.print(
+        f"as a schedule: {len(translation.schedule.placed)} events; {translation.same_steps} of {translation.steps} "
+        "recorded steps launch the same",
+        soft_wrap=True,
+    )
+    for note in translation.notes:
+        console.print(f"not carried: {note}", soft_wrap=True)
+    schedule = translation.schedule
+    shrunk = shrink(schedule)
+    if shrunk.runs > 1:
+        schedule = shrunk.schedule
+        console.print(f"it fails; shrunk to {len(schedule.placed)} events in {shrunk.seconds:.1f} s: {schedule}")
+    elif len(schedule.placed) > _SCRIPT_LIMIT_EVENTS:
+        raise RecordingError(
+            f"a script has at most {_SCRIPT_LIMIT_EVENTS} events, unless a failure can be shrunk; {path} has "
+            f"{len(schedule.placed)} and none of them fails; give --until STEP"
+        )
+    to_script.write_text(script_text(schedule, name=path.stem, mutant=mutant), encoding="ascii")
+    console.print(f"written as {to_script}", soft_wrap=True)
 
 
 def _show(console: Console, run: Rerun) -> None:

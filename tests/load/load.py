@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import os
 import random
 import signal
@@ -61,11 +62,18 @@ class LoadResult:
 
 
 def run_load(
-    parent: PreloadedParent, folder: Path, *, stages: int, clients: int, seconds: float, seed: int
+    parent: PreloadedParent,
+    folder: Path,
+    *,
+    stages: int,
+    clients: int,
+    seconds: float,
+    seed: int,
+    record: Path | None = None,
 ) -> LoadResult:
-    """Load a server for so many seconds, let it come to rest, compare, end it."""
+    """Load a server for so many seconds, let it come to rest, compare, end it; ``record`` keeps its every step."""
     result = LoadResult(stages)
-    server = _server(parent, folder, stages, clients)
+    server = _server(parent, folder, stages, clients, record)
     try:
         asyncio.run(_load(server, result, clients, seconds, seed))
         server.end()
@@ -94,10 +102,18 @@ def run_death(
     return result
 
 
-def _server(parent: PreloadedParent, folder: Path, stages: int, clients: int) -> LoadedServer:
+def _server(
+    parent: PreloadedParent, folder: Path, stages: int, clients: int, record: Path | None = None
+) -> LoadedServer:
     """A server whose queue is full when most of the clients are in it."""
-    most_waiting = max(1, clients * 2 // 3)
-    return LoadedServer(parent, folder, pp_size=stages, pp_async_depth=stages // 2, max_queued_requests=most_waiting)
+    return LoadedServer(
+        parent,
+        folder,
+        pp_size=stages,
+        pp_async_depth=stages // 2,
+        max_queued_requests=max(1, clients * 2 // 3),
+        record="" if record is None else str(record),
+    )
 
 
 async def _load(server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int) -> None:
@@ -197,13 +213,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the load, in seconds")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 4], help="numbers of stages to run with")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything that clients and operators do")
-    parser.add_argument("--kill", action="store_true", help="kill a process that computes at the end of the load")
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument("--kill", action="store_true", help="kill a process that computes at the end of the load")
+    end.add_argument("--record", type=Path, metavar="FILE", help="record the run, for `scripted replay FILE`")
     flags = parser.parse_args()
+    if flags.record is not None and len(flags.stages) > 1:
+        parser.error("--record takes one run, and there is one for each number of --stages; give one number")
     console, wrong = Console(width=150), 0
     with PreloadedParent.start() as parent:
         for stages in flags.stages:
             with tempfile.TemporaryDirectory() as folder:
-                run = run_death if flags.kill else run_load
+                run = run_death if flags.kill else functools.partial(run_load, record=flags.record)
                 result = run(
                     parent, Path(folder), stages=stages, clients=flags.clients, seconds=flags.seconds, seed=flags.seed
                 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from engine.messages import Completion, Generate
 from engine.recording import (
@@ -21,12 +23,19 @@ from engine.recording import (
 )
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, run_loop
+from scripted.errors import ScriptError
+from scripted.explore.actions import Flush, Placed, StartRequest
 from scripted.explore.campaign import switched_on
 from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.workloads import WORKLOADS
+from scripted.loader import load_test
 from scripted.replay import first_difference, rerun, rerun_elsewhere
+from scripted.replay.as_schedule import translate
+from scripted.replay.show import replay_recording
+from scripted.sim import ScriptedSim
 
+FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")
 
 
@@ -178,3 +187,72 @@ def test_a_hundred_saved_failures_fail_the_same_again() -> None:
         assert [rerun(line).error for line in lines] == first
     assert all(error is not None and "from another tree" in error for error in first)
     assert [rerun(line).error for line in lines[:10]] == [None] * 10
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    record_to(path, WORKLOADS[name])
+    recording = read_recording(path)
+    translation = translate(recording, rerun(str(path)).records)
+    assert translation.same_steps == translation.steps == len(recording.steps)
+    assert not translation.notes
+
+
+def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Path) -> None:
+    """Three prompts in two families: one goes on where another one ends, one leaves it in the middle."""
+    line = (
+        "page_size=4 max_total_tokens=256; 1 start a prompt=20; 6 start b prompt=32 new=3; "
+        "12 start c prompt=30 shared=12 tail=5; 18 start d prompt=9 seed=3"
+    )
+    path = tmp_path / "run.rec"
+    record_to(path, Schedule.parse(line))
+    translation = translate(read_recording(path), rerun(str(path)).records)
+    starts = [one.action for one in translation.schedule.placed if isinstance(one.action, StartRequest)]
+    assert [start.seed for start in starts] == [1, 1, 1, 3]
+    assert [start.shared for start in starts] == [0, 0, 12, 0]
+    assert translation.same_steps == translation.steps
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -> None:
+    """It fails with the bug and passes without; a redacted recording is as good."""
+    path, script = tmp_path / "crash.rec", tmp_path / "test_crash.py"
+    busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
+    with switched_on(FLUSH):
+        inner = SimulatedGate(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
+        inner.scheduler.check_integrity = lambda: None  # type: ignore[method-assign]
+        redactor = Redactor() if redacted else None
+        gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path)], redactor=redactor)
+        with pytest.raises(AssertionError):
+            run_loop(gate, inner.scheduler, inner.pipeline, inner)
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
+    assert replay_recording(console, path, **options)
+    assert "it fails; shrunk to 2 events" in said.getvalue()
+    test = load_test(str(script), "test_crash")
+    ScriptedSim(test.config).run(test.script, options=test.options)
+    with pytest.raises(ScriptError):
+        ScriptedSim(test.config, mutant=FLUSH).run(test.script, options=test.options)
+
+
+def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    starts = [Placed(1 + number, StartRequest(rid=f"r{number}", prompt=4, new=1)) for number in range(420)]
+    record_to(path, Schedule(RACE.config, tuple(starts)))
+    options = {"until": None, "mutant": None, "trace": None, "to_script": tmp_path / "test_it.py", "twice": False}
+    with pytest.raises(RecordingError, match=r"at most 400 events.*give --until STEP"):
+        replay_recording(Console(file=io.StringIO()), path, **options)
+    assert replay_recording(Console(file=io.StringIO()), path, **{**options, "until": 40})
+    test = load_test(str(tmp_path / "test_it.py"), "test_run")
+    ScriptedSim(test.config).run(test.script, options=test.options)
+    assert "Goal: every promise is kept" in (tmp_path / "test_it.py").read_text()
+
+
+def test_a_recording_without_its_beginning_is_no_schedule(tmp_path: Path) -> None:
+    header = Header(limits=limits_of(WORKLOADS["full-rows"].config))
+    last = FlightRecorder(header, limit_steps=6)
+    record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(last,))
+    with pytest.raises(RecordingError, match="a schedule begins with the first step"):
+        translate(read_recording(last.dump(tmp_path / "last.rec")), ())

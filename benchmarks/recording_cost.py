@@ -1,0 +1,115 @@
+"""What a recording costs: throughput of a whole server that records every step, beside one that does not.
+
+Two servers of the embedded model stand side by side and get the same work in short blocks that take turns, so that what
+slows the machine down slows both down. The ratio of each pair is taken, and the median of the ratios has a 95 %
+interval from resampling the pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+
+from benchmarks.live_loop import process_cpu_s
+from benchmarks.measurement import Measurement
+from engine.launch.preload import PreloadedParent
+from engine.launch.settings import ServerSettings
+
+__all__ = ["measure"]
+
+PAIRS: Final = 40
+WARM_UP_BLOCKS: Final = 3
+CLIENTS: Final = 16
+TOKENS: Final = 48
+PROMPT_TOKENS: Final = 64
+RESAMPLES: Final = 2000
+START_BOUND_S: Final = 120.0
+END_BOUND_S: Final = 10.0
+ANSWER_BOUND_S: Final = 120.0
+COST_TARGET_PERCENT: Final = 2.0
+
+
+def measure() -> Iterator[Measurement]:
+    """Wall time and the scheduler's CPU time, on against off, and the size of what is written."""
+    with tempfile.TemporaryDirectory() as folder, PreloadedParent.start() as parent:
+        record = Path(folder) / "run.rec"
+        with _Server(parent, Path(folder), "off") as off, _Server(parent, Path(folder), "on", record=record) as on:
+            for _ in range(WARM_UP_BLOCKS):
+                off.block()
+                on.block()
+            # Who goes first takes turns as well.
+            pairs = [_pair(off, on) if number % 2 else _pair(on, off)[::-1] for number in range(PAIRS)]
+        # What was buffered is written when the server ends.
+        size, tokens = record.stat().st_size, on.tokens
+    for name, which in (("throughput", 0), ("the scheduler's CPU time", 1)):
+        ratios = [there[which] / here[which] for here, there in pairs]
+        low, high = _interval(ratios)
+        yield Measurement(
+            name=f"recording, cost in {name}",
+            value=(statistics.median(ratios) - 1) * 100,
+            unit="%",
+            target=COST_TARGET_PERCENT,
+            spread=f"{PAIRS} pairs of {CLIENTS} x {TOKENS} tokens, 95 % interval {low:+.1f} to {high:+.1f} %",
+        )
+    yield Measurement(name="recording, size", value=size / tokens, unit="bytes a token", spread=f"{tokens} tokens")
+
+
+class _Server:
+    """One server, its clients, and what a block of work took."""
+
+    def __init__(self, parent: PreloadedParent, folder: Path, name: str, *, record: Path | None = None) -> None:
+        self.tokens = 0
+        self._open = ExitStack()
+        home = folder / name
+        home.mkdir()
+        settings = ServerSettings(port=0, record="" if record is None else str(record), radix_cache=False)
+        self._process = parent.serve(settings, home, home / "log")
+        serving = self._process.wait_ready(START_BOUND_S)
+        self._scheduler = psutil.Process(serving.pids["scheduler"])
+        self._http = self._open.enter_context(httpx.Client(base_url=serving.base_url, timeout=ANSWER_BOUND_S))
+        self._crowd = self._open.enter_context(ThreadPoolExecutor(CLIENTS))
+
+    def block(self) -> tuple[float, float]:
+        """Seconds of wall time and of the scheduler's CPU time for one block."""
+        before, begun = process_cpu_s(self._scheduler), time.monotonic()
+        list(self._crowd.map(self._ask, range(CLIENTS)))
+        return time.monotonic() - begun, process_cpu_s(self._scheduler) - before
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._open.close()
+        self._process.terminate()
+        self._process.wait(END_BOUND_S)
+
+    def _ask(self, number: int) -> None:
+        body = {
+            "input_ids": [32 + (number * 7 + place) % 90 for place in range(PROMPT_TOKENS)],
+            "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True},
+        }
+        self._http.post("/generate", json=body).raise_for_status()
+        self.tokens += TOKENS
+
+
+def _pair(first: _Server, second: _Server) -> tuple[tuple[float, float], tuple[float, float]]:
+    return first.block(), second.block()
+
+
+def _interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median ratio, as percent above one."""
+    rng = random.Random(0)  # noqa: S311 - the same from the same numbers
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    cut = math.floor(RESAMPLES * 0.025)
+    return (medians[cut] - 1) * 100, (medians[-cut - 1] - 1) * 100

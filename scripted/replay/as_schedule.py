@@ -1,0 +1,282 @@
+"""A recording as a schedule: the same events at the same steps, with prompts and names of its own.
+
+What a schedule cannot say is left out and named: sampled text, prompts that share only their beginning. Whether that
+matters is found out by running it: a translation says up to which step the engine does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from engine.config import CHUNKING_OFF, EngineConfig
+from engine.errors import ConfigError
+from engine.limits import Limits
+from engine.messages import (
+    Abort,
+    AbortAll,
+    Completion,
+    ContinueGeneration,
+    Event,
+    EvictCache,
+    FinishReason,
+    FlushCache,
+    Generate,
+    PauseGeneration,
+    PipelineFailed,
+    ReleasePressure,
+    SetPressure,
+    TokenOutput,
+    UpdateWeights,
+)
+from engine.plan import Microbatch
+from engine.recording import RecordedStep, Recording, RecordingError
+from engine.scheduler import StepRecord
+from scripted.explore.actions import (
+    AbortEverything,
+    AbortRequest,
+    Action,
+    AdvanceClock,
+    DisconnectClient,
+    Evict,
+    FailStage,
+    Flush,
+    HoldResults,
+    KillStage,
+    Pause,
+    Placed,
+    Press,
+    ReleaseResults,
+    Relieve,
+    Resume,
+    StartRequest,
+    Update,
+)
+from scripted.explore.execution import record
+from scripted.explore.schedule import Schedule, limits_of
+
+__all__ = ["Translation", "translate"]
+
+_ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
+_STAGE: Final = "stage-"
+
+
+class Translation(msgspec.Struct, frozen=True):
+    """``same_steps`` of ``steps`` recorded steps launch the same when the schedule runs; ``notes`` say what is lost."""
+
+    schedule: Schedule
+    steps: int
+    same_steps: int
+    notes: tuple[str, ...]
+
+
+def translate(recording: Recording, replayed: Sequence[StepRecord]) -> Translation:
+    """``replayed`` are the records of a replay, as far as it went: they know how long each request became.
+
+    Raises RecordingError for a recording of an engine that the simulated one cannot stand for.
+    """
+    if recording.header.first_step != 1:
+        raise RecordingError(
+            f"a schedule begins with the first step, the recording with step {recording.header.first_step}; "
+            "record with `engine serve --record FILE`, which keeps all of them"
+        )
+    translator = _Translator(recording, replayed)
+    schedule = Schedule(_config_of(recording.header.limits)).with_placed(translator.placed())
+    _, records = record(schedule)
+    same = _same_steps(translator, replayed, {one.step: one.microbatch for one in records})
+    return Translation(schedule, len(recording.steps), same, tuple(translator.notes()))
+
+
+class _Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
+
+    seed: int
+    shared: int = 0
+    tail: int = 0
+
+
+class _Translator:
+    """``steps`` are the schedule's steps that stand for the recorded ones."""
+
+    def __init__(self, recording: Recording, replayed: Sequence[StepRecord]) -> None:
+        self._limits = recording.header.limits
+        self._recorded = recording.steps
+        self._lengths = _lengths_of(replayed)
+        self._timed = any(_deadline_of(event) is not None for step in recording.steps for event in step.events)
+        self._recipes: dict[tuple[int, ...], _Recipe] = {}
+        self._seeds = self._partly_shared = 0
+        self._sampled = 0
+        self._launch_steps: list[int] = []
+        self.names: dict[str, str] = {}
+        self.steps: list[int] = []
+
+    def placed(self) -> Iterator[Placed]:
+        """The schedule's actions. Results are held and released one by one: they came when they came."""
+        yield Placed(1, HoldResults())
+        now, fails = 0.0, {}
+        for recorded in self._recorded:
+            step = self._step_of(recorded)
+            self.steps.append(step)
+            if self._timed and recorded.now > now:
+                yield Placed(step, AdvanceClock(seconds=recorded.now - now))
+            now = recorded.now
+            results = [event for event in recorded.events if isinstance(event, Completion)]
+            if results:
+                yield Placed(step, ReleaseResults(count=len(results)))
+            for event in recorded.events:
+                if isinstance(event, Completion) and event.error is not None:
+                    fails[self._launch_steps[event.microbatch_id]] = FailStage()
+                elif (action := self._action_of(event)) is not None:
+                    yield Placed(step, action)
+            if recorded.plan:
+                self._launch_steps.append(step)
+        yield from (Placed(step, action) for step, action in fails.items())
+
+    def notes(self) -> Iterator[str]:
+        """What the schedule does not say."""
+        if self._partly_shared:
+            yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
+        if self._sampled:
+            yield f"{self._sampled} requests were sampled; here they are greedy, and as long as they became"
+
+    def _step_of(self, recorded: RecordedStep) -> int:
+        """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
+        launch, where a live pipeline may have been faster.
+        """
+        step = self.steps[-1] + 1 if self.steps else 1
+        for event in recorded.events:
+            if isinstance(event, Completion):
+                step = max(step, self._launch_steps[event.microbatch_id] + self._limits.depth)
+        return step
+
+    def _action_of(self, event: Event) -> Action | None:
+        match event:
+            case Generate():
+                return self._start(event)
+            case Abort():
+                name = self.names.get(event.rid, "nobody")
+                return DisconnectClient(rid=name) if event.call_id is None else AbortRequest(rid=name)
+            case AbortAll():
+                return AbortEverything()
+            case FlushCache():
+                return Flush(timeout_s=event.timeout_s)
+            case UpdateWeights():
+                return Update(timeout_s=event.timeout_s)
+            case PauseGeneration():
+                return Pause(mode=event.mode)
+            case ContinueGeneration():
+                return Resume()
+            case SetPressure():
+                return Press(pages=event.leave_pages, rows=event.leave_rows, unlocked=event.leave_unlocked)
+            case ReleasePressure():
+                return Relieve()
+            case EvictCache():
+                return Evict(pages=event.pages)
+            case PipelineFailed() if event.process.startswith(_STAGE):
+                return KillStage(stage=int(event.process.removeprefix(_STAGE)))
+        return None
+
+    def _start(self, message: Generate) -> StartRequest:
+        name = self.names.setdefault(message.rid, f"r{len(self.names) + 1}")
+        self._sampled += message.sampling.temperature != 0
+        most = message.sampling.max_new_tokens
+        lives = self._lengths.get(message.rid)
+        new = lives.pop(0) if lives else most
+        recipe = self._make(message.prompt_ids)
+        return StartRequest(
+            rid=name,
+            prompt=len(message.prompt_ids),
+            new=max(0, min(new, most)),
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            priority=message.priority,
+        )
+
+    def _make(self, prompt: tuple[int, ...]) -> _Recipe:
+        """How a schedule makes a prompt that shares with those before it what this one does."""
+        common, like = max(((_common(prompt, other), other) for other in self._recipes), default=(0, ()))
+        if common < self._limits.page_size and common < len(prompt):
+            recipe = _Recipe(seed=self._next_seed())
+        else:
+            recipe = self._recipes[like]
+            if common < min(len(prompt), len(like)):
+                self._partly_shared += common > recipe.shared > 0
+                recipe = _Recipe(seed=recipe.seed, shared=min(common, recipe.shared or common), tail=self._next_seed())
+        self._recipes.setdefault(prompt, recipe)
+        return recipe
+
+    def _next_seed(self) -> int:
+        self._seeds += 1
+        return self._seeds
+
+
+def _config_of(limits: Limits) -> EngineConfig:
+    """The configuration of the embedded model that has these limits. Raises RecordingError when none has."""
+    config = EngineConfig(
+        pp_size=limits.pp_size,
+        pp_async_depth=limits.depth - limits.pp_size,
+        page_size=limits.page_size,
+        max_total_tokens=limits.total_pages * limits.page_size,
+        max_running_requests=limits.rows,
+        chunked_prefill_size=limits.prefill_budget_tokens if limits.chunking else CHUNKING_OFF,
+        max_prefill_tokens=max(limits.prefill_budget_tokens, EngineConfig().max_prefill_tokens)
+        if limits.chunking
+        else limits.prefill_budget_tokens,
+        mixed_chunk=limits.mixed_chunk,
+        max_queued_requests=limits.max_queued_requests,
+        context_length=limits.context_length,
+        radix_cache=limits.radix_cache,
+        schedule_policy=limits.schedule_policy,
+        priority_preemption=limits.priority_preemption,
+        seed=limits.seed,
+    )
+    try:
+        limits_of(config)
+    except ConfigError as exc:
+        raise RecordingError(f"the simulated engine cannot stand for the recorded one: {exc}") from exc
+    return config
+
+
+def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
+    """How many tokens each request had when it ended by itself, by rid, in the order of its lives."""
+    lengths: dict[str, list[int]] = {}
+    for one in replayed:
+        for reply in one.replies:
+            if isinstance(reply, TokenOutput) and reply.finish_reason is not None:
+                ended = reply.finish_reason in _ENDED
+                # One that did not end by itself would have gone on.
+                lengths.setdefault(reply.rid, []).append(reply.completion_tokens if ended else 1 << 30)
+    return lengths
+
+
+def _deadline_of(event: Event) -> float | None:
+    return event.timeout_s if isinstance(event, FlushCache | UpdateWeights) else None
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
+
+
+def _same_steps(
+    translator: _Translator, replayed: Sequence[StepRecord], launched: dict[int, Microbatch | None]
+) -> int:
+    """How many recorded steps, from the first on, launch in the schedule what they launched then."""
+    for count, (one, step) in enumerate(zip(replayed, translator.steps, strict=False)):
+        if _shape(one.microbatch, translator.names) != _shape(launched.get(step), {}):
+            return count
+    return min(len(replayed), len(translator.steps))
+
+
+def _shape(microbatch: Microbatch | None, names: dict[str, str]) -> object:
+    if microbatch is None:
+        return None
+    return microbatch.mode, [
+        (names.get(s.rid, s.rid), s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits)
+        for s in microbatch.segments
+    ]
