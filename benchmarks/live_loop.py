@@ -295,9 +295,9 @@ def _idle(processes: Sequence[psutil.Process]) -> dict[int, tuple[float, int]]:
     """CPU share and number of wake-ups of each while nothing happens."""
     before = {process.pid: (process_cpu_s(process), _wakeups(process)) for process in processes}
     time.sleep(IDLE_S)
+    after = {process.pid: (process_cpu_s(process), _wakeups(process)) for process in processes}
     return {
-        process.pid: ((process_cpu_s(process) - before[process.pid][0]) / IDLE_S, _wakeups(process) - before[process.pid][1])
-        for process in processes
+        pid: ((cpu_s - before[pid][0]) / IDLE_S, wakeups - before[pid][1]) for pid, (cpu_s, wakeups) in after.items()
     }
 
 

@@ -35,7 +35,9 @@ __all__ = [
     "Reply",
     "SamplingParams",
     "SetPressure",
+    "StartProfile",
     "StatsAnswer",
+    "StopProfile",
     "TokenLogprob",
     "TokenOutput",
     "UpdateWeights",
@@ -153,6 +155,19 @@ class ContinueGeneration(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
+class StartProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have every stage profile itself and write its trace into ``folder``."""
+
+    call_id: str
+    folder: str
+
+
+class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the profile that is being taken."""
+
+    call_id: str
+
+
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask for the scheduler's counters."""
 
@@ -160,7 +175,16 @@ class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ClientMessage = (
-    Generate | Abort | AbortAll | FlushCache | UpdateWeights | PauseGeneration | ContinueGeneration | GetStats
+    Generate
+    | Abort
+    | AbortAll
+    | FlushCache
+    | UpdateWeights
+    | PauseGeneration
+    | ContinueGeneration
+    | StartProfile
+    | StopProfile
+    | GetStats
 )
 
 # ---- pipeline events: from the pipeline to the scheduler ----

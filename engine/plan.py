@@ -16,13 +16,14 @@ __all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_micro
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
 
-    With ``update`` it computes nothing: the stages take other weights.
+    With ``update`` and ``profile`` it computes nothing: the stages take other weights, or begin or end to profile.
     """
 
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
     UPDATE = "update"
+    PROFILE = "profile"
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -74,13 +75,20 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
 
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
     nothing is in flight, so that all before it was computed with the old weights and all behind it with the new ones;
-    ``weights`` says where they are, None stands for those of the configured model.
+    ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
+    ``trace_dir`` is the folder to begin one for, None ends it.
     """
 
     id: int
     mode: ForwardMode
     segments: tuple[Segment, ...]
     weights: str | None = None
+    trace_dir: str | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """True when it has no tokens, but something that every stage does at this place between two others."""
+        return self.mode is ForwardMode.UPDATE or self.mode is ForwardMode.PROFILE
 
     @property
     def tokens(self) -> int:

@@ -274,7 +274,7 @@ class Ledger:
     def _on_launch(self, microbatch: Microbatch) -> None:
         if microbatch.mode is ForwardMode.UPDATE:
             self._check_update(microbatch)
-        else:
+        elif not microbatch.is_control:
             self._check_size(microbatch)
         work = tuple([(segment, *self._tenant_of(segment)) for segment in microbatch.segments])
         self._pages.launch([(segment, tenancy) for segment, _, tenancy in work])

@@ -42,6 +42,9 @@ class ServerSettings(EngineConfig):
     flight_dir: str = Field(
         "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
     )
+    profile_dir: str = Field(
+        "", description="folder for the traces of /start_profile; unset: a private one among the temporary files"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least severe log line shown"
     )

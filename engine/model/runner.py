@@ -24,6 +24,7 @@ from engine.model.checkpoint import (
     require_same_model,
     resolve_folder,
 )
+from engine.model.profiling import StageProfile
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_model import PROBED_TOKENS, StageModel
@@ -72,6 +73,7 @@ class StageRunner:
         self._lean = lean
         self._model = StageModel(config, limits, stage, lean=lean)
         self._prepared: StageModel | None = None
+        self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         self._sampler = Sampler(
             never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
@@ -151,6 +153,8 @@ class StageRunner:
                 error=f"stage {self.stage} failed in microbatch {microbatch.id}: {type(exc).__name__}: {exc}",
             )
         self._count(microbatch)
+        if self._profile is not None:
+            self._profile.note_step()
         return output
 
     def skip(self, microbatch: Microbatch) -> None:
@@ -192,6 +196,21 @@ class StageRunner:
             prepared.take_pool(self._model.pool)
             self._model = prepared
             self._record.change_weights()
+
+    # -- profiles --
+
+    def profile(self, control: Microbatch) -> str | None:
+        """Begin or end a profile; returns why that cannot be, None when it is done."""
+        self._count(control)
+        try:
+            # One may be left over where another stage could not begin.
+            if self._profile is not None:
+                self._profile.stop()
+            self._profile = None if control.trace_dir is None else StageProfile(control.trace_dir, self.stage)
+        except (OSError, RuntimeError) as exc:
+            self._profile = None
+            return f"stage {self.stage}: {type(exc).__name__}: {exc}"
+        return None
 
     def _load_beside(self, source: str | None) -> StageModel:
         # In the type that the KV cache and the next stage have, whatever the files are in.

@@ -39,6 +39,8 @@ class LocalPipeline:
         if not self._launched:
             return None
         microbatch = self._launched.popleft()
+        if microbatch.mode is ForwardMode.PROFILE:
+            return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
         if microbatch.mode is ForwardMode.UPDATE:
             return self._update(microbatch)
         output = self._runner.forward(microbatch)

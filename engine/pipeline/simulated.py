@@ -139,6 +139,8 @@ class SimulatedPipeline:
     # -- computing --
 
     def _compute(self, microbatch: Microbatch) -> Completion:
+        if microbatch.mode is ForwardMode.PROFILE:
+            return Completion(microbatch_id=microbatch.id)  # There is nothing to measure.
         if microbatch.mode is ForwardMode.UPDATE:
             return Completion(microbatch_id=microbatch.id, error=self._update(microbatch.weights))
         tokens: list[int] = []

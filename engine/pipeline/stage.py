@@ -28,6 +28,7 @@ from engine.pipeline.transport import (
     watch_disconnects,
 )
 from engine.pipeline.wire import (
+    ControlDone,
     Describe,
     FailNextStep,
     FinishUpdate,
@@ -38,7 +39,6 @@ from engine.pipeline.wire import (
     StageMessage,
     StageReport,
     StageView,
-    WeightsPrepared,
     decode_stage_message,
     plan_address,
     results_address,
@@ -114,8 +114,8 @@ class StageLoop:
     def _handle(self, message: StageMessage) -> bool:
         """Act on one message; False ends the loop."""
         match message:
-            case Launch() if message.microbatch.mode is ForwardMode.UPDATE:
-                self._prepare_update(message.microbatch)
+            case Launch() if message.microbatch.is_control:
+                self._control(message.microbatch)
             case Launch():
                 self._step(message.microbatch)
             case FinishUpdate():
@@ -132,9 +132,9 @@ class StageLoop:
                 assert_never(message)
         return True
 
-    def _prepare_update(self, update: Microbatch) -> None:
-        error = self._runner.prepare_update(update)
-        self._report(WeightsPrepared(microbatch_id=update.id, stage=self._runner.stage, error=error))
+    def _control(self, control: Microbatch) -> None:
+        act = self._runner.prepare_update if control.mode is ForwardMode.UPDATE else self._runner.profile
+        self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
 
     def _step(self, microbatch: Microbatch) -> None:
         hidden = None if self._runner.is_first else self._neighbours.receive(microbatch)

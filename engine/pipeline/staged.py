@@ -18,6 +18,7 @@ import zmq
 from engine.errors import EngineError
 from engine.messages import Completion, PipelineEvent, encode
 from engine.pipeline.wire import (
+    ControlDone,
     Describe,
     FailNextStep,
     FinishUpdate,
@@ -26,12 +27,11 @@ from engine.pipeline.wire import (
     Shutdown,
     StageMessage,
     StageView,
-    WeightsPrepared,
     decode_stage_report,
     plan_address,
     results_address,
 )
-from engine.plan import Microbatch
+from engine.plan import ForwardMode, Microbatch
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
 
@@ -60,28 +60,35 @@ class StagedPipeline:
         self._plans = [self._connection(context, zmq.PUSH) for _ in range(pp_size)]
         for stage, socket in enumerate(self._plans):
             socket.connect(plan_address(private_dir, stage))
-        self._completions: deque[Completion] = deque()
+        # In launch order. What every stage does is done when the last of them says so, which may be after the results
+        # of microbatches that were launched behind it.
+        self._launched: deque[int] = deque()
+        self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
-        self._prepared: list[WeightsPrepared] = []
+        self._controls: dict[int, ForwardMode] = {}
+        self._done: dict[int, list[ControlDone]] = {}
         self._describes = 0
         self._closed = False
 
     def launch(self, microbatch: Microbatch) -> None:
         """Send the plan to every stage."""
+        self._launched.append(microbatch.id)
+        if microbatch.is_control:
+            self._controls[microbatch.id] = microbatch.mode
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
         """The next completion in launch order, or None when ``timeout_s`` seconds are up (None: wait for ever)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._completions:
+        while not self.ready:
             if not self._receive(deadline):
                 return None
-        return self._completions.popleft()
+        return self._completions.pop(self._launched.popleft())
 
     @property
     def ready(self) -> bool:
         """True when a completion was read while waiting for something else."""
-        return bool(self._completions)
+        return bool(self._launched) and self._launched[0] in self._completions
 
     def wake_sources(self) -> Sequence[zmq.Socket[bytes]]:
         """The socket that completions come by."""
@@ -147,22 +154,26 @@ class StagedPipeline:
         except zmq.Again:
             return False
         if isinstance(report, Completion):
-            self._completions.append(report)
-        elif isinstance(report, WeightsPrepared):
-            self._finish_update(report)
+            self._completions[report.microbatch_id] = report
+        elif isinstance(report, ControlDone):
+            self._note_control(report)
         elif report.seq == self._describes:
             self._views[report.stage] = report
         return True
 
-    def _finish_update(self, report: WeightsPrepared) -> None:
-        """When every stage has reported, all of them take the new weights, or none.
+    def _note_control(self, report: ControlDone) -> None:
+        """When every stage has reported it is done. Then all stages take an update's new weights, or none.
 
-        Told by the channel of the plans: whatever is launched from now on is computed with what was decided here.
+        They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
         """
-        self._prepared.append(report)
-        if len(self._prepared) < self._pp_size:
+        number = report.microbatch_id
+        reports = self._done.setdefault(number, [])
+        reports.append(report)
+        if len(reports) < self._pp_size:
             return
-        reports, self._prepared = sorted(self._prepared, key=lambda one: one.stage), []
-        error = next((one.error for one in reports if one.error is not None), None)
-        self._broadcast(FinishUpdate(commit=error is None))
-        self._completions.append(Completion(microbatch_id=report.microbatch_id, error=error))
+        del self._done[number]
+        first = min((one for one in reports if one.error is not None), key=lambda one: one.stage, default=None)
+        error = None if first is None else first.error
+        if self._controls.pop(number) is ForwardMode.UPDATE:
+            self._broadcast(FinishUpdate(commit=error is None))
+        self._completions[number] = Completion(microbatch_id=number, error=error)

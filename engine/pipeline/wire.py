@@ -15,6 +15,7 @@ from engine.messages import Completion
 from engine.plan import Microbatch
 
 __all__ = [
+    "ControlDone",
     "Describe",
     "FailNextStep",
     "FinishUpdate",
@@ -28,7 +29,6 @@ __all__ = [
     "StageMessage",
     "StageReport",
     "StageView",
-    "WeightsPrepared",
     "decode_hidden_header",
     "decode_stage_message",
     "decode_stage_report",
@@ -92,15 +92,18 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     slots_digest: str
 
 
-class WeightsPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage has loaded the weights of an update beside its own, or with ``error`` could not."""
+class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A stage has done what a microbatch without tokens says, or with ``error`` could not.
+
+    Of an update that is to have the weights ready beside its own.
+    """
 
     microbatch_id: int
     stage: int
     error: str | None
 
 
-StageReport = Completion | StageView | WeightsPrepared
+StageReport = Completion | StageView | ControlDone
 
 # ---- from a stage to the next one, before the bytes of a tensor ----
 

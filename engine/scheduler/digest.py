@@ -23,7 +23,9 @@ from engine.messages import (
     GetStats,
     PauseGeneration,
     Reply,
+    StartProfile,
     StatsAnswer,
+    StopProfile,
     UpdateWeights,
     encode,
 )
@@ -37,7 +39,19 @@ _DIGEST_BYTES: Final = 8
 _PENDING_LIMIT_STEPS: Final = 256
 
 _CALLS: Final = frozenset(
-    (Abort, AbortAll, CallAnswer, ContinueGeneration, FlushCache, GetStats, PauseGeneration, StatsAnswer, UpdateWeights)
+    (
+        Abort,
+        AbortAll,
+        CallAnswer,
+        ContinueGeneration,
+        FlushCache,
+        GetStats,
+        PauseGeneration,
+        StartProfile,
+        StatsAnswer,
+        StopProfile,
+        UpdateWeights,
+    )
 )
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)

@@ -33,14 +33,17 @@ from engine.messages import (
     ReleasePressure,
     Reply,
     SetPressure,
+    StartProfile,
     StatsAnswer,
+    StopProfile,
     TokenLogprob,
     UpdateWeights,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import Microbatch
 from engine.scheduler.admission import Admission
 from engine.scheduler.audit import Audit
 from engine.scheduler.books import Books, Launched
+from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
 from engine.scheduler.gate import StepResult
@@ -84,7 +87,8 @@ class Scheduler:
         self.last_microbatch: Microbatch | None = None
         self._audit: Audit | None = None
         self._admission = Admission(limits, self.books)
-        self._quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
+        quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
+        self._controls = Controls(limits, self.books, quiescent_calls)
         self._replies: list[Reply] = []
         self._ahead: list[OperatorEvent] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -93,10 +97,12 @@ class Scheduler:
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
-            FlushCache: self._on_quiescent_call,
-            UpdateWeights: self._on_quiescent_call,
+            FlushCache: self._on_control,
+            UpdateWeights: self._on_control,
             PauseGeneration: self._on_pause,
             ContinueGeneration: self._on_continue,
+            StartProfile: self._on_control,
+            StopProfile: self._on_control,
             GetStats: self._on_get_stats,
             SetPressure: self.memory.pressure.apply,
             ReleasePressure: self.memory.pressure.apply,
@@ -112,7 +118,7 @@ class Scheduler:
         handlers = self._handlers
         for event in self._not_yet_applied(events) if self._ahead else events:
             handlers[type(event)](event)
-        calls = self._quiescent_calls
+        calls = self._controls
         if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
             self._replies.append(answer)
         retractions = self.counters.retractions
@@ -199,8 +205,8 @@ class Scheduler:
                 "which was launched first"
             )
         self.books.land()
-        if launched.microbatch.mode is ForwardMode.UPDATE:
-            self._replies.append(self._quiescent_calls.finish_update(completion.error))
+        if launched.microbatch.is_control:
+            self._replies.append(self._controls.finish(launched.microbatch, completion.error))
         elif completion.error is not None:
             for request in launched.requests:
                 request.in_flight -= 1
@@ -344,10 +350,10 @@ class Scheduler:
         request.lease = None
         request.place = Place.GONE
 
-    # -- flush, weight update, pause, continue --
+    # -- operators' calls --
 
-    def _on_quiescent_call(self, call: FlushCache | UpdateWeights) -> None:
-        answer = self._quiescent_calls.ask(call, self.now)
+    def _on_control(self, call: ControlCall) -> None:
+        answer = self._controls.ask(call, self.now)
         if answer is not None:
             self._replies.append(answer)
 
@@ -372,29 +378,20 @@ class Scheduler:
     # -- launching --
 
     def _launch(self) -> Microbatch | None:
-        update = self.books.update
         if self.failure is not None:
-            if update is not None:
-                self._replies.append(self._quiescent_calls.finish_update(str(self.failure)))
+            self._replies += self._controls.give_up(str(self.failure))
             return None
-        if update is not None:
-            return self._launch_update(update)
+        control = self._controls.microbatch(self.counters.forward_ct)
+        if control is not None:
+            return self._book(control, ())
         plan = self.planner.plan()
         if plan is None:
             return None
-        microbatch = Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments))
-        self.counters.forward_ct += 1
         plan.check_budget(self.limits)
-        self.books.launch(Launched(microbatch, tuple(plan.requests), self.step_number))
-        self.last_microbatch = microbatch
-        return microbatch
+        return self._book(Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments)), tuple(plan.requests))
 
-    def _launch_update(self, update: UpdateWeights) -> Microbatch | None:
-        """The update as a microbatch of its own, once; until it is back nothing else is launched."""
-        if self.books.in_flight:
-            return None
-        microbatch = Microbatch(self.counters.forward_ct, ForwardMode.UPDATE, (), update.model_path)
+    def _book(self, microbatch: Microbatch, requests: tuple[Request, ...]) -> Microbatch:
         self.counters.forward_ct += 1
-        self.books.launch(Launched(microbatch, (), self.step_number))
+        self.books.launch(Launched(microbatch, requests, self.step_number))
         self.last_microbatch = microbatch
         return microbatch

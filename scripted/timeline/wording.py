@@ -25,7 +25,9 @@ from engine.messages import (
     PipelineFailed,
     Refusal,
     Reply,
+    StartProfile,
     StatsAnswer,
+    StopProfile,
     TokenOutput,
     UpdateWeights,
 )
@@ -105,6 +107,8 @@ def microbatch_text(microbatch: Microbatch) -> str:
     segments = _some([segment_text(segment, microbatch.mode) for segment in microbatch.segments])
     if microbatch.mode is ForwardMode.UPDATE:
         return f"#{microbatch.id} update to {printable(microbatch.weights or 'the configured weights')}"
+    if microbatch.mode is ForwardMode.PROFILE:
+        return f"#{microbatch.id} {'end' if microbatch.trace_dir is None else 'begin'} to profile"
     return f"#{microbatch.id} {microbatch.mode} {segments}"
 
 
@@ -153,6 +157,10 @@ def _call_name(event: Event) -> str:
             return f"pause ({event.mode})"
         case ContinueGeneration():
             return "continue"
+        case StartProfile():
+            return "start profile"
+        case StopProfile():
+            return "stop profile"
         case GetStats():
             return "get stats"
     return type(event).__name__

@@ -79,7 +79,9 @@ def complaint_about(outcome: Outcome, windows: Sequence[Window]) -> str | None:
     if outcome.left:
         return None
     if outcome.error:
-        busy = outcome.status == 429 and "max_queued_requests" in outcome.error
+        # Of several choices one may find the queue full when another one's first token is out already.
+        began = outcome.status == 200 and ask.choices > 1 and bool(outcome.events)
+        busy = (outcome.status == 429 or began) and "max_queued_requests" in outcome.error
         return None if busy else f"{outcome}: the only error here is a full queue, got {outcome.status}"
     return _complaint_about_twin(outcome) or _complaint_about_end(outcome, windows)
 

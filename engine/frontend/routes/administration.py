@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
+import time
+from pathlib import Path
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
@@ -17,6 +22,8 @@ from engine.messages import (
     ContinueGeneration,
     FlushCache,
     PauseGeneration,
+    StartProfile,
+    StopProfile,
     UpdateWeights,
 )
 
@@ -52,6 +59,17 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
             )
         )
 
+    @router.post("/start_profile", **description.route(errors=(400, 429), tag=ADMIN))
+    async def start_profile() -> Response:
+        """Have every stage profile itself into a new folder of profile_dir."""
+        folder = new_trace_folder(front.settings.profile_dir)
+        return _call_answer(await front.client.call(lambda call_id: StartProfile(call_id=call_id, folder=folder)))
+
+    @router.post("/stop_profile", **description.route(errors=(400, 429), tag=ADMIN))
+    async def stop_profile() -> Response:
+        """End the profile; the traces are written when the answer comes."""
+        return _call_answer(await front.client.call(lambda call_id: StopProfile(call_id=call_id)))
+
     @router.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
     async def abort_request(request: Request) -> Response:
         """End one request by its exact rid, or all."""
@@ -73,6 +91,12 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
     async def continue_generation() -> Response:
         """Resume after a pause."""
         return _call_answer(await front.client.call(lambda call_id: ContinueGeneration(call_id=call_id)))
+
+
+def new_trace_folder(parent: str) -> str:
+    """The name of a folder for one profile: in ``parent``, or among the temporary files; the stages make it."""
+    name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return str(Path(parent or tempfile.gettempdir()).absolute() / name)
 
 
 def _read_timeout(request: Request) -> float | None:

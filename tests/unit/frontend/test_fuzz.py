@@ -36,7 +36,9 @@ LONGEST_PROMPT = 12
 @pytest.fixture(scope="module")
 def small_server(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """Answers are short here, so that one that does not come hangs."""
-    with running(parent, tmp_path_factory.mktemp("s"), context_length=128, max_total_tokens=4096) as started:
+    traces = str(tmp_path_factory.mktemp("traces"))
+    settings = {"context_length": 128, "max_total_tokens": 4096, "profile_dir": traces}
+    with running(parent, tmp_path_factory.mktemp("s"), **settings) as started:
         yield started
 
 
@@ -121,5 +123,6 @@ def test_no_request_breaks_another_route(schema: Any, small_server: RealServer) 
         seen += 1
     assert seen >= 10
     small_server.http.post("/continue_generation").raise_for_status()
+    small_server.http.post("/stop_profile")
     body = {"prompt": "x", "max_tokens": 3}
     assert small_server.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3

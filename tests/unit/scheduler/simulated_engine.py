@@ -155,7 +155,7 @@ class SimulatedEngine:
             self.answers[reply.call_id] = reply
 
     def _check_budget(self, microbatch: Microbatch) -> None:
-        if microbatch.mode is ForwardMode.UPDATE:
+        if microbatch.is_control:
             assert not microbatch.segments
             return
         limits = self.limits
