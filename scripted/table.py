@@ -16,7 +16,7 @@ from rich.text import Text
 
 from engine.limits import Limits
 from engine.scheduler.gate import StepRecord
-from scripted.timeline.positions import Launch, in_window, launches, pipeline_at, queues_are_clear
+from scripted.timeline.positions import Launch, controls_of, in_window, launches, pipeline_at, queues_are_clear
 from scripted.timeline.wording import call_names, event_text, microbatch_text, printable, reply_text, short_rid
 
 __all__ = ["AROUND_STEPS", "render_text", "step_table"]
@@ -88,7 +88,7 @@ def _row(
     cells = [
         _marks(record, around),
         str(record.step),
-        "\n".join(event_text(event) for event in record.events),
+        "\n".join(event_text(event, controls_of(launched)) for event in record.events),
         microbatch_text(record.microbatch) if record.microbatch else "",
         *_stage_cells(pipeline.stages),
         " ".join(f"#{microbatch_id}" for microbatch_id in pipeline.results),

@@ -58,7 +58,9 @@ def _rows(state: State) -> Iterator[tuple[str, str]]:
     yield "waiting", " ".join(state.waiting) or "-"
     yield "chunked", state.chunked or "-"
     yield "running", " ".join(state.running) or "-"
-    flights = [f"#{m.id} {m.mode} of {' '.join(m.rids)}, due at step {m.due_at_step}" for m in state.in_flight]
+    flights = [
+        f"#{m.id} {m.mode} of {' '.join(m.rids) or 'nobody'}, due at step {m.due_at_step}" for m in state.in_flight
+    ]
     yield "in flight", "\n".join(flights) or "-"
     yield "paused", state.paused or "no"
     kv, rows = state.kv, state.rows

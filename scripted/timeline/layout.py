@@ -37,7 +37,7 @@ from scripted.timeline.lanes import (
     client_events,
     pipeline_events,
 )
-from scripted.timeline.positions import in_window, launches, pipeline_at
+from scripted.timeline.positions import controls_of, in_window, launches, pipeline_at
 from scripted.timeline.state import state_of
 from scripted.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, Run, State, Stripe
 from scripted.timeline.wording import (
@@ -119,6 +119,8 @@ class Layout:
         return Box(x, y, f"#{microbatch_id}", kind, tuple(self._stripes(launch.microbatch)), title)
 
     def _stripes(self, microbatch: Microbatch) -> Iterator[Stripe]:
+        if microbatch.is_control:
+            yield Stripe(str(microbatch.mode), None)
         named = microbatch.segments[:_NAMED_IN_BOX]
         for segment in named:
             text = segment_text(segment, microbatch.mode).removesuffix(" last chunk")
@@ -163,7 +165,8 @@ class Layout:
         bad = isinstance(event, PipelineFailed) or getattr(event, "error", None) is not None
         launch = self._launched.get(getattr(event, "microbatch_id", -1))
         colour = self._colours[launch.microbatch.rids[0]] if launch and launch.microbatch.rids else None
-        return event_text(event).removeprefix("result "), "bad" if bad else "taken", None if bad else colour
+        text = event_text(event, controls_of(self._launched)).removeprefix("result ")
+        return text, "bad" if bad else "taken", None if bad else colour
 
     def _reply_chips(self) -> Iterator[Chip]:
         for x, record in self._shown:

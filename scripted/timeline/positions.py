@@ -13,7 +13,7 @@ import msgspec
 from engine.plan import Microbatch
 from engine.scheduler.gate import StepRecord
 
-__all__ = ["InFlight", "Launch", "in_window", "launches", "pipeline_at", "queues_are_clear"]
+__all__ = ["InFlight", "Launch", "controls_of", "in_window", "launches", "pipeline_at", "queues_are_clear"]
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -33,6 +33,11 @@ class Launch(msgspec.Struct, frozen=True):
 def launches(records: Iterable[StepRecord]) -> dict[int, Launch]:
     """Every launch in the records, by microbatch id."""
     return {r.microbatch.id: Launch(r.microbatch, r.step) for r in records if r.microbatch is not None}
+
+
+def controls_of(launched: Mapping[int, Launch]) -> frozenset[int]:
+    """The microbatches that tell the stages something and have no requests."""
+    return frozenset(number for number, launch in launched.items() if launch.microbatch.is_control)
 
 
 def pipeline_at(record: StepRecord, launched: Mapping[int, Launch], stages: int) -> InFlight:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from engine.messages import CallAnswer, Reply
 from engine.plan import Microbatch, Segment
 from engine.scheduler.gate import StepRecord
-from scripted.timeline.positions import Launch, in_window, pipeline_at, queues_are_clear
+from scripted.timeline.positions import Launch, controls_of, in_window, pipeline_at, queues_are_clear
 from scripted.timeline.view import Section, State
-from scripted.timeline.wording import event_text, plural, printable, reply_text
+from scripted.timeline.wording import event_text, microbatch_text, plural, printable, reply_text
 
 __all__ = ["state_of"]
 
@@ -32,7 +32,7 @@ def state_of(
     sections = (
         Section("failed", (printable(record.error),) if record.error else ()),
         Section("notes", tuple(printable(note) for note in notes)),
-        Section("arrived", tuple(event_text(event) for event in record.events)),
+        Section("arrived", tuple(event_text(event, controls_of(launched)) for event in record.events)),
         Section("launched", _launched(record.microbatch)),
         Section("in flight", tuple(_in_flight(record, stages, launched))),
         Section("queues", _queues(record)),
@@ -60,6 +60,8 @@ def _headline(record: StepRecord) -> str:
 def _launched(microbatch: Microbatch | None) -> tuple[str, ...]:
     if microbatch is None:
         return ()
+    if microbatch.is_control:
+        return (microbatch_text(microbatch),)
     return (
         f"#{microbatch.id} {microbatch.mode}, {plural(microbatch.tokens, 'token')}",
         *(_segment(segment) for segment in microbatch.segments),
@@ -92,6 +94,8 @@ def _named(microbatch_id: int, launched: Mapping[int, Launch]) -> str:
     launch = launched.get(microbatch_id)
     if launch is None:
         return f"#{microbatch_id}, launched before the first step of this trace"
+    if launch.microbatch.is_control:
+        return f"{microbatch_text(launch.microbatch)}, launched in step {launch.step}"
     rids = " ".join(printable(rid) for rid in launch.microbatch.rids)
     return f"#{microbatch_id} {launch.microbatch.mode} of {rids}, launched in step {launch.step}"
 

@@ -34,10 +34,10 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Stripe(msgspec.Struct, frozen=True):
-    """One request's share of a box; ``colour`` is an index into the palette."""
+    """One request's share of a box; ``colour`` is an index into the palette, None for what is no request's."""
 
     text: str
-    colour: int
+    colour: int | None
 
 
 class Box(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ a client is made printable here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from engine.messages import (
@@ -17,14 +17,18 @@ from engine.messages import (
     Completion,
     ContinueGeneration,
     Event,
+    EvictCache,
     FinishReason,
     FlushCache,
     Generate,
     GetStats,
+    OperatorEvent,
     PauseGeneration,
     PipelineFailed,
     Refusal,
+    ReleasePressure,
     Reply,
+    SetPressure,
     StartProfile,
     StatsAnswer,
     StopProfile,
@@ -84,9 +88,13 @@ def call_names(records: Iterable[StepRecord]) -> dict[str, str]:
     return names
 
 
-def event_text(event: Event) -> str:
-    """One event of a step, as what arrived at the scheduler."""
+def event_text(event: Event, controls: Collection[int] = ()) -> str:
+    """One event of a step, as what arrived at the scheduler; ``controls`` are microbatches that have no requests."""
     match event:
+        case Completion() if event.microbatch_id in controls and event.error is None:
+            return f"result #{event.microbatch_id} (done)"
+        case SetPressure() | ReleasePressure() | EvictCache():
+            return _pressure_text(event)
         case Generate():
             return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"
         case Completion():
@@ -164,6 +172,15 @@ def _call_name(event: Event) -> str:
         case GetStats():
             return "get stats"
     return type(event).__name__
+
+
+def _pressure_text(event: OperatorEvent) -> str:
+    if isinstance(event, ReleasePressure):
+        return "pressure off"
+    if isinstance(event, EvictCache):
+        return "evict the cache" if event.pages is None else f"evict {plural(event.pages, 'page')}"
+    left = ((event.leave_pages, "free page"), (event.leave_rows, "free row"), (event.leave_unlocked, "unlocked node"))
+    return "pressure: " + ", ".join(plural(count, what) for count, what in left if count is not None)
 
 
 def _completion_text(completion: Completion) -> str:
