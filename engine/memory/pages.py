@@ -64,6 +64,12 @@ class PagePool:
         self.held += count
         return pages
 
+    def hold(self, pages: Sequence[int]) -> None:
+        """Take these very pages, which are free."""
+        self._move(pages, _FREE, _HELD)
+        self.free -= len(pages)
+        self.held += len(pages)
+
     def release(self, pages: Sequence[int]) -> None:
         """Give back pages that a request held."""
         self._move(pages, _HELD, _FREE)

@@ -35,6 +35,11 @@ class Pressure:
             self._set(event)
 
     @property
+    def is_on(self) -> bool:
+        """Something is kept back now."""
+        return bool(self._pages.reserved or self._rows.reserved or self.pins)
+
+    @property
     def most_free_pages(self) -> int:
         """Pages that could be free now: those that are, those kept back, and the cache that nobody protects."""
         return self._pages.free + self._pages.reserved + self._tree.evictable_pages

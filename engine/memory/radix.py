@@ -13,6 +13,7 @@ from typing import Final
 from engine.errors import IntegrityError
 from engine.memory.changes import Changes
 from engine.memory.pages import PagePool, PageState
+from engine.memory.snapshot import CachedRun, TreeSnapshot
 
 __all__ = ["Node", "RadixTree"]
 
@@ -145,6 +146,41 @@ class RadixTree:
         """Forget every node. Only for an engine that is quiescent; the pool is reset beside it."""
         self.generation += 1
         self._start_over()
+
+    # -- as plain data --
+
+    def snapshot(self) -> TreeSnapshot:
+        """What this tree is; who holds locks is not in it. Tokens are shared, not copied."""
+        runs = []
+        for node in self.nodes():
+            assert node.parent is not None
+            place = node.id, node.parent.id
+            runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used))
+        return TreeSnapshot(
+            root=self._root.id, generation=self.generation, next_id=self._next_id, tick=self._tick, runs=tuple(runs)
+        )
+
+    def restore(self, snapshot: TreeSnapshot) -> None:
+        """Become what a snapshot says, without locks, and own its pages. Only for a tree that is empty."""
+        assert not self._pool.cached, f"a tree with pages of {self._pool} cannot become another one"
+        self.generation, self._next_id, self._tick = snapshot.generation, snapshot.next_id, snapshot.tick
+        self._root = Node(snapshot.root, snapshot.generation, (), [], None)
+        nodes = {self._root.id: self._root}
+        for run in snapshot.runs:
+            if run.parent not in nodes:
+                raise IntegrityError(f"node {run.id} continues node {run.parent}, which a snapshot must name before it")
+            node = nodes[run.id] = self._adopt(run, nodes[run.parent])
+            node.hit_count, node.last_used = run.hit_count, run.last_used
+        for node in nodes.values():
+            self._offer_for_eviction(node)
+
+    def _adopt(self, run: CachedRun, parent: Node) -> Node:
+        self._pool.hold(run.pages)
+        self._pool.cache(run.pages)
+        node = Node(run.id, self.generation, run.tokens, list(run.pages), parent)
+        parent.children[run.tokens[: self._page_size]] = node
+        self.node_count += 1
+        return node
 
     # -- the books --
 

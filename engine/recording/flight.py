@@ -1,11 +1,13 @@
 """The flight recorder: the last steps in memory, bounded, for the moment when somebody needs them.
 
-It costs one append a step and holds no step longer than that; what it dumps is a recording.
+It costs one append a step and holds no step longer than that. What it dumps is a recording, which begins at a moment
+in which the engine was fully idle, if there was one: from there it can be replayed.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,8 @@ __all__ = ["FLIGHT_LIMIT_STEPS", "FlightRecorder"]
 
 # About two minutes of a busy engine at 30 steps a second; at a kilobyte a step that is 4 MB.
 FLIGHT_LIMIT_STEPS: Final = 4096
+# Checkpoints are at least the limit divided by this apart: the oldest one still held has most of the steps behind it.
+_CHECKPOINTS: Final = 4
 
 
 class FlightRecorder:
@@ -24,6 +28,9 @@ class FlightRecorder:
         self._header = header
         self._frames: deque[bytes] = deque(maxlen=limit_steps)
         self._taken = 0
+        self._apart = max(1, limit_steps // _CHECKPOINTS)
+        # Each with the number of frames that were taken before it.
+        self._checkpoints: deque[tuple[int, Callable[[], bytes]]] = deque()
 
     @property
     def dropped(self) -> int:
@@ -35,12 +42,31 @@ class FlightRecorder:
         if self._taken or frame != frame_bytes(self._header):
             self._taken += 1
             self._frames.append(frame)
+            if self._checkpoints and self._checkpoints[0][0] < self.dropped:
+                self._checkpoints.popleft()
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """When the last one is long ago."""
+        last = self._checkpoints[-1][0] if self._checkpoints else 0
+        return self._taken - last >= self._apart
+
+    def mark(self, frame: Callable[[], bytes]) -> None:
+        """A checkpoint, as the scheduler is before the next frame."""
+        self._checkpoints.append((self._taken, frame))
 
     def close(self) -> None:
         """Nothing to close: what is held can still be dumped."""
 
     def dump(self, path: str | Path) -> Path:
-        """Write what is held as a recording; it can be replayed when nothing was dropped."""
-        header = Header(limits=self._header.limits, redacted=self._header.redacted, first_step=self.dropped + 1)
-        write_frames(Path(path), [frame_bytes(header), *self._frames])
+        """Write what is held as a recording, from the oldest moment on that it can be replayed from.
+
+        Without such a moment it is all that is held, to be looked at.
+        """
+        frames, first, begin = list(self._frames), self.dropped, []
+        if first and self._checkpoints:
+            before, checkpoint = self._checkpoints[0]
+            frames, first, begin = frames[before - first :], before, [checkpoint()]
+        header = Header(limits=self._header.limits, redacted=self._header.redacted, first_step=first + 1)
+        write_frames(Path(path), [frame_bytes(header), *begin, *frames])
         return Path(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.plan import Microbatch
+from engine.scheduler.checkpoint import Checkpoint
 from engine.scheduler.gate import StepResult
 
 __all__ = [
@@ -45,7 +46,7 @@ class RecordingError(EngineError, ValueError):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="header"):
-    """What was recorded. ``first_step`` is over 1 when older steps were dropped: to be looked at, not replayed."""
+    """What was recorded. ``first_step`` is over 1 when older steps were dropped; a checkpoint may stand for them."""
 
     format: str = FORMAT
     limits: Limits
@@ -72,19 +73,26 @@ class End(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="end")
     error: str | None = None
 
 
-Frame = Header | RecordedStep | End
+Frame = Header | Checkpoint | RecordedStep | End
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A file read back; ``end`` None means that whoever wrote it was killed."""
+    """A file read back; ``end`` None means that whoever wrote it was killed.
+
+    ``checkpoint`` is what the scheduler was before the first of ``steps``; None for a new one, or when nobody knows.
+    """
 
     header: Header
     steps: tuple[RecordedStep, ...]
     end: End | None
+    checkpoint: Checkpoint | None = None
 
 
 class RecordingFile:
     """A recording being written. Raises OSError like any file."""
+
+    # It begins with the first step.
+    wants_checkpoint: Final = False
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -93,6 +101,9 @@ class RecordingFile:
     def write(self, frame: bytes) -> None:
         """Append one encoded frame."""
         self._file.write(frame)
+
+    def mark(self, frame: Callable[[], bytes]) -> None:
+        """Not wanted."""
 
     def close(self) -> None:
         """Write out what is buffered; idempotent."""
@@ -123,7 +134,9 @@ def read_recording(path: str | Path) -> Recording:
         )
     rest = list(frames)
     steps = tuple(frame for frame in rest if isinstance(frame, RecordedStep))
-    return Recording(header, steps, next((frame for frame in rest if isinstance(frame, End)), None))
+    end = next((frame for frame in rest if isinstance(frame, End)), None)
+    checkpoint = rest[0] if rest and isinstance(rest[0], Checkpoint) else None
+    return Recording(header, steps, end, checkpoint)
 
 
 def write_frames(path: Path, frames: Iterable[bytes]) -> None:

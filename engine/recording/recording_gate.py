@@ -6,13 +6,15 @@ too, with the exception.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from engine.recording.format import End, Header, RecordedStep, checks_of, frame_bytes
 from engine.recording.redaction import Redactor
+from engine.scheduler.checkpoint import Checkpoint, checkpoint_of
 from engine.scheduler.gate import Gate, Step, StepResult
 from engine.scheduler.scheduler import Scheduler
 
@@ -26,6 +28,15 @@ class Sink(Protocol):
 
     def write(self, frame: bytes) -> None:
         """Take one frame."""
+        ...
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether it would be well to know what the scheduler is before the next frame."""
+        ...
+
+    def mark(self, frame: Callable[[], bytes]) -> None:
+        """A checkpoint as it stands in a file, made when it is needed: it may be large, and most are forgotten."""
         ...
 
     def close(self) -> None:
@@ -62,6 +73,8 @@ class RecordingGate:
         """The inner gate's next step; the one before it is written first."""
         if previous is not None and self._step is not None:
             self._write_step(self._step, previous.step, checks_of(previous), previous)
+            if self._scheduler.is_fully_idle:
+                self._offer_checkpoint()
         # Forgotten first: what the inner gate raises is not an exception of the step before.
         self._step = None
         self._step = self._inner.next_step(previous)
@@ -87,6 +100,16 @@ class RecordingGate:
         if self._redactor is not None:
             events = self._redactor.redact(events, result, self._scheduler)
         self._write(frame_bytes(RecordedStep(number, step.now, events, *checks)))
+
+    def _offer_checkpoint(self) -> None:
+        wanting = [sink for sink in self._sinks if sink.wants_checkpoint]
+        checkpoint = checkpoint_of(self._scheduler) if wanting else None
+        if checkpoint is not None:
+            for sink in wanting:
+                sink.mark(functools.partial(self._frame_of, checkpoint))
+
+    def _frame_of(self, checkpoint: Checkpoint) -> bytes:
+        return frame_bytes(checkpoint if self._redactor is None else self._redactor.redact_checkpoint(checkpoint))
 
     def _write(self, frame: bytes) -> None:
         for sink in self._sinks:

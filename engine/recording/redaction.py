@@ -13,7 +13,9 @@ from typing import Final
 
 import msgspec
 
+from engine.memory.snapshot import TreeSnapshot
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.scheduler.checkpoint import Checkpoint
 from engine.scheduler.gate import StepResult
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
@@ -45,6 +47,16 @@ class Redactor:
             self._follow(result, scheduler)
         return redacted
 
+    def redact_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The tree of fingerprints. It holds no token that ended a request: that one's KV is never computed."""
+        tree, runs = checkpoint.tree, []
+        states = {tree.root: _NOBODY}
+        for run in tree.runs:
+            states[run.id], tokens = self._text(states[run.parent], run.tokens)
+            runs.append(msgspec.structs.replace(run, tokens=tokens))
+        redacted: TreeSnapshot = msgspec.structs.replace(tree, runs=tuple(runs))
+        return msgspec.structs.replace(checkpoint, tree=redacted)
+
     def _redact(self, event: Event, scheduler: Scheduler) -> Event:
         if isinstance(event, Generate):
             return self._redact_prompt(event, scheduler)
@@ -53,16 +65,13 @@ class Redactor:
         return event
 
     def _redact_prompt(self, message: Generate, scheduler: Scheduler) -> Generate:
-        state, ids = _NOBODY, []
-        for token in message.prompt_ids:
-            state, fingerprint = self._next(state, token)
-            ids.append(fingerprint)
+        state, ids = self._text(_NOBODY, message.prompt_ids)
         request = scheduler.find_request(message.rid)
         if request is not None and request not in self._texts:
             self._texts[request] = state
             self._live[message.rid] = request
         sampling: SamplingParams = msgspec.structs.replace(message.sampling, stop=())
-        return msgspec.structs.replace(message, prompt_ids=tuple(ids), sampling=sampling)
+        return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling)
 
     def _redact_tokens(self, completion: Completion) -> Completion:
         requests = self._emitting.pop(completion.microbatch_id, [])
@@ -92,6 +101,14 @@ class Redactor:
                 if ended is not None and ended.is_finished:
                     del self._live[reply.rid]
                     self._texts.pop(ended, None)
+
+    def _text(self, state: bytes, tokens: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
+        """Tokens that continue a text: the state behind them, and their fingerprints."""
+        ids = []
+        for token in tokens:
+            state, fingerprint = self._next(state, token)
+            ids.append(fingerprint)
+        return state, tuple(ids)
 
     def _next(self, state: bytes, token: int) -> tuple[bytes, int]:
         data = state + token.to_bytes(8, "little", signed=True)

@@ -27,14 +27,15 @@ class ReplayGate:
 
     def __init__(self, recording: Recording, *, until: int | None = None) -> None:
         first = recording.header.first_step
-        if first != 1:
+        if first != 1 and recording.checkpoint is None:
             raise RecordingError(
-                f"a replay needs every step from the first, the recording begins with step {first}; record with "
-                "`engine serve --record FILE`, which keeps all of them"
+                "a replay needs every step from the first on, or from a moment on in which the engine was fully idle; "
+                f"the recording begins with step {first} and has no such moment; record with "
+                "`engine serve --record FILE`, which keeps every step"
             )
         self._steps: Sequence[RecordedStep] = recording.steps
         self._died = recording.end is not None and recording.end.error is not None
-        self._until = until
+        self._most = len(recording.steps) if until is None else max(0, until - first + 1)
         self._next = 0
 
     def __enter__(self) -> Self:
@@ -49,7 +50,7 @@ class ReplayGate:
         """The next recorded step; None behind the last. Raises ReplayDiffers at the first step that differs."""
         if previous is not None:
             self._compare(self._steps[self._next - 1], previous)
-        if self._next == len(self._steps) or (self._until is not None and self._next >= self._until):
+        if self._next >= min(len(self._steps), self._most):
             return None
         step = self._steps[self._next]
         self._next += 1

@@ -32,6 +32,12 @@ class Controls:
         """When a call that waits gives up, in seconds; None when none waits."""
         return self._quiescent_calls.deadline
 
+    @property
+    def is_at_rest(self) -> bool:
+        """No call waits, and no profile is being taken."""
+        profiles = self._profiles
+        return self.deadline is None and not profiles.is_open and profiles.folder is None
+
     def ask(self, call: ControlCall, now: float) -> CallAnswer | None:
         """Do or refuse a call; None when its answer comes later."""
         if isinstance(call, StartProfile | StopProfile):

@@ -88,7 +88,7 @@ class Scheduler:
         self._audit: Audit | None = None
         self._admission = Admission(limits, self.books)
         quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
-        self._controls = Controls(limits, self.books, quiescent_calls)
+        self.controls = Controls(limits, self.books, quiescent_calls)
         self._replies: list[Reply] = []
         self._ahead: list[OperatorEvent] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -118,7 +118,7 @@ class Scheduler:
         handlers = self._handlers
         for event in self._not_yet_applied(events) if self._ahead else events:
             handlers[type(event)](event)
-        calls = self._controls
+        calls = self.controls
         if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
             self._replies.append(answer)
         retractions = self.counters.retractions
@@ -206,7 +206,7 @@ class Scheduler:
             )
         self.books.land()
         if launched.microbatch.is_control:
-            self._replies.append(self._controls.finish(launched.microbatch, completion.error))
+            self._replies.append(self.controls.finish(launched.microbatch, completion.error))
         elif completion.error is not None:
             for request in launched.requests:
                 request.in_flight -= 1
@@ -353,7 +353,7 @@ class Scheduler:
     # -- operators' calls --
 
     def _on_control(self, call: ControlCall) -> None:
-        answer = self._controls.ask(call, self.now)
+        answer = self.controls.ask(call, self.now)
         if answer is not None:
             self._replies.append(answer)
 
@@ -379,9 +379,9 @@ class Scheduler:
 
     def _launch(self) -> Microbatch | None:
         if self.failure is not None:
-            self._replies += self._controls.give_up(str(self.failure))
+            self._replies += self.controls.give_up(str(self.failure))
             return None
-        control = self._controls.microbatch(self.counters.forward_ct)
+        control = self.controls.microbatch(self.counters.forward_ct)
         if control is not None:
             return self._book(control, ())
         plan = self.planner.plan()

@@ -15,6 +15,7 @@ from engine.limits import Limits
 from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recording
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
+from engine.scheduler.checkpoint import restored
 from scripted.explore.campaign import switched_on
 from scripted.explore.execution import record
 from scripted.explore.schedule import Schedule, limits_of
@@ -119,8 +120,9 @@ class _WatchedGate(ReplayGate):
 
 def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
     recording = read_recording(path)
-    scheduler, unplugged = Scheduler(recording.header.limits), Unplugged()
-    last = len(recording.steps) if until is None else min(until, len(recording.steps))
+    scheduler, unplugged = _scheduler_of(recording), Unplugged()
+    last = recording.header.first_step - 1 + len(recording.steps)
+    last = last if until is None else min(until, last)
     first_kept = 1 if last_steps is None else last - last_steps + 1
     gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
     error = differs = None
@@ -135,7 +137,16 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         error = f"{type(exc).__name__}: {exc}"
         gate.note_death(exc)
     end = recording.end if until is None else None
-    if differs is None and error is None and end is not None and end.plan_digest != scheduler.digests.plan_digest:
-        differs = f"every step is as recorded, but the digest is {scheduler.digests.plan_digest}, not {end.plan_digest}"
+    if differs is None and error is None and end is not None and recording.checkpoint is None:
+        differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
     recorded_error = error if end is None else end.error
     return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error)
+
+
+def _digest_difference(recorded: str, replayed: str) -> str | None:
+    return None if recorded == replayed else f"every step is as recorded, but the digest is {replayed}, not {recorded}"
+
+
+def _scheduler_of(recording: Recording) -> Scheduler:
+    limits, checkpoint = recording.header.limits, recording.checkpoint
+    return Scheduler(limits) if checkpoint is None else restored(limits, checkpoint)

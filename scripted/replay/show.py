@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.recording import RecordingError, read_recording
+from engine.recording import Recording, RecordingError, read_recording
 from scripted.explore.campaign import switched_on
 from scripted.explore.schedule import Schedule
 from scripted.explore.script_writer import script_text
@@ -16,6 +16,7 @@ from scripted.explore.shrinking import shrink
 from scripted.replay.again import Rerun, first_difference, rerun, rerun_elsewhere
 from scripted.replay.as_schedule import translate
 from scripted.table import step_table
+from scripted.timeline.wording import event_text
 from scripted.trace import Trace, TraceHeader, write_trace
 
 __all__ = ["replay_recording", "replay_schedule"]
@@ -59,7 +60,11 @@ def replay_recording(
 ) -> bool:
     """Replay a recording; True when every step did what it did then."""
     whole = twice or trace is not None or to_script is not None
-    run = rerun(str(path), until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
+    try:
+        run = rerun(str(path), until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
+    except RecordingError:
+        _show_what_went_in(console, read_recording(path))
+        raise
     _show(console, run)
     if trace is not None:
         _write_trace(trace, run, EngineConfig(), title=path.name, mutant=mutant)
@@ -95,6 +100,15 @@ def _write_script(
         )
     to_script.write_text(script_text(schedule, name=path.stem, mutant=mutant), encoding="ascii")
     console.print(f"written as {to_script}", soft_wrap=True)
+
+
+def _show_what_went_in(console: Console, recording: Recording) -> None:
+    """What is left of a recording that cannot be replayed: plans and replies are in it as check sums only."""
+    for step in recording.steps[-_SHOWN_STEPS:]:
+        events = ", ".join(event_text(event) for event in step.events) or "nothing"
+        console.print(f"step {step.step}, {step.now:.3f} s: {events}", soft_wrap=True, markup=False)
+    if recording.end is not None and recording.end.error is not None:
+        console.print(f"there it died of {recording.end.error}", soft_wrap=True, markup=False)
 
 
 def _show(console: Console, run: Rerun) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from engine.messages import Completion, Generate
+from engine.errors import IntegrityError
+from engine.messages import Completion, Event, Generate, SamplingParams, SetPressure, StartProfile
 from engine.recording import (
     FlightRecorder,
     Header,
@@ -21,8 +25,10 @@ from engine.recording import (
     Sink,
     read_recording,
 )
+from engine.recording.format import frame_bytes
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, run_loop
+from engine.scheduler.checkpoint import checkpoint_of, restored
 from scripted.errors import ScriptError
 from scripted.explore.actions import Flush, Placed, StartRequest
 from scripted.explore.campaign import switched_on
@@ -141,20 +147,127 @@ def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
 
 def test_the_flight_recorder_is_bounded_and_says_what_it_lost(tmp_path: Path) -> None:
     header = Header(limits=limits_of(WORKLOADS["full-rows"].config))
-    all_of_it, last = FlightRecorder(header), FlightRecorder(header, limit_steps=6)
-    inner = record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(all_of_it, last))
-    assert inner.records is not None
+    every, all_of_it, last = EveryCheckpoint(), FlightRecorder(header), FlightRecorder(header, limit_steps=6)
+    record_to(tmp_path / "run.rec", WORKLOADS["full-rows"], sinks=(every, all_of_it))
     assert rerun(str(all_of_it.dump(tmp_path / "all.rec"))).passed
+    for frame in every.frames[:14]:
+        last.write(frame)
     path = last.dump(tmp_path / "last.rec")
     held = read_recording(path)
-    assert held.header.first_step == last.dropped + 1 == held.steps[0].step
+    assert held.header.first_step == last.dropped + 1 == held.steps[0].step == 8
+    assert held.steps[-1].step == 13
+    said = io.StringIO()
+    options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
+    with pytest.raises(RecordingError, match="begins with step 8 and has no such moment"):
+        replay_recording(Console(file=said, width=200), path, **options)
+    assert "step 13, 0.000 s: " in said.getvalue()
+
+
+class EveryCheckpoint:
+    """Keeps all frames, and every checkpoint with the number of frames before it."""
+
+    wants_checkpoint = True
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.checkpoints: list[tuple[int, Callable[[], bytes]]] = []
+
+    def write(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def mark(self, frame: Callable[[], bytes]) -> None:
+        self.checkpoints.append((len(self.frames), frame))
+
+    def close(self) -> None:
+        pass
+
+
+# A cache that is shared, split and evicted, priorities, ends of every kind, and moments of rest between them.
+RESTING = Schedule.parse(
+    "page_size=4 chunked_prefill_size=16 max_total_tokens=96; 1 start a prompt=30 new=3; 2 start b prompt=22 new=6; "
+    "40 start c prompt=30 new=2; 42 abort c; 60 pause; 62 start d prompt=33 seed=1 new=8; 64 continue; "
+    "100 start e prompt=13 new=4; 101 start f prompt=40 seed=2 new=9; 140 start g prompt=22 new=20; 190 evict pages=3; "
+    "200 start h prompt=18 seed=1 new=3; 230 flush; 240 start i prompt=30 new=3; 260 start j prompt=22 new=3"
+)
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+@pytest.mark.parametrize("name", ["resting", *WORKLOADS])
+def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: bool, tmp_path: Path) -> None:
+    """B17: it does in every step what was recorded, and the next moment of rest finds it the same to the last count."""
+    schedule, every = WORKLOADS.get(name, RESTING), EveryCheckpoint()
+    inner = record_to(tmp_path / "run.rec", schedule, redactor=Redactor() if redacted else None, sinks=(every,))
+    assert every.checkpoints or inner.scheduler.failure is not None
+    for (before, checkpoint), (then, next_checkpoint) in itertools.pairwise(every.checkpoints):
+        path = tmp_path / "rest.rec"
+        header = Header(limits=inner.limits, redacted=redacted, first_step=before)
+        path.write_bytes(b"".join([frame_bytes(header), checkpoint(), *every.frames[before:then]]))
+        recording = read_recording(path)
+        assert recording.checkpoint is not None
+        scheduler, unplugged = restored(inner.limits, recording.checkpoint), Unplugged()
+        run_loop(ReplayGate(recording), scheduler, unplugged, unplugged)
+        after = checkpoint_of(scheduler)
+        assert after is not None
+        assert frame_bytes(after) == next_checkpoint()
+
+
+def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path) -> None:
+    """Of the checkpoints that are held it is the oldest, and only a quarter of the limit or more apart are taken."""
+    flight = FlightRecorder(Header(limits=limits_of(RESTING.config)), limit_steps=120)
+    inner = record_to(tmp_path / "run.rec", RESTING, sinks=(flight,))
+    path = flight.dump(tmp_path / "flight.rec")
+    held, first = read_recording(path), flight.dropped + 1
+    assert held.checkpoint is not None
+    assert first <= held.header.first_step == held.steps[0].step == held.checkpoint.stats.step + 1 < first + 60
+    assert rerun(str(path)).passed
+    assert [one.step for one in rerun(str(path), until=first + 70, last_steps=3).records][-1] == first + 70
+    with switched_on("flush-answers-but-does-nothing"):
+        assert not rerun(str(path)).passed
+    assert inner.records is not None
     assert held.steps[-1].step == len(inner.records)
-    with pytest.raises(RecordingError, match="begins with step"):
-        rerun(str(path))
+
+
+@pytest.mark.parametrize("event", [SetPressure(leave_rows=1), StartProfile(call_id="p", folder="/tmp/p")])
+def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
+    scheduler = Scheduler(limits_of(RESTING.config))
+    assert checkpoint_of(scheduler) is not None
+    result = scheduler.step([event], 0.0)
+    if result.microbatch is not None:
+        scheduler.step([Completion(microbatch_id=result.microbatch.id)], 0.0)
+    assert scheduler.is_fully_idle
+    assert checkpoint_of(scheduler) is None
+
+
+def test_a_damaged_checkpoint_is_refused() -> None:
+    """What does not balance is found before the first step."""
+    inner = SimulatedGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
+    run_loop(inner, inner.scheduler, inner.pipeline, inner)
+    inner.scheduler.step(
+        [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
+    )
+    inner.scheduler.step([Completion(microbatch_id=inner.scheduler.counters.forward_ct - 1, token_ids=(1,))], 0.0)
+    good = checkpoint_of(inner.scheduler)
+    assert good is not None
+    run = good.tree.runs[0]
+    limits = inner.limits
+    assert restored(limits, good).stats() == good.stats
+    for wrong, why in (
+        (msgspec.structs.replace(run, parent=99), "continues node 99"),
+        (msgspec.structs.replace(run, tokens=run.tokens[:4]), "4 tokens in 2 pages"),
+        (msgspec.structs.replace(run, tokens=run.tokens[:4], pages=run.pages[:1]), "it is damaged"),
+    ):
+        tree = msgspec.structs.replace(good.tree, runs=(wrong,))
+        with pytest.raises(IntegrityError, match=why):
+            restored(limits, msgspec.structs.replace(good, tree=tree))
 
 
 def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
     class FullDisk:
+        wants_checkpoint = True
+
+        def mark(self, frame: Callable[[], bytes]) -> None:
+            raise AssertionError("it was given up")
+
         def write(self, frame: bytes) -> None:
             raise OSError(28, "No space left on device")
 

@@ -1,0 +1,50 @@
+"""Checkpoints: all that a scheduler remembers while it is fully idle, as plain data, and a scheduler made of it again.
+
+Only then is it little: no request, no lease, nothing in flight. The digest chains begin anew behind a checkpoint.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.errors import IntegrityError
+from engine.limits import Limits
+from engine.memory.snapshot import TreeSnapshot
+from engine.messages import EngineStats, PauseMode
+from engine.scheduler.counters import Counters
+from engine.scheduler.scheduler import Scheduler
+
+__all__ = ["Checkpoint", "checkpoint_of", "restored"]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
+    """A scheduler behind step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free."""
+
+    now: float
+    stats: EngineStats
+    tree: TreeSnapshot
+
+
+def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
+    """The scheduler as it is between two steps; None while it is busy or broken, or in the middle of what it was told.
+
+    That is a call that waits, a profile that is being taken, or memory that an operator keeps back.
+    """
+    idle = scheduler.is_fully_idle and scheduler.controls.is_at_rest
+    if not idle or scheduler.failure is not None or scheduler.memory.pressure.is_on:
+        return None
+    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=scheduler.memory.tree.snapshot())
+
+
+def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
+    """A scheduler that goes on from a checkpoint. Raises IntegrityError for one that does not balance."""
+    scheduler, stats = Scheduler(limits), checkpoint.stats
+    scheduler.step_number, scheduler.now = stats.step, checkpoint.now
+    scheduler.books.paused = None if stats.paused is None else PauseMode(stats.paused)
+    for name in Counters.__slots__:
+        setattr(scheduler.counters, name, getattr(stats, name))
+    scheduler.memory.tree.restore(checkpoint.tree)
+    scheduler.audit()
+    if scheduler.stats() != stats:
+        raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")
+    return scheduler
