@@ -67,12 +67,18 @@ def post(url: str, body: dict[str, Any]) -> int:
 def test_a_loaded_servers_recording_replays(
     launch: Callable[..., ServerProcess], tmp_path: Path, redacted: bool
 ) -> None:
-    """B12, B17: the same plans in every step, by the check sums of each and by the digest of all."""
+    """B12, B17: the same plans in every step, by the check sums of each and by the digest of all.
+
+    A weight update is one of the steps, and what comes behind it replays as well.
+    """
     process = launch(pp_size=2, record_redacted=redacted, flight_dir=str(tmp_path))
     serving = process.wait_ready(START_BOUND_S)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda number: ask(serving.base_url, number), range(24))) == {200}
     assert post(f"{serving.base_url}/flush_cache", {}) == 200
+    update = {"model_path": "embedded:7", "timeout": END_BOUND_S}
+    assert post(f"{serving.base_url}/update_weights_from_disk", update) == 200
+    assert ask(serving.base_url, 2) == 200
     os.kill(serving.pids["scheduler"], signal.SIGUSR2)
     flight = flight_path(str(tmp_path), serving.pids["scheduler"])
     deadline = time.monotonic() + END_BOUND_S
