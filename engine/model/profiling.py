@@ -1,10 +1,12 @@
 """The profile of one stage: torch's own profiler around its forwards, written as a trace for Perfetto or Chrome.
 
 Off, it costs one comparison a microbatch. Bounded in steps, because a trace grows with every operator of every forward.
+Never fails a microbatch: what went wrong is told by ``stop``.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 __all__ = ["PROFILE_LIMIT_STEPS", "StageProfile"]
 
 PROFILE_LIMIT_STEPS: Final = 200
+
+_TAIL_BYTES: Final = 16
 
 
 class StageProfile:
@@ -30,6 +34,7 @@ class StageProfile:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profile: profile | None = profile(activities=activities)
+        self._failure: Exception | None = None
         self._steps = 0
         self._profile.start()
 
@@ -37,11 +42,31 @@ class StageProfile:
         """Count a microbatch; the last one that is allowed stops the profile."""
         self._steps += 1
         if self._steps >= PROFILE_LIMIT_STEPS:
-            self.stop()
+            self._end()
 
     def stop(self) -> None:
-        """Stop measuring and write the trace; idempotent."""
+        """Stop measuring and write the trace; idempotent. Raises OSError when there is no whole trace."""
+        self._end()
+        if self._failure is not None:
+            why = f"the trace {self.path} must be written whole, but {self._failure}"
+            raise OSError(f"{why}; make room for it there and profile anew") from self._failure
+
+    def _end(self) -> None:
         stopped, self._profile = self._profile, None
-        if stopped is not None:
+        if stopped is None:
+            return
+        try:
             stopped.stop()
             stopped.export_chrome_trace(str(self.path))
+            _require_whole(self.path)
+        except Exception as exc:  # noqa: BLE001 - whatever the profiler raises must not end a stage that serves
+            self._failure = exc
+
+
+def _require_whole(trace: Path) -> None:
+    """Raise OSError for a trace without its end: the profiler only logs what it could not write."""
+    with trace.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(f"it ends after {size} bytes")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,54 @@ def test_a_folder_that_cannot_be_made_is_an_error(pipeline: LocalPipeline | Stag
     assert "NotADirectoryError" in str(run(pipeline, control(tmp_path / "file" / "traces")).error)
     assert run(pipeline, control(None)).error is None
     assert run(pipeline, PlanWriter(LIMITS).plan(0, PROMPT)).error is None
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _take_the_names(folder: Path) -> None:
+    for trace in folder.iterdir():
+        trace.unlink()
+        (trace / "in the way").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("damage", [_remove, _take_the_names])
+def test_a_trace_that_is_not_written_is_an_error(
+    damage: Callable[[Path], None], pipeline: LocalPipeline | StagedPipeline, tmp_path: Path
+) -> None:
+    """A05: the call's alone; nobody is told of a trace that is not there, and the next profile succeeds."""
+    writer, folder = PlanWriter(LIMITS), tmp_path / "traces"
+    assert run(pipeline, control(folder)).error is None
+    run(pipeline, writer.plan(0, PROMPT))
+    damage(folder)
+    assert "must be written whole" in str(run(pipeline, control(None)).error)
+    assert run(pipeline, control(tmp_path / "again")).error is None
+    assert run(pipeline, writer.plan(1, PROMPT)).error is None
+    assert run(pipeline, control(None)).error is None
+
+
+@pytest.mark.usefixtures("_one_torch_thread")
+def test_half_a_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A05: as a full disk leaves it."""
+    half = '{"traceEvents": [{"name": "aten::li'
+    monkeypatch.setattr(profiling.profile, "export_chrome_trace", lambda _, path: Path(path).write_text(half))
+    pipeline = LocalPipeline(StageRunner(EngineConfig(device="cpu"), LIMITS, 0))
+    run(pipeline, control(tmp_path))
+    assert f"it ends after {len(half)} bytes" in str(run(pipeline, control(None)).error)
+
+
+@pytest.mark.usefixtures("_one_torch_thread")
+def test_a_trace_that_is_not_written_at_the_bound_fails_no_microbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A05: whoever stops the profile is told."""
+    monkeypatch.setattr(profiling, "PROFILE_LIMIT_STEPS", 1)
+    pipeline = LocalPipeline(StageRunner(EngineConfig(device="cpu"), LIMITS, 0))
+    run(pipeline, control(tmp_path / "traces"))
+    shutil.rmtree(tmp_path / "traces")
+    assert run(pipeline, PlanWriter(LIMITS).plan(0, PROMPT)).error is None
+    assert "must be written whole" in str(run(pipeline, control(None)).error)
 
 
 @pytest.mark.usefixtures("_one_torch_thread")
