@@ -63,6 +63,12 @@ class EngineConfig(BaseModel):
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
     )
+    max_window_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="KV capacity of sliding-window layers in tokens, rounded down to pages; unset: what all running "
+        "requests can use at once",
+    )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
     context_length: int | None = Field(

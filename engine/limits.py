@@ -15,13 +15,19 @@ __all__ = ["EMBEDDED_FACTS", "Limits", "ModelFacts"]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of a checkpoint. ``kv_bytes_per_token`` is for all layers; ``vocab_size`` bounds token ids."""
+    """Numbers of a checkpoint. ``vocab_size`` bounds token ids.
+
+    ``window_tokens`` is how many tokens its window layers see, 0 for a model without such layers. Of the two sizes in
+    bytes one is for the window layers, and ``kv_bytes_per_token`` for all others: 0 when there are no others.
+    """
 
     name: str
     vocab_size: int
     context_length: int
     num_layers: int
     kv_bytes_per_token: int
+    window_tokens: int = 0
+    window_kv_bytes_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -42,7 +48,10 @@ EMBEDDED_TOTAL_TOKENS = 16_384
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say."""
+    """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
+
+    Without window layers ``window_tokens`` and ``window_pages`` are 0.
+    """
 
     pp_size: int
     depth: int
@@ -60,6 +69,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     schedule_policy: str
     priority_preemption: bool
     seed: int
+    window_tokens: int = 0
+    window_pages: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -82,7 +93,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
         chunking = config.chunked_prefill_size != CHUNKING_OFF
         budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
-        return cls(
+        limits = cls(
             pp_size=config.pp_size,
             depth=config.depth,
             page_size=config.page_size,
@@ -99,7 +110,37 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             schedule_policy=config.schedule_policy,
             priority_preemption=config.priority_preemption,
             seed=config.seed,
+            window_tokens=facts.window_tokens,
         )
+        return limits._with_window_pages(config, facts) if facts.window_tokens else limits
+
+    @property
+    def most_window_pages(self) -> int:
+        """Window pages that all rows can use at once: a window each, and what is in flight."""
+        return self.rows * self._span(self.window_tokens) + self.depth * self._span(self.prefill_budget_tokens)
+
+    @property
+    def row_window_pages(self) -> int:
+        """Window pages that one request uses at most when it is prefilled one microbatch at a time."""
+        return self._span(self.window_tokens - 1 + min(self.prefill_budget_tokens, self.context_length))
+
+    def _span(self, tokens: int) -> int:
+        """Pages that so many neighbouring tokens lie in at most."""
+        return (tokens + self.page_size - 2) // self.page_size + 1
+
+    def _with_window_pages(self, config: EngineConfig, facts: ModelFacts) -> Limits:
+        """The window pool as configured, else as large as can be of use; a page has at most one window page."""
+        least, most = self.row_window_pages, self.most_window_pages
+        wanted = most if config.max_window_tokens is None else config.max_window_tokens // self.page_size
+        pages = min(wanted, most, self.total_pages)
+        if pages < min(least, self.total_pages):
+            raise ConfigError(
+                f"max_window_tokens must be >= {least * self.page_size}, what one request of model {facts.name!r} can "
+                f"use at once (a window of {self.window_tokens} tokens behind {self.prefill_budget_tokens} tokens in "
+                f"flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
+                "chunked_prefill_size or leave it unset"
+            )
+        return msgspec.structs.replace(self, window_pages=pages)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -109,7 +150,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """The reason why a request can never run here, with its numbers; None when it can.
 
         Asked by the front end before anything is queued and by the scheduler at admission, so both refuse alike.
-        Output is clamped to the context; the KV of the very last token is never written.
+        Output is clamped to the context; the KV of the very last token is never written. The window pool refuses
+        nobody: it holds all that one request can use at once.
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"

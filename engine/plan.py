@@ -58,6 +58,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     page_size``. Attention of a token at position ``p`` covers positions ``0 .. p`` of its row. ``sampling`` is given
     when the row gets a new tenant, and holds until the next one. With ``emits`` the logits of the last token choose one
     new token, for position ``start + len(token_ids)``.
+
+    A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
+    ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
     """
 
     rid: str
@@ -68,6 +71,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]
     emits: bool
     sampling: SamplingSpec | None = None
+    window_pages: tuple[int, ...] = ()
 
 
 class Microbatch(msgspec.Struct, frozen=True, array_like=True):

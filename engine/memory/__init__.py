@@ -9,5 +9,17 @@ from engine.memory.pages import PagePool, PageState
 from engine.memory.pressure import Pressure
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
+from engine.memory.windows import Windows
 
-__all__ = ["KVMemory", "Lease", "MemoryAudit", "Node", "PagePool", "PageState", "Pressure", "RadixTree", "RowPool"]
+__all__ = [
+    "KVMemory",
+    "Lease",
+    "MemoryAudit",
+    "Node",
+    "PagePool",
+    "PageState",
+    "Pressure",
+    "RadixTree",
+    "RowPool",
+    "Windows",
+]

@@ -12,6 +12,7 @@ from engine.errors import IntegrityError
 from engine.memory.changes import Changes
 from engine.memory.kv import KVMemory, Lease
 from engine.memory.radix import Node
+from engine.memory.windows import Windows
 
 __all__ = ["MemoryAudit"]
 
@@ -29,6 +30,10 @@ class MemoryAudit:
         # Each node's pages, and how many of them were locked.
         self._nodes: dict[Node, tuple[int, int]] = {}
         self._held = self._cached = self._locked = 0
+        # Each live lease's window pages of the tree and number of its own, and how many leases use each of the tree's.
+        self._windows: dict[Lease, tuple[list[int], int]] = {}
+        self._window_uses: dict[int, int] = {}
+        self._window_held = 0
         memory.changes.clear()
         memory.changes.on = True
         for lease in leases:
@@ -56,6 +61,8 @@ class MemoryAudit:
         changes = self._memory.changes
         if changes.leases or changes.nodes:
             self._follow(changes)
+        if self._memory.windows is not None:
+            self._memory.windows.check_sums(held=self._window_held, used=len(self._window_uses))
         if not self._sums_balance():
             raise IntegrityError(
                 f"{self._memory.pages} and {self._memory.rows} with {self._memory.tree.node_count} nodes, "
@@ -70,6 +77,8 @@ class MemoryAudit:
         # Leases before nodes, because they say how many locks a node should have.
         for lease in set(changes.leases):
             self._follow_lease(lease)
+        if self._memory.windows is not None:
+            self._memory.windows.check_users(self._window_uses)
         for node in set(changes.nodes):
             self._follow_node(node)
         changes.clear()
@@ -79,6 +88,8 @@ class MemoryAudit:
         if before is not None:
             self._count_locks(before[0], -1)
             self._held -= before[1]
+        if self._memory.windows is not None:
+            self._follow_window(lease, self._memory.windows)
         if lease.released:
             return
         self._memory.check_lease(lease)
@@ -86,6 +97,21 @@ class MemoryAudit:
         self._leases[lease] = (lease.node, held)
         self._count_locks(lease.node, 1)
         self._held += held
+
+    def _follow_window(self, lease: Lease, windows: Windows) -> None:
+        used, held = self._windows.pop(lease, ([], 0))
+        uses = self._window_uses
+        for twin in used:
+            uses[twin] -= 1
+            if not uses[twin]:
+                del uses[twin]
+        self._window_held -= held
+        if lease.released:
+            return
+        used, held = self._windows[lease] = windows.used_by(lease)
+        for twin in used:
+            uses[twin] = uses.get(twin, 0) + 1
+        self._window_held += held
 
     def _count_locks(self, node: Node, change: int) -> None:
         locks = self._locks

@@ -14,6 +14,7 @@ from engine.memory.pages import PagePool, PageState
 from engine.memory.pressure import Pressure
 from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
+from engine.memory.windows import Windows
 
 __all__ = ["KVMemory", "Lease"]
 
@@ -23,10 +24,11 @@ class Lease:
 
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
-    page tables do not know yet.
+    page tables do not know yet. With
+    window layers the lease has window pages too, beside its pages from ``window_start`` on.
     """
 
-    __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent")
+    __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent", "window_start")
 
     def __init__(self, *, rid: str, row: int, pages: list[int], node: Node) -> None:
         self.rid = rid
@@ -35,6 +37,7 @@ class Lease:
         self.cached_pages = len(pages)
         self.node = node
         self.unsent = 0
+        self.window_start = 0
         self.released = False
 
     @property
@@ -47,13 +50,16 @@ class Lease:
 
 
 class KVMemory:
-    """``pages``, ``rows`` and ``tree`` of one engine."""
+    """``pages``, ``rows`` and ``tree`` of one engine, and ``windows`` if its model has window layers."""
 
-    def __init__(self, *, total_pages: int, page_size: int, rows: int, radix_cache: bool) -> None:
+    def __init__(
+        self, *, total_pages: int, page_size: int, rows: int, radix_cache: bool, windows: Windows | None = None
+    ) -> None:
         self.pages = PagePool(total_pages, page_size)
         self.rows = RowPool(rows)
+        self.windows = windows
         self.changes = Changes()
-        self.tree = RadixTree(self.pages, self.changes)
+        self.tree = RadixTree(self.pages, self.changes, windows)
         self.pressure = Pressure(self.pages, self.rows, self.tree)
         self._page_size = page_size
         self._radix_cache = radix_cache
@@ -72,13 +78,23 @@ class KVMemory:
         unlocked = sum(len(node.pages) for node, count in locks.items() if node.lock_ref == count)
         return self.available_pages + unlocked + sum(len(lease.pages) - lease.cached_pages for lease in leases)
 
+    def has_room(self, tokens: int, *, spare_pages: int, without: Sequence[Lease] = ()) -> bool:
+        """Whether so many tokens would fit, with pages to spare, if these leases were released."""
+        pages = self.pages_for(tokens)
+        if pages + spare_pages > self.available_pages_without(without):
+            return False
+        windows = self.windows
+        return windows is None or windows.need(pages) + spare_pages <= windows.available_pages_without(without)
+
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-tokens // self._page_size)
 
     def cached_tokens(self, ids: Sequence[int]) -> int:
         """Tokens of a prompt that the tree could serve now. Changes nothing."""
-        return self.tree.match_length(ids[:-1]) if self._radix_cache else 0
+        if not self._radix_cache:
+            return 0
+        return self.tree.match_length(ids[:-1]) if self.windows is None else len(self._usable(ids, self.windows))
 
     def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
@@ -88,13 +104,16 @@ class KVMemory:
         """
         if not self.rows.free:
             return None
-        node, pages = self.tree.match(ids[:-1]) if self._radix_cache else (self.tree.root, [])
+        prefix = ids[:-1] if self.windows is None else self._usable(ids, self.windows)
+        node, pages = self.tree.match(prefix) if self._radix_cache else (self.tree.root, [])
         # Locked before the count, because what the request itself protects cannot be evicted for it.
         self.tree.lock(node)
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
             return None
         lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node)
+        if self.windows is not None and not self._enter_window(lease, len(ids), spare_pages, self.windows):
+            return None
         self._note(lease)
         return lease
 
@@ -106,12 +125,23 @@ class KVMemory:
         need = -(-tokens // self._page_size) - len(lease.pages)
         if need <= 0:
             return True
+        windows = self.windows
+        if windows is not None and need > windows.available_pages:
+            return False
         short = need - self.pages.free
         if short > 0 and (short > self.tree.evictable_pages or self.tree.evict(short) < short):
             return False
-        lease.pages += self.pages.allocate(need)
+        pages = self.pages.allocate(need)
+        if windows is not None:
+            windows.add(pages)
+        lease.pages += pages
         self._note(lease)
         return True
+
+    def slide(self, lease: Lease, position: int) -> None:
+        """Give back the window pages that nothing from ``position`` on can see. All before it is computed and back."""
+        if self.windows is not None and self.windows.slide(lease, position):
+            self._note(lease)
 
     def publish(self, lease: Lease, ids: Sequence[int], *, counts: bool) -> None:
         """Hand the full pages of ``ids``, the confirmed tokens of a request, over to the tree.
@@ -125,6 +155,8 @@ class KVMemory:
         end = max(start, len(ids) // size)
         node, pages = self.tree.publish(before, ids[start * size : end * size], lease.pages[start:end], counts=counts)
         for index, page in enumerate(pages, start):
+            if self.windows is not None:
+                self.windows.publish(lease.pages[index], page)
             if lease.pages[index] != page:
                 lease.pages[index] = page
                 lease.unsent = min(lease.unsent, index)
@@ -138,6 +170,8 @@ class KVMemory:
         """Give back everything that a lease owns, once. The only place that frees a request's memory."""
         if lease.released:
             raise IntegrityError(f"the memory of {lease.rid} is released twice")
+        if self.windows is not None:
+            self.windows.release(lease)
         self.tree.unlock(lease.node)
         self.pages.release(lease.held_pages)
         self.rows.release(lease.row)
@@ -150,12 +184,17 @@ class KVMemory:
         self.pressure.forget_pins()
         self.pages.reset()
         self.rows.reset()
+        if self.windows is not None:
+            self.windows.reset()
 
     def check_integrity(self, leases: Iterable[Lease]) -> None:
         """Every page, row and lock is accounted for by one of ``leases``, which are all alive, or by the operator."""
         held: list[int] = []
         locks: dict[Node, int] = {}
         rows = 0
+        leases = list(leases)
+        if self.windows is not None:
+            self._check_windows(self.windows, leases)
         for lease in leases:
             self.check_lease(lease)
             for node in self.tree.path(lease.node):
@@ -196,6 +235,38 @@ class KVMemory:
             raise IntegrityError(f"{lease} holds pages {lease.held_pages}, of which some are not HELD")
         if lease.released or not self.rows.is_taken(lease.row):
             raise IntegrityError(f"{lease} owns row {lease.row}, which is free")
+        if self.windows is not None:
+            self.windows.check_lease(lease)
+
+    # -- inside --
+
+    def _usable(self, ids: Sequence[int], windows: Windows) -> Sequence[int]:
+        """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
+        pages = self.tree.match_pages(ids[:-1]) if self._radix_cache else []
+        return ids[: windows.usable_pages(pages) * self._page_size]
+
+    def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, windows: Windows) -> bool:
+        """Protect what a new lease sees of its prefix, if its other window pages would fit; else undo the lease."""
+        windows.attach(lease)
+        need = windows.need(self.pages_for(tokens), cached=len(lease.pages))
+        if need + spare_pages <= windows.available_pages:
+            return True
+        windows.release(lease)
+        self.tree.unlock(lease.node)
+        self.rows.release(lease.row)
+        return False
+
+    def _check_windows(self, windows: Windows, leases: Sequence[Lease]) -> None:
+        windows.check_integrity()
+        uses: dict[int, int] = {}
+        held = 0
+        for lease in leases:
+            used, own = windows.used_by(lease)
+            held += own
+            for twin in used:
+                uses[twin] = uses.get(twin, 0) + 1
+        windows.check_users(uses)
+        windows.check_sums(held=held, used=len(uses))
 
     def _note(self, lease: Lease) -> None:
         if self.changes.on:

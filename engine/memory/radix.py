@@ -14,6 +14,7 @@ from engine.errors import IntegrityError
 from engine.memory.changes import Changes
 from engine.memory.pages import PagePool, PageState
 from engine.memory.snapshot import CachedRun, TreeSnapshot
+from engine.memory.windows import Windows
 
 __all__ = ["Node", "RadixTree"]
 
@@ -51,8 +52,9 @@ class Node:
 class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
 
-    def __init__(self, pool: PagePool, changes: Changes | None = None) -> None:
+    def __init__(self, pool: PagePool, changes: Changes | None = None, windows: Windows | None = None) -> None:
         self._pool = pool
+        self._windows = windows
         self._changes = changes or Changes()
         self._page_size = pool.page_size
         self.generation = 0
@@ -70,6 +72,10 @@ class RadixTree:
     def match_length(self, tokens: Sequence[int]) -> int:
         """Tokens of the longest cached prefix, in full pages. Changes nothing."""
         return sum([shared for _, shared in self._walk(self._root, tokens, 0)]) * self._page_size
+
+    def match_pages(self, tokens: Sequence[int]) -> list[int]:
+        """The pages of the longest cached prefix. Changes nothing."""
+        return [page for node, shared in self._walk(self._root, tokens, 0) for page in node.pages[:shared]]
 
     def match(self, tokens: Sequence[int]) -> tuple[Node, list[int]]:
         """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
@@ -137,7 +143,10 @@ class RadixTree:
         freed = 0
         while freed < count and (node := self._least_recently_used()) is not None:
             take = min(count - freed, len(node.pages))
-            self._pool.evict(node.pages[len(node.pages) - take :])
+            pages = node.pages[len(node.pages) - take :]
+            if self._windows is not None:
+                self._windows.drop(pages)
+            self._pool.evict(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
         return freed
@@ -233,6 +242,8 @@ class RadixTree:
             raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
         if not self._pool.all_are(PageState.CACHED, node.pages):
             raise IntegrityError(f"node {node.id} has pages {node.pages}, of which some are not CACHED")
+        if self._windows is not None:
+            self._windows.check_node(node.pages)
 
     # -- inside --
 

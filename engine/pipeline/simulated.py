@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 from engine.config import embedded_seed
@@ -38,12 +39,13 @@ class _Row:
     anybody could know, computes nothing; its result is dropped.
     """
 
-    __slots__ = ("pages", "poisoned", "seen", "spec")
+    __slots__ = ("pages", "poisoned", "seen", "spec", "window")
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
         self.pages: list[int] = []
         self.seen: list[int] = []
+        self.window: list[int] = []
         self.poisoned = False
 
 
@@ -55,6 +57,8 @@ class SimulatedPipeline:
         self._stages = limits.pp_size
         self._seed = limits.seed
         self._total_pages = limits.total_pages
+        self._window_tokens = limits.window_tokens
+        self._window_pages = limits.window_pages
         self.forget()
 
     def forget(self) -> None:
@@ -64,6 +68,8 @@ class SimulatedPipeline:
         self._rows: dict[int, _Row] = {}
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
         self._kv: list[list[int]] = [[] for _ in range(self._total_pages)]
+        # The same of the window layers: a window page holds what the page beside it holds.
+        self._window_kv: list[list[int]] = [[] for _ in range(self._window_pages)]
         self._writes = [0] * self._total_pages
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
@@ -188,7 +194,7 @@ class SimulatedPipeline:
     def kv_digest(self) -> int:
         """A value that stands for the content of the whole KV cache."""
         digest = _START
-        for page in self._kv:
+        for page in chain(self._kv, self._window_kv):
             digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
         return digest
 
@@ -198,9 +204,9 @@ class SimulatedPipeline:
         if row.poisoned:
             return _CORRUPTED, row.spec
         fingerprint = self._read(segment, row)
-        chain = _chain(fingerprint, segment.token_ids)
-        self._write(segment, row, chain)
-        return chain[-1], row.spec
+        links = _chain(fingerprint, segment.token_ids)
+        self._write(segment, row, links)
+        return links[-1], row.spec
 
     def _take_over(self, segment: Segment) -> _Row:
         """Bring a row's page table and tenant up to date."""
@@ -210,6 +216,7 @@ class SimulatedPipeline:
         if segment.pages:
             row.pages[segment.page_start :] = segment.pages
             row.seen[segment.page_start :] = [self._writes[page] for page in segment.pages]
+            row.window[segment.page_start :] = segment.window_pages
         return row
 
     def _read(self, segment: Segment, row: _Row) -> int:
@@ -225,7 +232,19 @@ class SimulatedPipeline:
             return self._corrupted(segment, f"position {segment.start - 1} in page {pages[last]} was never written")
         if segment.page_start == 0 and segment.pages and not self._is_chain(pages):
             return self._corrupted(segment, f"the pages {pages} are not one prefix")
+        if self._window_tokens and (place := self._strange_window_place(segment, row, last)) is not None:
+            what = f"window page {row.window[place]} does not hold what page {pages[place]} does"
+            return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
+
+    def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
+        """The first place that the segment sees through its window whose window page holds something else."""
+        first = max(0, (segment.start - self._window_tokens + 1) // self._page_size)
+        for place in range(first, last + 1):
+            twin = row.window[place]
+            if twin < 0 or self._window_kv[twin] != self._kv[row.pages[place]]:
+                return place
+        return None
 
     def _is_chain(self, pages: list[int]) -> bool:
         """Whether every page was written full, behind the one before it and with the present weights."""
@@ -237,20 +256,22 @@ class SimulatedPipeline:
             before = slots[-1]
         return True
 
-    def _write(self, segment: Segment, row: _Row, chain: list[int]) -> None:
-        """Store ``chain[1:]`` from the segment's start on; the pages' other slots stay as they are."""
-        size, done, count = self._page_size, 0, len(chain) - 1
+    def _write(self, segment: Segment, row: _Row, links: list[int]) -> None:
+        """Store ``links[1:]`` from the segment's start on; the pages' other slots stay as they are."""
+        size, done, count = self._page_size, 0, len(links) - 1
         while done < count:
             index, offset = divmod(segment.start + done, size)
             page = row.pages[index]
             take = min(size - offset, count - done)
             slots = self._kv[page]
             if offset == 0:
-                self._kv[page] = chain[done : done + take + 1]
+                self._kv[page] = links[done : done + take + 1]
             else:
-                slots[offset + 1 :] = chain[done + 1 : done + take + 1]
+                slots[offset + 1 :] = links[done + 1 : done + take + 1]
             self._writes[page] += 1
             row.seen[index] = self._writes[page]
+            if self._window_tokens:
+                self._window_kv[row.window[index]] = list(self._kv[page])
             done += take
 
     def _corrupted(self, segment: Segment, what: str) -> int:

@@ -34,7 +34,7 @@ __all__ = [
     "read_recording",
 ]
 
-FORMAT: Final = "lockstep-recording-1"
+FORMAT: Final = "lockstep-recording-2"
 _LENGTH: Final = struct.Struct(">I")
 # A frame holds the messages of one step; a larger one means that the file is something else.
 _FRAME_LIMIT_BYTES: Final = 1 << 30

@@ -122,5 +122,6 @@ def _header_bytes(items: int) -> int:
 
 def _shape(microbatch: Microbatch) -> list[object]:
     return [microbatch.id, microbatch.mode] + [
-        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments
+        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, s.window_pages)
+        for s in microbatch.segments
     ]

@@ -251,10 +251,11 @@ class Planner:
     def _preempt_for(self, request: Request) -> None:
         """Retract requests of lower priority until this one fits, if retracting all of them would be enough."""
         memory, victims = self._memory, self._victims_of(request)
-        need = memory.pages_for(len(request.ids)) + len(self._books.running)
-        if not victims or need > memory.available_pages_without([v.lease for v in victims if v.lease is not None]):
+        tokens, spare = len(request.ids), len(self._books.running)
+        owned = [victim.lease for victim in victims if victim.lease is not None]
+        if not victims or not memory.has_room(tokens, spare_pages=spare, without=owned):
             return
-        while victims and (not memory.rows.free or need > memory.available_pages):
+        while victims and not (memory.rows.free and memory.has_room(tokens, spare_pages=spare)):
             victim = self._latest(victims)
             victims.remove(victim)
             self.retract(victim)
@@ -263,7 +264,7 @@ class Planner:
         """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
-        unsent = lease.unsent
+        unsent, windows = lease.unsent, self._memory.windows
         lease.unsent = len(lease.pages)
         request.planned_tokens = end
         request.in_flight += 1
@@ -277,6 +278,7 @@ class Planner:
             emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             request.spec if start == request.cached_tokens else None,
+            () if windows is None else windows.twins_of(lease, unsent),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory import KVMemory
+from engine.memory import KVMemory, Windows
 from engine.messages import (
     Abort,
     AbortAll,
@@ -52,6 +52,7 @@ from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
+from engine.scheduler.windows import check_windows, slide_windows
 
 __all__ = ["Scheduler"]
 
@@ -76,6 +77,7 @@ class Scheduler:
             page_size=limits.page_size,
             rows=limits.rows,
             radix_cache=limits.radix_cache,
+            windows=Windows.of(limits),
         )
         self.books = Books()
         self.counters = Counters()
@@ -181,6 +183,7 @@ class Scheduler:
         """Check everything against everything. Raises IntegrityError that names what does not balance."""
         self.memory.check_integrity(self.books.leases())
         self.books.check_integrity()
+        check_windows(self.books, self.memory)
 
     def check_integrity(self) -> None:
         """Check what changed since the last check, at the cost of what changed; the first one is an ``audit``.
@@ -192,6 +195,7 @@ class Scheduler:
             self._audit = Audit(self.books, self.memory)
         else:
             self._audit.check()
+            check_windows(self.books, self.memory)
 
     # -- completions --
 
@@ -229,6 +233,8 @@ class Scheduler:
                 f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, "
                 f"but {used} of its segments emit one"
             )
+        if self.memory.windows is not None:
+            slide_windows(launched, self.memory)
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
         if request.is_finished:

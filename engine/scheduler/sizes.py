@@ -14,9 +14,9 @@ __all__ = ["sizes_of", "stats_of"]
 
 
 def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
-    """Waiting, running, in flight; pages free and cached; rows free."""
+    """Waiting, running, in flight; pages free and cached; rows free; window pages free and cached, if there are any."""
     pages = memory.pages
-    return (
+    sizes = (
         len(books.waiting),
         len(books.running),
         len(books.in_flight),
@@ -24,6 +24,7 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
         pages.cached,
         memory.rows.free,
     )
+    return sizes if memory.windows is None else (*sizes, memory.windows.pages.free, memory.windows.pages.cached)
 
 
 def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> EngineStats:

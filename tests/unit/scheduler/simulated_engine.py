@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import (
@@ -30,8 +32,9 @@ from engine.scheduler import Scheduler, StepResult
 DRAIN_LIMIT_STEPS = 50_000
 
 
-def limits_of(**config: object) -> Limits:
-    return Limits.of(EngineConfig(**config), EMBEDDED_FACTS)
+def limits_of(*, window: int = 0, **config: object) -> Limits:
+    """``window`` is what the model's window layers see, 0 for a model without such layers."""
+    return Limits.of(EngineConfig(**config), msgspec.structs.replace(EMBEDDED_FACTS, window_tokens=window))
 
 
 def prompt(length: int, salt: int = 0) -> tuple[int, ...]:
@@ -62,8 +65,8 @@ class Life:
 class SimulatedEngine:
     """``step`` takes messages and how many of the completions that are ready come back before them."""
 
-    def __init__(self, **config: object) -> None:
-        self.limits = limits_of(**config)
+    def __init__(self, *, window: int = 0, **config: object) -> None:
+        self.limits = limits_of(window=window, **config)
         self.scheduler = Scheduler(self.limits)
         self.pipeline = SimulatedPipeline(self.limits)
         self.lives: list[Life] = []

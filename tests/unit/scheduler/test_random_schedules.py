@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulated_engine import SimulatedEngine, alone, generate, prompt
+from simulated_engine import SimulatedEngine, alone, generate, limits_of, prompt
 
 from engine.messages import (
     Abort,
@@ -93,9 +93,20 @@ class RandomClients:
         return simple[kind]
 
 
-def run_schedule(seed: int, *, faults: bool) -> SimulatedEngine:
+def window_config(rng: random.Random, config: dict[str, object]) -> dict[str, object]:
+    """A window, and a window pool that is as large as it may be, or as small, or in between."""
+    limits = limits_of(window=rng.choice([1, 3, 16, 40]), **config)
+    least = min(limits.row_window_pages, limits.total_pages)
+    pages = rng.choice([None, least, least, rng.randint(least, limits.total_pages)])
+    tokens = None if pages is None else pages * limits.page_size
+    return {"window": limits.window_tokens, "max_window_tokens": tokens}
+
+
+def run_schedule(seed: int, *, faults: bool, windows: bool = False) -> SimulatedEngine:
     rng = random.Random(seed)
     config = random_config(rng)
+    if windows:
+        config |= window_config(rng, config)
     engine, eager = SimulatedEngine(**config), rng.uniform(0.2, 1)
     clients = RandomClients(rng, min(engine.limits.total_pages * engine.limits.page_size, engine.limits.context_length))
     for _ in range(STEPS):
@@ -116,6 +127,9 @@ def check_end(engine: SimulatedEngine, config: dict[str, object]) -> None:
     memory = engine.scheduler.memory
     assert memory.pages.held == 0
     assert memory.rows.free == memory.rows.total
+    if memory.windows is not None:
+        assert memory.windows.pages.held == 0
+        assert memory.windows.available_pages == memory.windows.pages.total
     assert not engine.scheduler.books.requests
     known: dict[object, list[int]] = {}
     for life in engine.lives:
@@ -136,3 +150,9 @@ def test_random_schedule(seed: int) -> None:
     Whatever the order of events, nothing leaks, ends twice, hangs or says other tokens.
     """
     run_schedule(seed, faults=seed % 3 == 0)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1000 + SCHEDULES))
+def test_random_schedule_of_a_window_model(seed: int) -> None:
+    """B18: nor does it over window pools of any size; no window page is read after it was given back."""
+    run_schedule(seed, faults=seed % 3 == 0, windows=True)
