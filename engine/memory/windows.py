@@ -99,6 +99,19 @@ class Windows:
                 used[self._twins[page]] = used.get(self._twins[page], 0) + 1
         return self.available_pages + sum(self.users[twin] in (0, count) for twin, count in used.items())
 
+    def snapshot(self) -> tuple[tuple[int, int], ...]:
+        """Every page with a twin, and its twin, in the order of eviction; only while nobody uses one."""
+        return tuple([(page, self._twins[page]) for page in self._idle])
+
+    def restore(self, twins: Sequence[tuple[int, int]]) -> None:
+        """Become what a snapshot says. Only for a pool that is empty."""
+        pages = [twin for _, twin in twins]
+        self.pages.hold(pages)
+        self.pages.cache(pages)
+        for page, twin in twins:
+            self._twins[page] = twin
+            self._idle[page] = None
+
     # -- the life of a lease --
 
     def attach(self, lease: Lease) -> None:

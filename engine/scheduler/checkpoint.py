@@ -18,11 +18,15 @@ __all__ = ["Checkpoint", "checkpoint_of", "restored"]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
-    """A scheduler behind step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free."""
+    """A scheduler behind step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
+
+    ``windows`` are the pages of the tree that have a window page, with it, in the order in which those are evicted.
+    """
 
     now: float
     stats: EngineStats
     tree: TreeSnapshot
+    windows: tuple[tuple[int, int], ...] = ()
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -33,7 +37,9 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
     idle = scheduler.is_fully_idle and scheduler.controls.is_at_rest
     if not idle or scheduler.failure is not None or scheduler.memory.pressure.is_on:
         return None
-    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=scheduler.memory.tree.snapshot())
+    memory = scheduler.memory
+    windows = memory.windows.snapshot() if memory.windows is not None else ()
+    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=memory.tree.snapshot(), windows=windows)
 
 
 def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
@@ -44,6 +50,8 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     for name in Counters.__slots__:
         setattr(scheduler.counters, name, getattr(stats, name))
     scheduler.memory.tree.restore(checkpoint.tree)
+    if scheduler.memory.windows is not None:
+        scheduler.memory.windows.restore(checkpoint.windows)
     scheduler.audit()
     if scheduler.stats() != stats:
         raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")
