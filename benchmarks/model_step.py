@@ -1,7 +1,8 @@
-"""How long one step of the model takes on a CPU: transformers' forward against the lean one, in one process.
+"""How long one step of the model takes on a CPU: transformers' forward, the lean one, and that with compiled kernels.
 
-A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. The two take turns,
-step by step, because machines are noisy. Run: ``python benchmarks/model_step.py``.
+A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. They take turns in
+one process, step by step. CPU time is shown: on a busy machine wall time is that of the others.
+Run: ``python -m benchmarks.model_step``.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def make_checkpoint(folder: Path, dtype: str) -> None:
 class Bench:
     """One runner of all layers, and the steps that are measured."""
 
-    def __init__(self, folder: Path, *, lean: bool) -> None:
-        config = EngineConfig(model=str(folder), device="cpu", max_total_tokens=max(BATCHES) * PAGES_A_ROW * 16)
+    def __init__(self, folder: Path, *, lean: bool, compiled: bool = False) -> None:
+        tokens = max(BATCHES) * PAGES_A_ROW * 16
+        config = EngineConfig(model=str(folder), device="cpu", max_total_tokens=tokens, compile=compiled)
         facts = ModelFacts(
             name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
         )
@@ -86,37 +88,37 @@ class Bench:
         return completion.token_ids
 
 
-def measure(steps: dict[bool, Callable[[], object]], repeats: int) -> dict[bool, list[float]]:
-    """Milliseconds of each step, in turns."""
-    times: dict[bool, list[float]] = {lean: [] for lean in steps}
+def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of CPU of each step, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
-        for lean, step in steps.items():
-            start = time.perf_counter()
+        for name, step in steps.items():
+            start = time.process_time()
             step()
-            times[lean].append((time.perf_counter() - start) * 1e3)
+            times[name].append((time.process_time() - start) * 1e3)
     return times
 
 
-def cases(benches: dict[bool, Bench], repeats: int) -> dict[str, dict[bool, list[float]]]:
+def cases(benches: dict[str, Bench], repeats: int) -> dict[str, dict[str, list[float]]]:
     """Every measured case by name."""
     results = {}
     for rows in BATCHES:
         last = {
-            lean: tuple(bench.prefill(row, CONTEXT_TOKENS)[0] for row in range(rows)) for lean, bench in benches.items()
+            name: tuple(bench.prefill(row, CONTEXT_TOKENS)[0] for row in range(rows)) for name, bench in benches.items()
         }
-        steps = {lean: lambda b=bench, t=last[lean], n=rows: b.decode(n, t) for lean, bench in benches.items()}
+        steps = {name: lambda b=bench, t=last[name], n=rows: b.decode(n, t) for name, bench in benches.items()}
         results[f"decode, batch {rows}"] = measure(steps, repeats)
     for tokens in PROMPTS:
-        steps = {lean: lambda b=bench, n=tokens: b.prefill(0, n) for lean, bench in benches.items()}
+        steps = {name: lambda b=bench, n=tokens: b.prefill(0, n) for name, bench in benches.items()}
         results[f"first token of {tokens}"] = measure(steps, max(3, repeats // 10))
     tokens = PROMPTS[-1]
-    steps = {lean: lambda b=bench, n=tokens: b.prefill(0, n, cached=n - 1) for lean, bench in benches.items()}
+    steps = {name: lambda b=bench, n=tokens: b.prefill(0, n, cached=n - 1) for name, bench in benches.items()}
     results[f"first token of {tokens}, cached"] = measure(steps, repeats)
     return results
 
 
 def main() -> None:
-    """Print both forwards' medians and minima, and how many times faster the lean one is."""
+    """Print each forward's median and minimum, and how many times faster than transformers' the others are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
@@ -126,13 +128,19 @@ def main() -> None:
     for dtype in DTYPES:
         with tempfile.TemporaryDirectory() as folder:
             make_checkpoint(Path(folder), dtype)
-            benches = {lean: Bench(Path(folder), lean=lean) for lean in (False, True)}
+            benches = {
+                "transformers": Bench(Path(folder), lean=False),
+                "lean": Bench(Path(folder), lean=True),
+                "compiled": Bench(Path(folder), lean=True, compiled=True),
+            }
         torch.set_num_threads(arguments.threads)
-        table = Table("step, ms", "transformers median", "min", "lean median", "min", "ratio of medians", "of minima")
+        table = Table("step, CPU ms, median (min)", *benches, "lean is x", "compiled is x")
         for name, times in cases(benches, arguments.repeats).items():
-            plain, lean = ((statistics.median(values), min(values)) for values in (times[False], times[True]))
-            numbers = [*plain, *lean, plain[0] / lean[0], plain[1] / lean[1]]
-            table.add_row(name, *[f"{number:.2f}" for number in numbers])
+            medians = [statistics.median(values) for values in times.values()]
+            shown = [
+                f"{median:.2f} ({min(values):.2f})" for median, values in zip(medians, times.values(), strict=True)
+            ]
+            table.add_row(name, *shown, *[f"{medians[0] / median:.2f}" for median in medians[1:]])
         table.title = f"{dtype}, {arguments.threads} torch thread(s), {torch.backends.cpu.get_cpu_capability()}"
         console.print(table)
 

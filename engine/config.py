@@ -53,6 +53,13 @@ class EngineConfig(BaseModel):
         "first; 'auto': varlen where the device and the model can, else sdpa",
     )
 
+    compile: bool = Field(
+        False, description="decode with kernels that this machine's C++ compiler makes at the first start (CPU only)"
+    )
+    compile_dir: str = Field(
+        "", description="where compiled kernels are kept; unset: lockstep/kernels in the user's cache folder"
+    )
+
     chunked_prefill_size: int = Field(
         512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
     )

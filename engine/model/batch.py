@@ -50,7 +50,8 @@ class AttentionGroup:
         return torch.from_numpy(self._slots_array.ravel()).to(self._device)
 
     @cached_property
-    def _lengths(self) -> torch.Tensor:
+    def lengths(self) -> torch.Tensor:
+        """How many keys each row has, [rows]."""
         return torch.from_numpy(self._lengths_array).to(self._device)
 
     def causal(self, window: int | None) -> bool:
@@ -72,8 +73,8 @@ class AttentionGroup:
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         if window is None and self.queries == 1 and not self._padded:
             return None
-        device = self._lengths.device
-        queries = self._lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
+        device = self.lengths.device
+        queries = self.lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
         keys = torch.arange(self.keys, device=device)
         hidden = keys > queries[:, :, None]
         if window is not None:

@@ -25,6 +25,8 @@ from engine.model.batch import ForwardBatch
 from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
+from engine.model.native import NativeAttention, NativeKernels
+from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.model.weights import WeightFiles
 from engine.plan import Segment
@@ -88,8 +90,8 @@ class StageModel:
             pages_first=varlen,
         )
         self._attention = attention.StageAttention(self.pool)
-        backend = VarlenAttention if varlen else attention.LayerAttention
-        self._paged = [backend(self._attention, index) for index in range(len(self.layers))]
+        kernels = None if varlen else self._native_kernels(config, head_dim)
+        self._paged = [self._layer_attention(index, kernels) for index in range(len(self.layers))]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             _attach(layer, layer_attention)
         self._lean: LeanDecoder | None = None
@@ -158,6 +160,26 @@ class StageModel:
         if reason is not None and self.device.type == "cuda":
             _log.info("attention gathers its keys: %s", reason)
         return reason is None
+
+    def _native_kernels(self, config: EngineConfig, head_dim: int) -> NativeKernels | None:
+        """The compiled kernels, if they are wanted and can be had; a model is served without them otherwise."""
+        if not config.compile:
+            return None
+        if self.device.type != "cpu":
+            _log.warning("nothing is compiled: the kernels are for CPUs, and the device is %s", self.device)
+            return None
+        try:
+            return NativeKernels(Path(config.compile_dir or default_folder()), head_dim)
+        except NativeUnavailableError as exc:
+            _log.warning("nothing is compiled, and the eager forward computes: %s", exc)
+            return None
+
+    def _layer_attention(self, layer: int, kernels: NativeKernels | None) -> attention.PagedAttention:
+        if self.pool.pages_first:
+            return VarlenAttention(self._attention, layer)
+        if kernels is not None:
+            return NativeAttention(self._attention, layer, kernels)
+        return attention.LayerAttention(self._attention, layer)
 
     def _load(self) -> None:
         """Cut the model down to this stage, then fill what is left."""
