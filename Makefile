@@ -4,15 +4,16 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 SERVE ?=
+RECORDED_S ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak bench serve clean
+.PHONY: help install demo test lint types unit load registered soak recorded bench serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load registered soak bench: export OMP_NUM_THREADS = 1
-unit load registered soak: export HF_HUB_OFFLINE = 1
+demo unit load registered soak recorded bench: export OMP_NUM_THREADS = 1
+unit load registered soak recorded: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -40,6 +41,11 @@ load: $(INSTALLED) ## real servers under disturbed clients, every invariant on, 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 6 --stages 1 4 --kill
+
+recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, recorded and replayed
+	mkdir -p out
+	$(BIN)/python tests/load/load.py --clients 64 --seconds $(RECORDED_S) --stages 1 --record out/load.rec
+	$(BIN)/scripted replay out/load.rec
 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error

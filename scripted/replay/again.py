@@ -31,7 +31,8 @@ _SHOWN_CHARACTERS = 800
 class Rerun(msgspec.Struct, frozen=True):
     """Every step of a run, and what it died of, as ``Type: text``.
 
-    ``differs`` says where a recording was left; ``as_recorded`` that a replay ended as its recording says.
+    ``differs`` says where a recording was left. ``recorded_s`` are the seconds from the first to the last of its steps
+    that ran; None for a schedule.
     """
 
     records: tuple[StepRecord, ...]
@@ -39,6 +40,7 @@ class Rerun(msgspec.Struct, frozen=True):
     error: str | None = None
     differs: str | None = None
     recorded_error: str | None = None
+    recorded_s: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -140,7 +142,8 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
     if differs is None and error is None and end is not None and recording.checkpoint is None:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
     recorded_error = error if end is None else end.error
-    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error)
+    recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
+    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error, recorded_s)
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -60,12 +61,17 @@ def replay_recording(
 ) -> bool:
     """Replay a recording; True when every step did what it did then."""
     whole = twice or trace is not None or to_script is not None
+    begun = time.monotonic()
     try:
         run = rerun(str(path), until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
     except RecordingError:
         _show_what_went_in(console, read_recording(path))
         raise
+    seconds = time.monotonic() - begun
     _show(console, run)
+    if run.recorded_s:
+        speed = run.recorded_s / seconds
+        console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
     if trace is not None:
         _write_trace(trace, run, EngineConfig(), title=path.name, mutant=mutant)
     if to_script is not None:

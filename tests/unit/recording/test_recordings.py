@@ -350,6 +350,19 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
         ScriptedSim(test.config, mutant=FLUSH).run(test.script, options=test.options)
 
 
+def test_a_replay_says_how_long_the_recorded_run_took(tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    record_to(path, Schedule.parse("page_size=4; 1 start a prompt=9; 2 advance seconds=600; 9 advance seconds=200"))
+    said = io.StringIO()
+    options = {"mutant": None, "trace": None, "to_script": None, "twice": False}
+    assert replay_recording(Console(file=said, width=200), path, until=None, **options)
+    assert replay_recording(Console(file=said, width=200), path, until=5, **options)
+    assert [line.split(" again")[0] for line in said.getvalue().splitlines() if "again" in line] == [
+        "800.0 s of an engine's life",
+        "600.0 s of an engine's life",
+    ]
+
+
 def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     starts = [Placed(1 + number, StartRequest(rid=f"r{number}", prompt=4, new=1)) for number in range(420)]
