@@ -2,7 +2,8 @@
 
 Two servers of the embedded model stand side by side and get the same work in short blocks that take turns, so that what
 slows the machine down slows both down. The ratio of each pair is taken, and the median of the ratios has a 95 %
-interval from resampling the pairs.
+interval from resampling the pairs. Beside it stands the time that one step's recording takes by itself, which a
+machine that others use disturbs less.
 """
 
 from __future__ import annotations
@@ -16,24 +17,31 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import httpx
 import psutil
 
 from benchmarks.live_loop import process_cpu_s
 from benchmarks.measurement import Measurement
+from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
 from engine.launch.settings import ServerSettings
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import Event, Generate, SamplingParams
+from engine.pipeline.simulated import SimulatedPipeline
+from engine.recording import RecordingFile, RecordingGate
+from engine.scheduler import Gate, Scheduler, Step, StepResult
 
 __all__ = ["measure"]
 
-PAIRS: Final = 40
+PAIRS: Final = 120
 WARM_UP_BLOCKS: Final = 3
 CLIENTS: Final = 16
 TOKENS: Final = 48
 PROMPT_TOKENS: Final = 64
 RESAMPLES: Final = 2000
+ROUNDS: Final = 40
 START_BOUND_S: Final = 120.0
 END_BOUND_S: Final = 10.0
 ANSWER_BOUND_S: Final = 120.0
@@ -62,6 +70,12 @@ def measure() -> Iterator[Measurement]:
             target=COST_TARGET_PERCENT,
             spread=f"{PAIRS} pairs of {CLIENTS} x {TOKENS} tokens, 95 % interval {low:+.1f} to {high:+.1f} %",
         )
+    yield Measurement(
+        name="recording, time added to a step",
+        value=_added_us(),
+        unit="us",
+        spread=f"{CLIENTS} decodes a step, best of {ROUNDS} rounds of {TOKENS} steps",
+    )
     yield Measurement(name="recording, size", value=size / tokens, unit="bytes a token", spread=f"{tokens} tokens")
 
 
@@ -101,6 +115,63 @@ class _Server:
         }
         self._http.post("/generate", json=body).raise_for_status()
         self.tokens += TOKENS
+
+
+class _Fed:
+    """A gate that has the steps of a run ready, so that all its time is that of the gate around it."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = iter(steps)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        return None
+
+    def next_step(self, previous: StepResult | None) -> Step | None:  # noqa: ARG002 - the protocol's
+        """The next one that is ready."""
+        return next(self._steps, None)
+
+
+def _added_us() -> float:
+    """Microseconds a step that a recording gate takes, above what the gate inside takes by itself."""
+    scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
+    steps, results = _run_of_decodes(scheduler)
+    with tempfile.TemporaryDirectory() as folder:
+        bare = min(_feed_s(_Fed(steps), results) for _ in range(ROUNDS))
+        path = Path(folder) / "run.rec"
+        recorded = min(
+            _feed_s(RecordingGate(_Fed(steps), scheduler, [RecordingFile(path)]), results) for _ in range(ROUNDS)
+        )
+    return (recorded - bare) / len(steps) * 1e6
+
+
+def _run_of_decodes(scheduler: Scheduler) -> tuple[list[Step], list[StepResult]]:
+    pipeline = SimulatedPipeline(scheduler.limits)
+    sampling = SamplingParams(max_new_tokens=TOKENS, temperature=0)
+    prompts = [tuple((number * 7 + place) % 90 for place in range(PROMPT_TOKENS)) for number in range(CLIENTS)]
+    events: tuple[Event, ...] = tuple(
+        Generate(rid=f"c{number}", prompt_ids=prompt, sampling=sampling) for number, prompt in enumerate(prompts)
+    )
+    steps, results = [], []
+    while not steps or not scheduler.is_fully_idle:
+        steps.append(Step(events, 0.0))
+        results.append(scheduler.step(events, 0.0))
+        if (microbatch := results[-1].microbatch) is not None:
+            pipeline.launch(microbatch)
+        completion = pipeline.next_completion(0)
+        events = () if completion is None else (completion,)
+    return steps, results
+
+
+def _feed_s(gate: Gate, results: Sequence[StepResult]) -> float:
+    with gate:
+        gate.next_step(None)
+        begun = time.perf_counter()
+        for result in results:
+            gate.next_step(result)
+        return time.perf_counter() - begun
 
 
 def _pair(first: _Server, second: _Server) -> tuple[tuple[float, float], tuple[float, float]]:
