@@ -32,7 +32,7 @@ class Rerun(msgspec.Struct, frozen=True):
     """Every step of a run, and what it died of, as ``Type: text``.
 
     ``differs`` says where a recording was left. ``recorded_s`` are the seconds from the first to the last of its steps
-    that ran; None for a schedule.
+    that ran; None for a schedule. ``first_step`` is over 1 when it began at a checkpoint.
     """
 
     records: tuple[StepRecord, ...]
@@ -41,6 +41,7 @@ class Rerun(msgspec.Struct, frozen=True):
     differs: str | None = None
     recorded_error: str | None = None
     recorded_s: float | None = None
+    first_step: int = 1
 
     @property
     def passed(self) -> bool:
@@ -143,7 +144,8 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
     recorded_error = error if end is None else end.error
     recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
-    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error, recorded_s)
+    first = recording.header.first_step
+    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error, recorded_s, first)
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

@@ -127,7 +127,8 @@ def _show(console: Console, run: Rerun) -> None:
     elif run.recorded_error is not None:
         console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
     if run.records:
-        console.print(f"{run.records[-1].step} steps, digest {run.records[-1].digest}")
+        last, begun = run.records[-1], "" if run.first_step == 1 else f", of those from step {run.first_step} on"
+        console.print(f"{last.step} steps, digest {last.digest}{begun}")
 
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
