@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engine.errors import StepFailedError
-from engine.model.batch import AttentionGroup, ForwardBatch
+from engine.model.batch import AttentionGroup, ForwardBatch, PoolView
 from engine.model.kv_pool import KVPool
 
 __all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "StageAttention", "register"]
@@ -23,12 +23,34 @@ IMPLEMENTATION = "lockstep_paged"
 
 
 class StageAttention:
-    """What the layers of one stage share: the pool, and the batch that is being computed."""
+    """What the layers of one stage share: the pools, and the batch that is being computed."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.batch: ForwardBatch | None = None
         self.calls = 0
+
+    def pool_of(self, *, windowed: bool) -> KVPool:
+        """The pool of the window layers, or of all others."""
+        if not windowed:
+            return self.pool
+        assert self.pool.window is not None, "a window layer without a window pool"
+        return self.pool.window
+
+    def enter(self, *, windowed: bool, window: int | None) -> PoolView:
+        """Count a layer's call and tell it where the batch lies in its pool.
+
+        Raises StepFailedError for a layer of the window pool that would see more than what is kept there.
+        """
+        assert self.batch is not None, "attention was called outside of a stage's forward"
+        self.calls += 1
+        if not windowed:
+            return self.batch.full
+        kept = self.pool_of(windowed=True).window_tokens
+        if window is None or window > kept:
+            raise StepFailedError(f"a window layer must see {kept} tokens, as the model says, but sees {window}")
+        assert self.batch.window is not None, "a batch over a pool with a window has a view of it"
+        return self.batch.window
 
 
 class PagedAttention(Protocol):
@@ -51,17 +73,18 @@ class PagedAttention(Protocol):
 
 
 class LayerAttention:
-    """Gathers keys and values, then attends; ``layer`` is the layer's place within the stage. Runs on any device."""
+    """Gathers keys and values, then attends; ``layer`` is the layer's place within its pool. Runs on any device."""
 
-    def __init__(self, stage: StageAttention, layer: int) -> None:
+    def __init__(self, stage: StageAttention, layer: int, *, windowed: bool = False) -> None:
         self._stage = stage
         self._layer = layer
+        self._windowed = windowed
         self.bind()
 
     def bind(self) -> None:
         """See ``PagedAttention``."""
-        self._keys = self._stage.pool.keys[self._layer]
-        self._values = self._stage.pool.values[self._layer]
+        pool = self._stage.pool_of(windowed=self._windowed)
+        self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 
     def attend(
         self,
@@ -78,9 +101,7 @@ class LayerAttention:
         Returns [tokens, heads, size]. The pool may be of another type than the query: keys and values are rounded to
         the pool's type, then computed with in the query's.
         """
-        batch = self._stage.batch
-        assert batch is not None, "attention was called outside of a stage's forward"
-        self._stage.calls += 1
+        batch = self._stage.enter(windowed=self._windowed, window=window)
         self._keys.index_copy_(1, batch.new_slots, key.transpose(0, 1).to(self._keys.dtype))
         self._values.index_copy_(1, batch.new_slots, value.transpose(0, 1).to(self._values.dtype))
         outputs = [

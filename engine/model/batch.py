@@ -17,14 +17,15 @@ from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AttentionGroup", "ForwardBatch", "PageTable"]
+__all__ = ["AttentionGroup", "ForwardBatch", "PageTable", "PoolView"]
 
 
 class AttentionGroup:
     """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``keys`` keys a row.
 
     A chunk of a prompt is a group of one row; neighbouring single-token segments (the decodes) are one group of many
-    rows, padded to the longest. ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
+    rows, padded to the longest. Over a pool of window layers the keys begin with the first that the first query sees.
+    ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
     tokens.
     """
 
@@ -33,12 +34,14 @@ class AttentionGroup:
         self.queries = len(segments[0].token_ids)
         self.tokens = slice(first_token, first_token + self.rows * self.queries)
         starts = np.array([segment.start for segment in segments], np.int64)
-        lengths = starts + self.queries
+        rows = np.array([segment.row for segment in segments], np.int64)
+        firsts = pool.first_positions(starts)
+        lengths = starts + self.queries - firsts
         self.keys = int(lengths.max())
-        slots = pool.slots_of_rows(np.array([segment.row for segment in segments], np.int64), self.keys)
+        slots = pool.slots_from(rows, firsts, lengths) if pool.window_tokens else pool.slots_of_rows(rows, self.keys)
         positions = starts[:, None] + np.arange(self.queries)
         self.positions_array: Slots = positions.ravel()
-        self.new_slots_array: Slots = np.take_along_axis(slots, positions, axis=1).ravel()
+        self.new_slots_array: Slots = np.take_along_axis(slots, positions - firsts[:, None], axis=1).ravel()
         self.run = _run_of(slots)
         self._slots_array, self._lengths_array, self._device = slots, lengths, device
         self._padded = bool((lengths != self.keys).any())
@@ -96,34 +99,68 @@ class PageTable(NamedTuple):
     most_keys: int
 
 
+class PoolView:
+    """Where a batch's tokens and keys lie in one pool: ``groups``, ``new_slots`` [tokens], and page tables as sent.
+
+    ``table`` is there for a pool that keeps its pages first.
+    """
+
+    def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
+        self._pool = pool
+        self.groups = list(_groups(segments, pool, device))
+        self.slots_array = _joined([group.new_slots_array for group in self.groups])
+        self.arrays = [self.slots_array]
+        if pool.pages_first:
+            self.arrays += self._table_arrays(segments)
+
+    def take(self, sent_arrays: Sequence[torch.Tensor]) -> None:
+        """Go on with ``arrays`` as they are on the device."""
+        self.new_slots, *rest = sent_arrays
+        self.table: PageTable | None = None
+        if rest:
+            starts, lengths, pages = [tensor.to(torch.int32) for tensor in rest]
+            self.table = PageTable(starts, lengths, pages, self._most_queries, self._most_keys)
+
+    def _table_arrays(self, segments: Sequence[Segment]) -> list[Slots]:
+        """First queries, lengths and pages. A row of a window begins with the page of the first key that it sees."""
+        queries = np.array([len(segment.token_ids) for segment in segments], np.int64)
+        starts = np.array([segment.start for segment in segments], np.int64)
+        rows = np.array([segment.row for segment in segments], np.int64)
+        size = self._pool.page_size
+        places = self._pool.first_positions(starts) // size
+        lengths = starts + queries - places * size
+        self._most_queries, self._most_keys = int(queries.max()), int(lengths.max())
+        if self._pool.window_tokens:
+            pages = self._pool.pages_from(rows, places, -(-self._most_keys // size))
+        else:
+            pages = self._pool.pages_of_rows(rows, self._most_keys)
+        return [np.concatenate([np.zeros(1, np.int64), queries.cumsum()]), lengths, pages]
+
+
 class ForwardBatch:
-    """The tensors of one microbatch: ``token_ids`` and ``positions`` of shape [1, tokens], ``new_slots`` [tokens].
+    """The tensors of one microbatch: ``token_ids`` and ``positions`` of shape [1, tokens].
 
     ``emitting`` holds the indices of the tokens whose logits choose a next token, in the order of the segments.
-    ``table`` is there for a pool that keeps its pages first.
+    ``full`` is the view of the layers that see everything, ``window`` that of the window layers, if the pool has such.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self.segments = segments
         self.tokens = sum([len(segment.token_ids) for segment in segments])
-        self.groups = list(self._groups(pool, device))
+        self.full = PoolView(segments, pool, device)
+        self.window = None if pool.window is None else PoolView(segments, pool.window, device)
         self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
-        self.positions_array = _joined([group.positions_array for group in self.groups])
-        self.slots_array = _joined([group.new_slots_array for group in self.groups])
+        self.positions_array = _joined([group.positions_array for group in self.full.groups])
         emitting = np.array(list(self._emitting()), np.int64)
-        arrays = [self.token_ids_array, self.positions_array, self.slots_array, emitting]
-        if pool.pages_first:
-            queries = np.array([len(segment.token_ids) for segment in segments], np.int64)
-            lengths = queries + np.array([segment.start for segment in segments], np.int64)
-            rows = np.array([segment.row for segment in segments], np.int64)
-            starts = np.concatenate([np.zeros(1, np.int64), queries.cumsum()])
-            arrays += [starts, lengths, pool.pages_of_rows(rows, int(lengths.max()))]
-        token_ids, positions, self.new_slots, self.emitting, *table = sent(arrays, device)
+        arrays = [self.token_ids_array, self.positions_array, emitting, *self.full.arrays]
+        first = len(arrays)
+        if self.window is not None:
+            arrays += self.window.arrays
+        token_ids, positions, self.emitting, *rest = sent(arrays, device)
         self.token_ids, self.positions = token_ids[None], positions[None]
-        self.table: PageTable | None = None
-        if pool.pages_first:
-            starts_sent, lengths_sent, pages_sent = [tensor.to(torch.int32) for tensor in table]
-            self.table = PageTable(starts_sent, lengths_sent, pages_sent, int(queries.max()), int(lengths.max()))
+        self.full.take(rest[: first - 3])
+        if self.window is not None:
+            self.window.take(rest[first - 3 :])
 
     @property
     def emitters(self) -> list[Segment]:
@@ -137,14 +174,15 @@ class ForwardBatch:
             if segment.emits:
                 yield last
 
-    def _groups(self, pool: KVPool, device: torch.device) -> Iterator[AttentionGroup]:
-        first = 0
-        for single, run in groupby(self.segments, key=lambda segment: len(segment.token_ids) == 1):
-            members = list(run)
-            for group in [members] if single else [[member] for member in members]:
-                made = AttentionGroup(group, pool, first, device)
-                yield made
-                first = made.tokens.stop
+
+def _groups(segments: Sequence[Segment], pool: KVPool, device: torch.device) -> Iterator[AttentionGroup]:
+    first = 0
+    for single, run in groupby(segments, key=lambda segment: len(segment.token_ids) == 1):
+        members = list(run)
+        for group in [members] if single else [[member] for member in members]:
+            made = AttentionGroup(group, pool, first, device)
+            yield made
+            first = made.tokens.stop
 
 
 def _run_of(slots: Slots) -> slice | None:

@@ -7,6 +7,7 @@ which still has to fork.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import psutil
 
 from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
-from engine.limits import ModelFacts
+from engine.limits import Limits, ModelFacts
 from engine.model.checkpoint import resolve_folder
 
 __all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens"]
@@ -38,14 +39,27 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     free = psutil.virtual_memory().available if free_cuda is None else free_cuda
     share = KV_SHARE_CPU if free_cuda is None else KV_SHARE_CUDA
     weights = _weight_bytes(resolve_folder(config))
-    tokens = int((free - weights) * share) // facts.kv_bytes_per_token
+    tokens = _tokens_in(int((free - weights) * share), config, facts)
     if tokens < config.page_size:
         raise ConfigError(
             f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no "
-            f"room for a page of {config.page_size} tokens at {facts.kv_bytes_per_token} bytes each; free memory or "
+            f"room for a page of {config.page_size} tokens at "
+            f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
             "use a smaller model"
         )
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
+
+
+def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
+    """Tokens of KV in so many bytes. Window layers take part up to what all rows can use of their pool."""
+    full, window = facts.kv_bytes_per_token, facts.window_kv_bytes_per_token
+    both = room // (full + window)
+    if not window:
+        return both
+    most = Limits.of(config, facts, sys.maxsize).window_pages * config.page_size
+    if both <= most:
+        return both
+    return (room - most * window) // full if full else sys.maxsize
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "require_same_model",
     "require_tokenizer",
     "resolve_folder",
+    "window_layers",
 ]
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -38,6 +39,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
 _ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+# Architectures whose configuration has one window for all layers, and no types of layers.
+_UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -87,12 +90,16 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     model = read_model_config(folder)
     require_tokenizer(folder)
     heads, head_dim = heads_of(model, folder)
+    window, windowed = window_layers(model)
+    layer_bytes = 2 * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
     return ModelFacts(
         name=config.model,
         vocab_size=model.vocab_size,
         context_length=model.max_position_embeddings,
         num_layers=model.num_hidden_layers,
-        kv_bytes_per_token=2 * model.num_hidden_layers * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)],
+        kv_bytes_per_token=layer_bytes * windowed.count(False),
+        window_tokens=window,
+        window_kv_bytes_per_token=layer_bytes * windowed.count(True),
         eos_token_ids=_eos_token_ids(folder, model),
     )
 
@@ -159,6 +166,22 @@ def heads_of(model: PreTrainedConfig, folder: Path) -> tuple[int, int]:
             f"attention must keep plain keys and values, but {folder} uses latent ones (kv_lora_rank)"
         )
     return heads, head_dim
+
+
+def window_layers(model: PreTrainedConfig) -> tuple[int, list[bool]]:
+    """How many tokens the window layers see, 0 without such layers, and for each layer whether it is one.
+
+    A window that no sequence can outgrow is none.
+    """
+    window = getattr(model, "sliding_window", None) or 0
+    types = getattr(model, "layer_types", None)
+    if types is not None:
+        windowed = [kind == "sliding_attention" for kind in types]
+    else:
+        windowed = [model.model_type in _UNIFORM_WINDOWS] * model.num_hidden_layers
+    if not any(windowed) or not 0 < window < model.max_position_embeddings:
+        return 0, [False] * model.num_hidden_layers
+    return window, windowed
 
 
 def _download(name: str) -> Path:

@@ -26,6 +26,9 @@ class KVPool:
     attention took half as long as over interleaved heads. With ``pages_first`` the shape is [layers of the stage, pages
     * page_size, kv heads, head size], as kernels want it that follow page tables themselves. A slot is a page's place
     for one token: ``page * page_size + offset``.
+
+    ``window`` is the pool of the stage's window layers, with page tables of its own; None where the model has none.
+    With ``window_tokens`` the pool is such a one: only the last tokens of a row are in it.
     """
 
     def __init__(
@@ -38,9 +41,12 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         pages_first: bool = False,
+        window_tokens: int = 0,
     ) -> None:
         self.page_size = limits.page_size
-        self.total_slots = limits.total_pages * limits.page_size
+        self.window_tokens = window_tokens
+        self.window: KVPool | None = None
+        self.total_slots = (limits.window_pages if window_tokens else limits.total_pages) * limits.page_size
         self.pages_first = pages_first
         places = (self.total_slots, kv_heads) if pages_first else (kv_heads, self.total_slots)
         shape = (layers, *places, head_dim)
@@ -51,17 +57,48 @@ class KVPool:
         self._offsets = np.arange(self.page_size, dtype=np.int64)
 
     def adopt(self, segment: Segment) -> None:
-        """Write the pages that a segment adds into its row's page table.
+        """Write the pages that a segment adds into its row's page table, and into that of the window layers.
 
         Raises StepFailedError, and writes nothing, for a row, a place or a page that does not exist.
         """
         if not segment.pages:
             return
-        self._require("row", (segment.row,), self._tables.shape[0])
         stop = segment.page_start + len(segment.pages)
+        self._require("row", (segment.row,), self._tables.shape[0])
         self._require("places of pages", (segment.page_start, stop - 1), self._tables.shape[1])
         self._require("pages", segment.pages, self.total_slots // self.page_size)
+        if self.window is not None:
+            self.window.adopt_window(segment)
         self._tables[segment.row, segment.page_start : stop] = segment.pages
+
+    def adopt_window(self, segment: Segment) -> None:
+        """The same for the pool of the window layers; where a row has no window page it reads none."""
+        if len(segment.window_pages) != len(segment.pages):
+            raise StepFailedError(
+                f"a segment must have as many window pages as pages, {len(segment.pages)}, got "
+                f"{segment.window_pages}; the plan is broken"
+            )
+        pages = [max(0, page) for page in segment.window_pages]
+        self._require("window pages", tuple(pages), self.total_slots // self.page_size)
+        self._tables[segment.row, segment.page_start : segment.page_start + len(pages)] = pages
+
+    def first_positions(self, starts: Slots) -> Slots:
+        """The first position that a row's layers see when its queries begin at ``starts``."""
+        return np.maximum(0, starts - self.window_tokens + 1) if self.window_tokens else np.zeros_like(starts)
+
+    def slots_from(self, rows: Slots, firsts: Slots, lengths: Slots) -> Slots:
+        """The slots [rows, keys] of so many positions of each row from its first; a shorter row repeats its last."""
+        positions = firsts[:, None] + np.minimum(np.arange(int(lengths.max())), lengths[:, None] - 1)
+        self._require("places of pages", (int(positions.max()) // self.page_size,), self._tables.shape[1])
+        pages = self._tables[rows[:, None], positions // self.page_size]
+        slots: Slots = pages * self.page_size + positions % self.page_size
+        return slots
+
+    def pages_from(self, rows: Slots, places: Slots, count: int) -> Slots:
+        """The pages [rows, count] from each row's own place on; the last one of the table beyond its end."""
+        columns = np.minimum(places[:, None] + np.arange(count), self._tables.shape[1] - 1)
+        pages: Slots = self._tables[rows[:, None], columns]
+        return pages
 
     def slots(self, row: int, start: int, stop: int) -> Slots:
         """The slots of positions ``start .. stop - 1`` of a row."""

@@ -77,8 +77,8 @@ class NativeKernels:
 class NativeAttention(LayerAttention):
     """``LayerAttention`` whose groups of one query a row go to the kernel."""
 
-    def __init__(self, stage: StageAttention, layer: int, kernels: NativeKernels) -> None:
-        super().__init__(stage, layer)
+    def __init__(self, stage: StageAttention, layer: int, kernels: NativeKernels, *, windowed: bool = False) -> None:
+        super().__init__(stage, layer, windowed=windowed)
         self._kernels = kernels
 
     def _attend(

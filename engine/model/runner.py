@@ -220,7 +220,8 @@ class StageRunner:
         require_same_model(self._model.description, read_model_config(folder).to_dict(), folder)
         # Trying the new weights must write into no page that is in use.
         pages = self._limits.pages_for(PROBED_TOKENS)
-        limits = msgspec.structs.replace(self._limits, total_pages=pages, rows=1)
+        window_pages = pages if self._limits.window_tokens else 0
+        limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
         return StageModel(config, limits, self.stage, lean=self._lean)
 
     def _fail_if_told(self) -> None:

@@ -34,6 +34,9 @@ class SlotRecord:
         self._tokens = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._positions = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
         self._fingerprints = np.zeros(pool.total_slots if sanitize else 0, np.uint64)
+        # The fingerprint of what the window layers have in each slot of their own pool.
+        window_slots = pool.window.total_slots if sanitize and pool.window is not None else 0
+        self._window_fingerprints = np.zeros(window_slots, np.uint64)
         # What every chain begins with; another one for each version of the weights.
         self._root = _ROOT
         self._tips: dict[int, tuple[int, int]] = {}
@@ -58,10 +61,15 @@ class SlotRecord:
         checked = self._to_check(batch.segments) if self._sanitize else []
         for segment in checked:
             self._chain(segment)
-        self._tokens[batch.slots_array] = batch.token_ids_array
-        self._positions[batch.slots_array] = batch.positions_array
+        self._tokens[batch.full.slots_array] = batch.token_ids_array
+        self._positions[batch.full.slots_array] = batch.positions_array
+        if self._pool.window is not None:
+            for segment in checked:
+                self._write_window(segment, self._pool.window)
         for segment in checked:
             self._check(segment)
+            if self._pool.window is not None:
+                self._check_window(segment, self._pool.window)
 
     def abandon(self, segments: Sequence[Segment]) -> None:
         """Stop checking the rows of a microbatch that was not computed, each until its next tenant.
@@ -119,6 +127,23 @@ class SlotRecord:
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
                 "of another sequence: a page was used after it was freed, is owned twice, or is older than the weights"
+            )
+
+    def _write_window(self, segment: Segment, window: KVPool) -> None:
+        place = segment.row, segment.start, segment.start + len(segment.token_ids)
+        self._window_fingerprints[window.slots(*place)] = self._fingerprints[self._pool.slots(*place)]
+
+    def _check_window(self, segment: Segment, window: KVPool) -> None:
+        """What the window layers see of a row is what the other layers see of it."""
+        first = max(0, segment.start - window.window_tokens + 1)
+        place = segment.row, first, segment.start + len(segment.token_ids)
+        slots = window.slots(*place)
+        wrong = np.flatnonzero(self._window_fingerprints[slots] != self._fingerprints[self._pool.slots(*place)])
+        if wrong.size:
+            raise IntegrityError(
+                f"the KV of {segment.rid} (row {segment.row}) at position {first + int(wrong[0])} must be its own, but "
+                f"window page {int(slots[wrong[0]]) // window.page_size} holds that of another sequence: it was given "
+                "back before the position was out of the window, or is owned twice"
             )
 
     def _slots(self, segment: Segment) -> Slots:

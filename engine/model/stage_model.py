@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
 from engine.model.batch import ForwardBatch
-from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder
+from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder, window_layers
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
 from engine.model.native import NativeAttention, NativeKernels
@@ -75,23 +76,31 @@ class StageModel:
         self.hidden_size = int(model_config.hidden_size)
         self.layers = stage_layers(model_config.num_hidden_layers, limits.pp_size, stage)
         kv_heads, head_dim = heads_of(model_config, self.folder)
+        kinds = _windowed_layers(model_config, limits)
+        windowed = [kinds[index] for index in self.layers]
         self._model = _build(model_config, self.dtype, self.folder)
         self._decoder = self._model.base_model
         self._load()
         self._refuse_work_between_layers()
         varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
-        self.pool = KVPool(
+        pool_of = partial(
+            KVPool,
             limits,
-            layers=len(self.layers),
             kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=self.dtype,
             device=self.device,
             pages_first=varlen,
         )
+        self.pool = pool_of(layers=windowed.count(False))
+        if limits.window_tokens:
+            self.pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
         self._attention = attention.StageAttention(self.pool)
         kernels = None if varlen else self._native_kernels(config, head_dim)
-        self._paged = [self._layer_attention(index, kernels) for index in range(len(self.layers))]
+        self._paged = [
+            self._layer_attention(windowed[:index].count(kind), kernels, windowed=kind)
+            for index, kind in enumerate(windowed)
+        ]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             _attach(layer, layer_attention)
         self._lean: LeanDecoder | None = None
@@ -174,12 +183,14 @@ class StageModel:
             _log.warning("nothing is compiled, and the eager forward computes: %s", exc)
             return None
 
-    def _layer_attention(self, layer: int, kernels: NativeKernels | None) -> attention.PagedAttention:
+    def _layer_attention(
+        self, layer: int, kernels: NativeKernels | None, *, windowed: bool
+    ) -> attention.PagedAttention:
         if self.pool.pages_first:
-            return VarlenAttention(self._attention, layer)
+            return VarlenAttention(self._attention, layer, windowed=windowed)
         if kernels is not None:
-            return NativeAttention(self._attention, layer, kernels)
-        return attention.LayerAttention(self._attention, layer)
+            return NativeAttention(self._attention, layer, kernels, windowed=windowed)
+        return attention.LayerAttention(self._attention, layer, windowed=windowed)
 
     def _load(self) -> None:
         """Cut the model down to this stage, then fill what is left."""
@@ -277,14 +288,24 @@ class StageModel:
 
     def _compare_outputs(self) -> torch.Tensor:
         """What the stage computes for a chunk of a few tokens and for one more token after it, in fp32."""
-        count = min(PROBED_TOKENS, self.pool.total_slots)
+        window = self.pool.window
+        count = min([PROBED_TOKENS, *[pool.total_slots for pool in (self.pool, window) if pool is not None]])
         pages = tuple(range(-(-count // self.pool.page_size)))
         ids = tuple(range(count - 1))
         outputs = []
         for start, token_ids in ((0, ids), (count - 1, (count - 1,))):
             if not token_ids:
                 continue
-            segment = Segment("compare", row=0, start=start, token_ids=token_ids, page_start=0, pages=pages, emits=True)
+            segment = Segment(
+                "compare",
+                row=0,
+                start=start,
+                token_ids=token_ids,
+                page_start=0,
+                pages=pages,
+                emits=True,
+                window_pages=pages if window is not None else (),
+            )
             self.pool.adopt(segment)
             places = torch.arange(len(token_ids) * self.hidden_size, dtype=torch.float32) + start
             hidden = torch.sin(places).view(-1, self.hidden_size).to(self.dtype)
@@ -331,6 +352,16 @@ def _attach(layer: nn.Module, paged: attention.PagedAttention) -> None:
     for module in chain([layer], layer.modules()):
         if hasattr(module, "layer_idx"):
             module.paged_attention = paged  # type: ignore[assignment]  # a plain attribute, no submodule
+
+
+def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
+    """Which layers of the whole model keep their KV in the window pool: none where the limits have no window."""
+    window, windowed = window_layers(model)
+    if not limits.window_tokens:
+        return [False] * len(windowed)
+    if window != limits.window_tokens:
+        raise CheckpointError(f"window layers must see {limits.window_tokens} tokens, those of this model see {window}")
+    return windowed
 
 
 def _require_hidden(hidden: torch.Tensor | None, batch: ForwardBatch, hidden_size: int) -> torch.Tensor:

@@ -32,15 +32,16 @@ _PROBE_TOLERANCE: Final = 0.03
 class VarlenAttention:
     """The attention of one layer over its part of a pool that keeps pages first; see ``LayerAttention.attend``."""
 
-    def __init__(self, stage: StageAttention, layer: int) -> None:
+    def __init__(self, stage: StageAttention, layer: int, *, windowed: bool = False) -> None:
         self._stage = stage
         self._layer = layer
+        self._windowed = windowed
         self.bind()
 
     def bind(self) -> None:
         """See ``PagedAttention``."""
-        self._keys = self._stage.pool.keys[self._layer]
-        self._values = self._stage.pool.values[self._layer]
+        pool = self._stage.pool_of(windowed=self._windowed)
+        self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 
     def attend(
         self,
@@ -58,11 +59,9 @@ class VarlenAttention:
         """
         if softcap is not None:
             raise StepFailedError("attention_backend='varlen' cannot cap scores, which this model does; use 'sdpa'")
-        batch = self._stage.batch
-        assert batch is not None, "attention was called outside of a stage's forward"
+        batch = self._stage.enter(windowed=self._windowed, window=window)
         table = batch.table
         assert table is not None, "a batch over a pool with pages first has a page table"
-        self._stage.calls += 1
         self._keys.index_copy_(0, batch.new_slots, key.to(self._keys.dtype))
         self._values.index_copy_(0, batch.new_slots, value.to(self._values.dtype))
         pages = (-1, self._stage.pool.page_size, *self._keys.shape[1:])

@@ -13,9 +13,14 @@ from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
 
-def limits_for(config: EngineConfig, *, vocab_size: int = 199, num_layers: int = 5) -> Limits:
+def limits_for(config: EngineConfig, *, vocab_size: int = 199, num_layers: int = 5, window: int = 0) -> Limits:
     facts = ModelFacts(
-        name=config.model, vocab_size=vocab_size, context_length=256, num_layers=num_layers, kv_bytes_per_token=1
+        name=config.model,
+        vocab_size=vocab_size,
+        context_length=256,
+        num_layers=num_layers,
+        kv_bytes_per_token=1,
+        window_tokens=window,
     )
     return Limits.of(config, facts, 4096)
 
@@ -30,13 +35,18 @@ class ChainedStages:
         self.launched = 0
 
     def segment(self, row: int, ids: Sequence[int], *, emits: bool = True, spec: SamplingSpec | None = None) -> Segment:
-        """The next tokens of a row. Its pages are given once, in an order that is nowhere contiguous."""
+        """The next tokens of a row. Its pages are given once, in an order that is nowhere contiguous.
+
+        Its window pages are a ring: what is out of the window is overwritten.
+        """
         start = self.done.get(row, 0)
         count = self.limits.pages_for(self.limits.context_length)
         pages = tuple(range(row + (count - 1) * 8, -1, -8))[:count] if start == 0 else ()
         self.done[row] = start + len(ids)
         sampling = (spec or SamplingSpec(seed=row)) if start == 0 else None
-        return Segment(f"r{row}", row, start, tuple(ids), 0, pages, emits, sampling)
+        ring = self.limits.row_window_pages if self.limits.window_tokens else 0
+        window_pages = tuple(row * ring + place % ring for place in range(len(pages))) if ring else ()
+        return Segment(f"r{row}", row, start, tuple(ids), 0, pages, emits, sampling, window_pages)
 
     def plan(self, *segments: Segment) -> Microbatch:
         self.launched += 1
