@@ -13,9 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from engine.errors import ConfigError
 
-__all__ = ["CHUNKING_OFF", "EMBEDDED_MODEL", "EngineConfig", "embedded_seed"]
+__all__ = [
+    "CHUNKING_OFF",
+    "EMBEDDED_MODEL",
+    "EMBEDDED_WINDOW_MODEL",
+    "EngineConfig",
+    "embedded_seed",
+    "has_embedded_window",
+]
 
 EMBEDDED_MODEL = "embedded"
+# The same with window layers.
+EMBEDDED_WINDOW_MODEL = "embedded-window"
 SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
 
@@ -28,8 +37,8 @@ class EngineConfig(BaseModel):
     model: str = Field(
         EMBEDDED_MODEL,
         min_length=1,
-        description="'embedded' (or 'embedded:SEED' for other weights of it), a folder with a transformers checkpoint, "
-        "or a hub name",
+        description="'embedded' (or 'embedded:SEED' for other weights of it), 'embedded-window' (the same with window "
+        "layers), a folder with a transformers checkpoint, or a hub name",
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -140,8 +149,13 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
 def embedded_seed(model: str, seed: int) -> int | None:
     """The seed of the embedded weights that ``model`` names, ``seed`` if it names none; None for any other model."""
     name, colon, own = model.partition(":")
-    if name != EMBEDDED_MODEL:
+    if name not in (EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL):
         return None
     if not colon:
         return seed
     return int(own) if own.isdecimal() and own.isascii() and int(own) < SEED_LIMIT else None
+
+
+def has_embedded_window(model: str) -> bool:
+    """True for the embedded model with window layers, whatever its seed."""
+    return model.partition(":")[0] == EMBEDDED_WINDOW_MODEL

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EngineConfig
+from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig, has_embedded_window
 from engine.errors import ConfigError
 
-__all__ = ["EMBEDDED_FACTS", "Limits", "ModelFacts"]
+__all__ = ["EMBEDDED_FACTS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,21 @@ EMBEDDED_FACTS = ModelFacts(
     kv_bytes_per_token=1024,
     eos_token_ids=(257,),
 )
+
+# The same with a window of 64 tokens in every other layer, the first included.
+EMBEDDED_WINDOW_FACTS = msgspec.structs.replace(
+    EMBEDDED_FACTS,
+    name=EMBEDDED_WINDOW_MODEL,
+    kv_bytes_per_token=512,
+    window_tokens=64,
+    window_kv_bytes_per_token=512,
+)
+
+
+def embedded_facts(model: str) -> ModelFacts:
+    """The facts of the embedded model that is named so."""
+    return EMBEDDED_WINDOW_FACTS if has_embedded_window(model) else EMBEDDED_FACTS
+
 
 # KV capacity of the embedded model when the configuration does not say, in tokens: the same in every tier and on every
 # machine, so that a script meets the same pool everywhere.

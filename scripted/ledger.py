@@ -14,7 +14,7 @@ import msgspec
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory import KVMemory
+from engine.memory import KVMemory, PageState, Windows
 from engine.messages import (
     Abort,
     AbortAll,
@@ -84,6 +84,7 @@ class Ledger:
         self._expected: list[tuple[str, tuple[int, ...], FinishReason | None]] = []
         self._refused: list[Refusal] = []
         self._told_pages: tuple[int, ...] = ()
+        self._told_window_pages: tuple[int, ...] = ()
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
@@ -98,7 +99,7 @@ class Ledger:
     def follow(self, events: tuple[Event, ...], result: StepResult) -> None:
         """Account for one step. Raises IntegrityError for a reply or a plan that the events do not account for."""
         replies = result.replies
-        self._told_pages = ()
+        self._told_pages = self._told_window_pages = ()
         self._refused = [reply for reply in replies if type(reply) is Refusal]
         for event in events:
             handler = self._handlers.get(type(event))
@@ -144,6 +145,16 @@ class Ledger:
         free = [page for page in self._told_pages if not memory.pages.state(page)]
         if free:
             raise IntegrityError(f"the last microbatch uses pages {free}, which the engine books as free")
+        if memory.windows is not None:
+            self._compare_window_pages(memory.windows)
+
+    def _compare_window_pages(self, windows: Windows) -> None:
+        """Window pages that were told just now are owned, and each is told once unless the tree shares it."""
+        told = self._told_window_pages
+        free = [page for page in told if not windows.pages.state(page)]
+        twice = [page for page in told if told.count(page) > 1 and windows.pages.state(page) is not PageState.CACHED]
+        if free or twice:
+            raise IntegrityError(f"the last microbatch uses window pages {free or twice}, booked as free or another's")
 
     # -- events --
 
@@ -283,6 +294,7 @@ class Ledger:
         self._flights.append(_Flight(microbatch.id, work))
         self._launched += 1
         self._told_pages = tuple([page for segment in microbatch.segments for page in segment.pages])
+        self._told_window_pages = tuple([p for segment in microbatch.segments for p in segment.window_pages if p >= 0])
 
     def _check_update(self, microbatch: Microbatch) -> None:
         if self._flights or self._pages.rows:

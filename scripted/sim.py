@@ -22,7 +22,7 @@ from engine.frontend.admission import request_of
 from engine.frontend.answer import Answer, joined
 from engine.frontend.problems import ApiError, ProblemType
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.limits import Limits, embedded_facts
 from engine.messages import (
     Abort,
     AbortAll,
@@ -336,7 +336,7 @@ class ScriptedSim:
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         self.config = config
-        self._limits = Limits.of(config, EMBEDDED_FACTS)
+        self._limits = Limits.of(config, embedded_facts(config.model))
         self._mutant = mutant
         self._open = True
 

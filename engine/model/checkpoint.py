@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EMBEDDED_MODEL, EngineConfig, embedded_seed
+from engine.config import EMBEDDED_MODEL, EngineConfig, embedded_seed, has_embedded_window
 from engine.errors import CheckpointError
-from engine.limits import EMBEDDED_FACTS, ModelFacts
+from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def resolve_folder(config: EngineConfig) -> Path:
     """
     seed = embedded_seed(config.model, config.seed)
     if seed is not None:
-        return embedded_folder(seed)
+        return embedded_folder(seed, windowed=has_embedded_window(config.model))
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         return folder
@@ -85,7 +85,7 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     decoder of the usual shape.
     """
     if embedded_seed(config.model, config.seed) is not None and config.dtype in ("auto", "float32"):
-        return EMBEDDED_FACTS
+        return embedded_facts(config.model)
     folder = resolve_folder(config)
     model = read_model_config(folder)
     require_tokenizer(folder)

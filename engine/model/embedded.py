@@ -23,7 +23,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.errors import CheckpointError
-from engine.limits import EMBEDDED_FACTS
+from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
 
 __all__ = ["SPECIAL_TOKENS", "embedded_folder", "write_embedded"]
 
@@ -61,22 +61,22 @@ _CHAT_TEMPLATE = (
 )
 
 
-def embedded_folder(seed: int) -> Path:
-    """The folder of the embedded checkpoint for ``seed``, made if it is not there yet.
+def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
+    """The folder of the embedded checkpoint for ``seed``, with window layers or without, made if it is not there yet.
 
     Several processes may ask at once: each writes its own folder and the first rename wins. Raises CheckpointError when
     the cache folder cannot be written.
     """
     # Named after its recipe, so that a changed one is never served from an old folder.
     recipe = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest()
-    folder = _cache_root() / f"embedded-{recipe}-{seed}"
+    folder = _cache_root() / f"embedded{'-window' if windowed else ''}-{recipe}-{seed}"
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder.parent))
         try:
-            write_embedded(draft, seed)
+            write_embedded(draft, seed, windowed=windowed)
             _publish(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -88,9 +88,9 @@ def embedded_folder(seed: int) -> Path:
     return folder
 
 
-def write_embedded(folder: Path, seed: int) -> None:
+def write_embedded(folder: Path, seed: int, *, windowed: bool = False) -> None:
     """Write config, generation config, weights and tokenizer into an existing folder; equal seeds give equal bytes."""
-    _write_json(folder / "config.json", _model_config())
+    _write_json(folder / "config.json", _model_config() | (_windows() if windowed else {}))
     _write_json(folder / "generation_config.json", _generation_config())
     _write_json(folder / "tokenizer_config.json", _tokenizer_config())
     (folder / "tokenizer.json").write_text(_tokenizer().to_str(), encoding="utf-8")
@@ -145,6 +145,14 @@ def _model_config() -> dict[str, object]:
         "eos_token_id": EMBEDDED_FACTS.eos_token_ids[0],
         "pad_token_id": _token_id("<|pad|>"),
         "dtype": "float32",
+    }
+
+
+def _windows() -> dict[str, object]:
+    return {
+        "use_sliding_window": True,
+        "sliding_window": EMBEDDED_WINDOW_FACTS.window_tokens,
+        "layer_types": ["sliding_attention", "full_attention"] * (EMBEDDED_WINDOW_FACTS.num_layers // 2),
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from engine.config import embedded_seed
+from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, embedded_seed, has_embedded_window
 from engine.limits import Limits
 from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
 from engine.pipeline.wire import StageView
@@ -167,8 +167,9 @@ class SimulatedPipeline:
     def _update(self, weights: str | None) -> str | None:
         """Take the weights of another seed; returns why not."""
         seed = self._seed if weights is None else embedded_seed(weights, self._seed)
-        if seed is None:
-            return f"the simulated model has the weights 'embedded' and 'embedded:SEED', got {weights!r}"
+        if seed is None or (weights is not None and has_embedded_window(weights) is not bool(self._window_tokens)):
+            name = EMBEDDED_WINDOW_MODEL if self._window_tokens else EMBEDDED_MODEL
+            return f"the simulated model has the weights {name!r} and '{name}:SEED', got {weights!r}"
         self._root = _START if seed == self._seed else (_START ^ (seed + 1) * _CHAIN) & _MASK
         return None
 

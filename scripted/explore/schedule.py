@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.limits import Limits, embedded_facts
 from scripted.errors import ScriptDefinitionError
 from scripted.explore.actions import Placed, parse_placed
 
@@ -57,7 +57,7 @@ def config_values(config: EngineConfig) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def limits_of(config: EngineConfig) -> Limits:
     """A configuration resolved against the embedded model, as in the sim tier."""
-    return Limits.of(config, EMBEDDED_FACTS)
+    return Limits.of(config, embedded_facts(config.model))
 
 
 def _read_config(text: str) -> dict[str, str]:

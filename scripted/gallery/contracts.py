@@ -35,6 +35,7 @@ from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import Policy
 from engine.scheduler.replies import output_of
 from scripted.gallery.mutant import Mutant
+from scripted.gallery.windows import WINDOWS
 
 __all__ = ["CONTRACTS"]
 
@@ -354,4 +355,5 @@ CONTRACTS = (
         "apply",
         _evict_before,
     ),
+    *WINDOWS,
 )

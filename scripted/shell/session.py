@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.limits import Limits, embedded_facts
 from scripted.context import ScriptContext
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptDefinitionError, ScriptError
 from scripted.handle import RequestHandle
@@ -185,7 +185,8 @@ class DebugSession:
         self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
             if isinstance(command, Look) and command.what is Show.HISTORY:
-                table = step_table(report.records, Limits.of(self._config, EMBEDDED_FACTS), last=command.count)
+                limits = Limits.of(self._config, embedded_facts(self._config.model))
+                table = step_table(report.records, limits, last=command.count)
                 self._say(render_text(table, TABLE_WIDTH_COLUMNS))
             elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):
                 self._say(self._text_of_show(command.what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.limits import EMBEDDED_FACTS, Limits
+from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits, ModelFacts
 from engine.model import checkpoint, embedded
 from engine.model.embedded import SPECIAL_TOKENS, embedded_folder, write_embedded
 from engine.plan import SamplingSpec
@@ -33,12 +34,18 @@ def chain() -> ChainedStages:
     return ChainedStages(config, Limits.of(config, EMBEDDED_FACTS))
 
 
-def test_facts_read_from_the_folder_equal_the_promised_ones() -> None:
-    facts = checkpoint.read_facts(EngineConfig(model=str(embedded_folder(0))))
-    assert facts == EMBEDDED_FACTS.__class__(
-        **{name: getattr(EMBEDDED_FACTS, name) for name in EMBEDDED_FACTS.__struct_fields__ if name != "name"},
-        name=str(embedded_folder(0)),
-    )
+@pytest.mark.parametrize("promised", [EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS], ids=lambda facts: facts.name)
+def test_facts_read_from_the_folder_equal_the_promised_ones(promised: ModelFacts) -> None:
+    """B18: of the model with window layers too."""
+    folder = str(embedded_folder(0, windowed=promised is EMBEDDED_WINDOW_FACTS))
+    assert checkpoint.read_facts(EngineConfig(model=folder)) == msgspec.structs.replace(promised, name=folder)
+    assert checkpoint.read_facts(EngineConfig(model=promised.name)) is promised
+
+
+def test_the_model_with_windows_has_a_folder_of_its_own() -> None:
+    """B18"""
+    folder = checkpoint.resolve_folder(EngineConfig(model="embedded-window:3"))
+    assert folder == embedded_folder(3, windowed=True) != embedded_folder(3)
 
 
 @pytest.mark.parametrize(("model", "seed"), [("embedded", 5), ("embedded:0", 0), ("embedded:7", 7)])
@@ -53,7 +60,7 @@ def test_a_name_that_carries_no_seed_is_refused(model: str) -> None:
 
 
 def test_facts_of_the_embedded_model_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "embedded_folder", lambda _: pytest.fail("wrote the checkpoint"))
+    monkeypatch.setattr(checkpoint, "embedded_folder", lambda *_, **__: pytest.fail("wrote the checkpoint"))
     assert checkpoint.read_facts(EngineConfig()) is EMBEDDED_FACTS
 
 

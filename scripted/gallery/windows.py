@@ -1,0 +1,62 @@
+"""Mutants of window layers: window pages that go too early, never, or are missed by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.memory import KVMemory, Lease, Windows
+from scripted.gallery.mutant import Mutant
+
+__all__ = ["WINDOWS"]
+
+_TESTS = "tests/registered/pressure/test_window_layers.py"
+_TOO_EARLY_TOKENS = 32
+
+_slide = KVMemory.slide
+
+
+def _slide_ahead(memory: KVMemory, lease: Lease, position: int) -> None:
+    _slide(memory, lease, position + _TOO_EARLY_TOKENS)
+
+
+def _never_slide(memory: KVMemory, lease: Lease, position: int) -> None:
+    del memory, lease, position
+
+
+def _use_everything(windows: Windows, pages: Sequence[int]) -> int:
+    del windows
+    return len(pages)
+
+
+WINDOWS = (
+    Mutant(
+        name="window-pages-go-too-early",
+        origin="B18: a window page that something in flight, or still to come, can see",
+        bug="a window page is given back 32 tokens before it is out of the window",
+        signature="a window page was somebody else's",
+        test=f"{_TESTS}::test_window_pages_stay_while_they_are_seen",
+        owner=KVMemory,
+        attribute="slide",
+        replacement=_slide_ahead,
+    ),
+    Mutant(
+        name="window-pages-are-kept",
+        origin="B18: a request that is longer than the window pool",
+        bug="window pages stay with their request until it ends",
+        signature="did not finish within",
+        test=f"{_TESTS}::test_a_request_longer_than_the_window_pool_runs",
+        owner=KVMemory,
+        attribute="slide",
+        replacement=_never_slide,
+    ),
+    Mutant(
+        name="prefix-without-its-window-is-used",
+        origin="B18: a cached prefix whose window pages were evicted",
+        bug="a prefix is hit as far as its pages are cached, whatever is left of its window pages",
+        signature="a prefix was used without its window",
+        test=f"{_TESTS}::test_a_prefix_is_used_as_far_as_its_window_is_there",
+        owner=Windows,
+        attribute="usable_pages",
+        replacement=_use_everything,
+    ),
+)
