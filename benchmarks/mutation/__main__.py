@@ -35,12 +35,13 @@ def main() -> None:
     # A test that starts a process of its own must not share the core with its threads.
     os.environ["OMP_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False)
-    folder = arguments.out / fingerprint()
+    # Thinner sweeps notice less, so that their results are others.
+    folder = arguments.out / (fingerprint() + ("" if arguments.most is None else f"-{arguments.most}"))
     folder.mkdir(parents=True, exist_ok=True)
     mutants = _chosen(arguments)
     results = folder / "results.jsonl"
     suites = [Suite(name) for name in arguments.suites]
-    with_units(suites, lambda units: _run(mutants, units, results, arguments.jobs, console))
+    with_units(suites, lambda units: _run(mutants, units, results, arguments.jobs, console), most=arguments.most)
     found = read_results(results)
     score = score_of(mutants, found)
     console.print(table_of(score))
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="which ones; a larger sample of one seed has the smaller")
     parser.add_argument("--kind", choices=("behaviour", "guard", "all"), default="all", help="guards only object")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this in their id")
+    parser.add_argument("--most", type=int, metavar="N", help="schedules of one sweep, evenly chosen; default: all")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
     return parser

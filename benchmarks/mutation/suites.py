@@ -36,13 +36,14 @@ class Suite(StrEnum):
 
 
 class SearchUnit:
-    """A base workload by itself, or its whole sweep."""
+    """A base workload by itself, or its sweep: all of it, or ``most`` schedules at even distances."""
 
-    def __init__(self, workload: str, *, sweep: bool) -> None:
+    def __init__(self, workload: str, *, sweep: bool, most: int | None = None) -> None:
         self.suite = Suite.SEARCH
         self.name = f"{workload} {'sweep' if sweep else 'alone'}"
         self._workload = workload
         self._sweep = sweep
+        self._most = most
 
     def run(self) -> str | None:
         """Up to the first failure; what the search says of it."""
@@ -50,7 +51,9 @@ class SearchUnit:
         if bench.outcome.failure is not None:
             return str(bench.outcome.failure)
         if self._sweep:
-            for extra in Sweep().additions(self._workload, bench.base, bench.steps):
+            additions = list(Sweep().additions(self._workload, bench.base, bench.steps))
+            apart = 1 if self._most is None else -(-len(additions) // self._most)
+            for extra in additions[::apart]:
                 failure = bench.execute(*extra).failure
                 if failure is not None:
                     return f"{' + '.join(map(str, extra))}: {failure}"
@@ -87,11 +90,14 @@ class _Verdicts:
             self.failure = next((line for line in reversed(lines) if line.startswith("E ")), lines[-1] if lines else "")
 
 
-def with_units(suites: Sequence[Suite], work: Callable[[list[Unit]], None]) -> None:
-    """Collect the units of these suites, and do something with them while pytest's session is open."""
+def with_units(suites: Sequence[Suite], work: Callable[[list[Unit]], None], *, most: int | None = None) -> None:
+    """Collect the units of these suites, and do something with them while pytest's session is open.
+
+    ``most`` bounds the schedules of one sweep.
+    """
     units: list[Unit] = []
     if Suite.SEARCH in suites:
-        units += [SearchUnit(name, sweep=sweep) for sweep in (False, True) for name in WORKLOADS]
+        units += [SearchUnit(name, sweep=sweep, most=most) for sweep in (False, True) for name in WORKLOADS]
     folders = [_REGISTERED] * (Suite.REGISTERED in suites) + [*_UNIT] * (Suite.UNIT in suites)
     if not folders:
         work(units)

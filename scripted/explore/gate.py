@@ -188,7 +188,7 @@ class SimulatedGate:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
-        self.promises.check_counters(self.ledger.lives)
+        self.promises.check_counters(self.ledger)
         for life in self.ledger.lives:
             check_tokens(life)
 

@@ -46,7 +46,7 @@ class Judge:
                 self._ledger.check_end()
                 self._check_tokens()
                 self._promises.check_hits()
-                self._promises.check_counters(self._ledger.lives)
+                self._promises.check_counters(self._ledger)
                 return
         raise Violation(f"not settled after {_SETTLING_LIMIT_STEPS} steps: {self._t.state}")
 

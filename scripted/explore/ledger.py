@@ -78,6 +78,9 @@ class Ledger:
         # Why the stages could not do the update whose result came last.
         self._update_error: str | None = None
         self.paused = False
+        # Microbatches that were launched, updates of the weights that succeeded.
+        self.launched = 0
+        self.updated = 0
         self._may_abort: set[str] = set()
         self._may_fail = False
         self._dead = ""
@@ -207,6 +210,7 @@ class Ledger:
             raise Violation(f"the update to {weights} is said to have succeeded, but {self._update_error}")
         if answer.ok:
             self._weights = weights
+            self.updated += 1
 
     def _hear_output(self, output: TokenOutput) -> None:
         lives = self._live.get(output.rid)
@@ -268,6 +272,9 @@ class Ledger:
 
     def _check_microbatch(self, microbatch: Microbatch) -> None:
         limits = self._limits
+        if microbatch.id != self.launched:
+            raise Violation(f"microbatch {microbatch.id} is launched, but it is number {self.launched}")
+        self.launched += 1
         if self._updating:
             raise Violation(f"microbatch {microbatch.id} is launched while the weights are being updated")
         if microbatch.mode is ForwardMode.UPDATE:

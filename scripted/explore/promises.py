@@ -5,14 +5,12 @@ Looked at after each step from the live books, and never from the answers, which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.messages import FinishReason, PauseMode
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
-from scripted.explore.ledger import Life, Violation
+from scripted.explore.ledger import Ledger, Violation
 
 __all__ = ["Promises"]
 
@@ -62,9 +60,9 @@ class Promises:
             if node.hit_count > most:
                 raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
 
-    def check_counters(self, lives: Sequence[Life]) -> None:
+    def check_counters(self, ledger: Ledger) -> None:
         """When all have ended: the engine's totals are those of what its clients asked for and were told."""
-        counters = self._scheduler.counters
+        counters, lives = self._scheduler.counters, ledger.lives
         started = [life for life in lives if not life.refused]
         told = {
             "requests_started": len(started),
@@ -73,6 +71,8 @@ class Promises:
             "requests_finished": sum(life.end is not FinishReason.ABORT for life in started),
             "prompt_tokens": sum(len(life.message.prompt_ids) for life in started),
             "generated_tokens": sum(len(life.tokens) for life in started),
+            "forward_ct": ledger.launched,
+            "weights_version": ledger.updated,
         }
         for name, count in told.items():
             if getattr(counters, name) != count:
