@@ -15,7 +15,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.memory.pressure import Pressure
-from engine.memory.radix import RadixTree
+from engine.memory.radix import Node, RadixTree
 from engine.memory.rows import RowPool
 from engine.messages import (
     Abort,
@@ -31,6 +31,7 @@ from engine.scheduler import Place, Request, Scheduler, planner, policy
 from engine.scheduler import scheduler as scheduler_module
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
+from engine.scheduler.counters import Counters
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import Policy
 from engine.scheduler.replies import output_of
@@ -41,6 +42,7 @@ __all__ = ["CONTRACTS"]
 
 _CORE = "tests/registered/core"
 _SMALL_CHUNK = 64
+_SMALL_HEAP = 64
 
 _request_of = Admission.request_of
 _on_abort = Scheduler._on_abort
@@ -50,6 +52,7 @@ _plan = Planner.plan
 _add_chunk = Planner._add_chunk
 _add_decodes = Planner._add_decodes
 _apply = Pressure.apply
+_offer_for_eviction = RadixTree._offer_for_eviction
 
 
 def _fits(limits: Limits, prompt_tokens: int, max_new_tokens: int) -> None:
@@ -156,6 +159,17 @@ def _keep_no_rows(rows: RowPool, count: int) -> None:
 def _evict_before(pressure: Pressure, event: OperatorEvent) -> None:
     _apply(pressure, EvictCache())
     _apply(pressure, event)
+
+
+def _thin_to_nothing(tree: RadixTree, node: Node) -> None:
+    _offer_for_eviction(tree, node)
+    if len(tree._heap) > _SMALL_HEAP:
+        tree._heap.clear()
+
+
+def _count_any_end(counters: Counters, reason: FinishReason) -> None:
+    del reason
+    counters.requests_finished += 1
 
 
 def _contract(
@@ -354,6 +368,24 @@ CONTRACTS = (
         Pressure,
         "apply",
         _evict_before,
+    ),
+    _contract(
+        "thinning-forgets-leaves",
+        "the heap of leaves to evict is emptied when it grows, with what is still to be evicted in it",
+        "assert 1 == 3",
+        "tests/registered/pressure/test_eviction.py::test_a_prefix_that_is_used_often_hides_no_other",
+        RadixTree,
+        "_offer_for_eviction",
+        _thin_to_nothing,
+    ),
+    _contract(
+        "aborts-count-as-finished",
+        "an abort is counted as an end like any other",
+        "requests_aborted",
+        "test_memory_accounts.py::test_totals_are_what_the_clients_saw",
+        Counters,
+        "count_end",
+        _count_any_end,
     ),
     *WINDOWS,
 )

@@ -2,7 +2,7 @@
 
 Goal: each account goes up with a request's life and is exactly back at its end. Method: read the accounts at every step
 of single and of prefix-sharing requests. Origin: the core contracts of SGLang's scripted runtime; B04, B05, B11, B13.
-Mutants: lock-refs-are-not-released, prefixes-are-never-hit.
+Mutants: lock-refs-are-not-released, prefixes-are-never-hit, aborts-count-as-finished.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci
@@ -105,3 +105,22 @@ def test_engine_stats_add_up(t):
     assert after.generated_tokens - before.generated_tokens == 12
     assert after.forward_ct == t.forward_ct
     assert (after.waiting, after.chunked, after.running, after.in_flight) == (0, 0, 0, 0)
+
+
+@scripted(ONE_STAGE)
+def test_totals_are_what_the_clients_saw(t):
+    first = t.start_req(prompt_len=2 * PAGE + 8, max_new_tokens=3)
+    yield from t.run_until_finished(first)
+    again = t.start_req(prompt_ids=first.prompt_ids, max_new_tokens=2)
+    gone = t.start_req(prompt_len=20, prompt_seed=1, max_new_tokens=50)
+    yield from t.run_until_finished(again)
+    t.abort(gone.rid)
+    yield from t.run_until_idle()
+    requests, stats = [first, again, gone], t.engine_stats()
+    assert (stats.requests_started, stats.requests_finished, stats.requests_aborted) == (3, 2, 1)
+    assert stats.requests_refused == stats.retractions == stats.weights_version == 0
+    assert stats.prompt_tokens == sum(len(r.prompt_ids) for r in requests)
+    assert stats.cached_tokens == again.cached_tokens == 2 * PAGE
+    assert stats.generated_tokens == sum(len(r.output_ids) for r in requests)
+    assert stats.forward_ct == t.forward_ct == sum(record.microbatch is not None for record in t.history)
+    assert stats.step == t.state.step

@@ -3,7 +3,7 @@
 Goal: a prefix that a live request protects stays, whatever is evicted; everything else goes, least recently used first,
 and comes back by computing. Method: a running request on the older of two cached prefixes; evict everything. Origin:
 the eviction tests of SGLang's scripted runtime; B08, B11. Mutants: locked-prefix-is-evicted,
-pressure-evicts-everything.
+pressure-evicts-everything, thinning-forgets-leaves.
 """
 
 from ci.register import register_cpu_ci
@@ -48,3 +48,14 @@ def test_a_full_cache_makes_room(t):
     yield from t.run_until_all_finished(requests)
     assert {r.finish_reason for r in requests} == {"length"}
     assert t.state.kv.cached + t.state.kv.free == 10
+
+
+@scripted(ONE_STAGE)
+def test_a_prefix_that_is_used_often_hides_no_other(t):
+    often, seldom = [40] * PAGE, [60] * (2 * PAGE)
+    yield from t.warmup_radix(seldom)
+    for _ in range(40):
+        yield from t.warmup_radix(often)
+    assert t.state.kv.cached == 3
+    assert t.evict() == 3
+    assert t.state.tree.nodes == 0

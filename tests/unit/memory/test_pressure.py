@@ -70,6 +70,22 @@ def test_unlocked_nodes_are_left_exactly_and_pinned_ones_stay() -> None:
     memory.check_integrity([])
 
 
+def test_more_nodes_are_left_unlocked_than_there_are() -> None:
+    memory = memory_of()
+    cache(memory, 1, 2, 3, 4)
+    cache(memory, 11, 2, 3, 4)
+    memory.pressure.apply(SetPressure(leave_unlocked=5))
+    assert (unlocked_nodes(memory), memory.pressure.pins) == (2, [])
+
+
+def test_every_event_outdates_an_audit_once() -> None:
+    memory = memory_of()
+    assert memory.pressure.changes == 0
+    for number, event in enumerate((SetPressure(leave_pages=3), EvictCache(), ReleasePressure()), start=1):
+        memory.pressure.apply(event)
+        assert memory.pressure.changes == number
+
+
 def test_pinned_node_may_be_split() -> None:
     memory = memory_of()
     cache(memory, 1, 2, 3, 4, 5, 6)

@@ -125,6 +125,24 @@ def test_heap_of_evictable_leaves_stays_bounded() -> None:
     assert forest.tree.evict(2) == 2
 
 
+def test_leaves_are_found_after_the_heap_was_thinned() -> None:
+    """What is evictable can be evicted, the least recently used first, however often another leaf was used."""
+    forest = Forest()
+    forest.publish("aabb")
+    upper = forest.publish("ccdd")
+    forest.publish("ccddee")
+    forest.publish("ffgg")
+    forest.tree.lock(upper)
+    for _ in range(100):
+        forest.match("aabb")
+    assert forest.tree.evict(1) == 1
+    assert forest.texts() == ["aabb", "ccdd", "ffgg"]
+    assert forest.tree.evict(16) == 4
+    assert forest.texts() == ["ccdd"]
+    forest.tree.unlock(upper)
+    assert forest.tree.evict(16) == 2
+
+
 @pytest.mark.parametrize(
     ("break_it", "text"),
     [

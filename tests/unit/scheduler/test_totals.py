@@ -1,0 +1,36 @@
+"""Totals: what the scheduler counts is what its clients asked for and were told."""
+
+from __future__ import annotations
+
+from simulated_engine import SimulatedEngine, generate, prompt
+
+from engine.messages import AbortAll, FinishReason, UpdateWeights
+
+
+def test_totals_of_a_life_of_everything() -> None:
+    """Started, finished, aborted, refused; tokens of prompts, from the cache and generated; passes and updates."""
+    engine = SimulatedEngine(chunked_prefill_size=32, max_total_tokens=512)
+    assert set(engine.scheduler.counters.totals().values()) == {0}
+    ids = prompt(40)
+    engine.run(generate("a", ids, 3))
+    engine.run(generate("b", ids, 2), generate("far too long", prompt(600), 2))
+    engine.step(generate("c", prompt(20, 1), 50))
+    engine.step(completions=1)
+    engine.drain(AbortAll())
+    engine.drain(UpdateWeights(call_id="u", model_path=None))
+    engine.drain()
+    lives = [life for life in engine.lives if life.refusal is None]
+    assert [life.finish_reason for life in lives] == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ABORT]
+    assert engine.scheduler.counters.totals() == {
+        "requests_started": 3,
+        "requests_finished": 2,
+        "requests_aborted": 1,
+        "requests_refused": 1,
+        "prompt_tokens": 40 + 40 + 20,
+        "cached_tokens": 32,
+        "generated_tokens": sum(len(life.tokens) for life in lives),
+        "forward_ct": len(engine.microbatches),
+        "weights_version": 1,
+        "retractions": 0,
+    }
+    assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
