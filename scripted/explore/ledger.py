@@ -48,7 +48,18 @@ class Life:
     ``weights`` are those that computed its tokens, each once: None for the configured ones.
     """
 
-    __slots__ = ("emitting", "end", "message", "passed", "planned", "refused", "started", "tokens", "weights")
+    __slots__ = (
+        "decoding",
+        "emitting",
+        "end",
+        "message",
+        "passed",
+        "planned",
+        "refused",
+        "started",
+        "tokens",
+        "weights",
+    )
 
     def __init__(self, message: Generate) -> None:
         self.message = message
@@ -58,6 +69,7 @@ class Life:
         self.refused = False
         self.planned = 0
         self.emitting = 0
+        self.decoding = False
         self.started = False
         self.passed = 0
 
@@ -71,6 +83,9 @@ class Ledger:
         # Lives of one rid queue up; the oldest that has not ended is the live one.
         self._live: dict[str, list[Life]] = {}
         self._open_calls: dict[str, str] = {}
+        # Calls that may wait: all that are open, and those of this step.
+        self._patient: set[str] = set()
+        self._asked: set[str] = set()
         self._flights: list[tuple[int, list[Life]]] = []
         self._updates: dict[str, str | None] = {}
         self._weights: str | None = None
@@ -103,6 +118,7 @@ class Ledger:
         quiet, self._may_wait = not events and self._may_wait, not result.again
         if quiet and result.microbatch is not None:
             raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
+        self._asked.clear()
         dying = [self._see(event) for event in events]
         for reply in result.replies:
             self._hear(reply, flushable=flushable and len(events) == 1)
@@ -154,6 +170,9 @@ class Ledger:
         call_id = getattr(event, "call_id", None)
         assert call_id is not None, f"a schedule has no {event}"
         self._open_calls[call_id] = type(event).__name__
+        if getattr(event, "timeout_s", None):
+            self._patient.add(call_id)
+            self._asked.add(call_id)
         if isinstance(event, UpdateWeights):
             self._updates[call_id] = event.model_path
             return []
@@ -186,6 +205,7 @@ class Ledger:
                 raise Violation(f"{reply.call_id} is answered, but no call is open: {reply.message}")
             if kind == FlushCache.__name__ and not reply.ok and flushable:
                 raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
+            self._check_patience(reply)
             if kind == UpdateWeights.__name__:
                 self._hear_update(reply)
 
@@ -204,6 +224,12 @@ class Ledger:
         most = max(1, message.sampling.max_new_tokens)
         return self._limits.why_never_fits(len(message.prompt_ids), most) is not None
 
+    def _check_patience(self, answer: CallAnswer) -> None:
+        """A call that may wait is not refused at once, unless another one waits or nothing can ever be done."""
+        self._patient.discard(answer.call_id)
+        if answer.call_id in self._asked and not (answer.ok or self._patient or self._dead):
+            raise Violation(f"{answer.call_id} may wait, and is refused at once: {answer.message}")
+
     def _hear_update(self, answer: CallAnswer) -> None:
         weights = self._updates.pop(answer.call_id)
         if answer.ok and self._update_error is not None:
@@ -220,6 +246,7 @@ class Ledger:
         life.tokens += output.token_ids
         if output.token_ids:
             life.weights.add(self._weights)
+            life.decoding = True
         self._check_counts(life, output)
         stops = life.message.sampling.stop_token_ids
         if any(token in stops for token in life.tokens) and output.finish_reason is not FinishReason.STOP:
@@ -291,7 +318,16 @@ class Ledger:
         if len(set(rids)) != len(rids):
             raise Violation(f"a request is in microbatch {microbatch.id} twice: {', '.join(rids)}")
         emitting = [life for segment in microbatch.segments if (life := self._check_segment(segment)) is not None]
+        self._check_mode(microbatch)
         self._flights.append((microbatch.id, emitting))
+
+    def _check_mode(self, microbatch: Microbatch) -> None:
+        """The mode says what is inside: parts of prompts, tokens of those that have one, or both."""
+        decodes = sum(self._live[segment.rid][0].decoding for segment in microbatch.segments)
+        some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
+        mode = ForwardMode.DECODE if decodes == len(microbatch.segments) else some
+        if microbatch.mode is not mode:
+            raise Violation(f"microbatch {microbatch.id} is called {microbatch.mode}, but has what makes it {mode}")
 
     def _check_update(self, microbatch: Microbatch) -> None:
         if self._flights:
@@ -307,6 +343,7 @@ class Ledger:
             raise Violation(f"{segment.rid} is computed although it has ended")
         life, end = lives[0], segment.start + len(segment.token_ids)
         if segment.sampling is not None:
+            life.decoding = False
             self._check_turn(life)
         elif segment.start != life.planned:
             raise Violation(f"{segment.rid} goes on at position {segment.start}, it was computed up to {life.planned}")

@@ -5,9 +5,11 @@ Looked at after each step from the live books, and never from the answers, which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.messages import FinishReason, PauseMode
 from engine.plan import ForwardMode, Microbatch
-from engine.scheduler import Scheduler, StepResult
+from engine.scheduler import Request, Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted.explore.ledger import Ledger, Violation
@@ -38,6 +40,7 @@ class Promises:
             raise Violation(
                 f"generation is paused ({books.paused}), nothing is in flight, but somebody owns a row: {books.live()}"
             )
+        self._check_leases()
         retracted = self._scheduler.counters.retractions != self._retractions
         self._retractions = self._scheduler.counters.retractions
         if retracted:
@@ -62,7 +65,7 @@ class Promises:
 
     def check_counters(self, ledger: Ledger) -> None:
         """When all have ended: the engine's totals are those of what its clients asked for and were told."""
-        counters, lives = self._scheduler.counters, ledger.lives
+        stats, lives = self._scheduler.stats(), ledger.lives
         started = [life for life in lives if not life.refused]
         told = {
             "requests_started": len(started),
@@ -75,8 +78,44 @@ class Promises:
             "weights_version": ledger.updated,
         }
         for name, count in told.items():
-            if getattr(counters, name) != count:
-                raise Violation(f"{name} is {getattr(counters, name)}, but the clients' count is {count}")
+            if getattr(stats, name) != count:
+                raise Violation(f"{name} is {getattr(stats, name)}, but the clients' count is {count}")
+
+    def _check_leases(self) -> None:
+        """Nobody holds a page for tokens that are not planned; what is confirmed of a prompt is there for others."""
+        books, memory = self._scheduler.books, self._scheduler.memory
+        page_size, caching = memory.pages.page_size, self._scheduler.limits.radix_cache
+        for request in books.running.values():
+            self._check_room(request)
+            assert request.lease is not None
+            if caching and request.lease.cached_pages < request.prefill_tokens // page_size:
+                raise Violation(f"{request.rid} runs, but the tree has not all of its prompt: {request.lease}")
+        chunked = books.chunked
+        if chunked is None or chunked.lease is None:
+            return
+        self._check_room(chunked)
+        confirmed = chunked.planned_tokens if not chunked.in_flight else 0
+        if caching and chunked.lease.cached_pages < confirmed // page_size:
+            raise Violation(f"{confirmed} tokens of {chunked.rid} are confirmed, but not in the tree: {chunked.lease}")
+
+    def _check_room(self, request: Request) -> None:
+        assert request.lease is not None, f"{request} is computed without memory"
+        pages, most = len(request.lease.pages), -(-request.planned_tokens // self._scheduler.limits.page_size)
+        if pages > most:
+            raise Violation(f"{request.rid} has {pages} pages for {request.planned_tokens} tokens, {most} are enough")
+
+    def _cached_tokens(self, ids: Sequence[int]) -> int:
+        """Looked up page by page, and not by the tree's own search, which may be what is wrong."""
+        node, at, size = self._scheduler.memory.tree.root, 0, self._scheduler.limits.page_size
+        usable = tuple(ids[:-1])
+        while (child := node.children.get(usable[at : at + size])) is not None:
+            inside = 0
+            while inside < len(child.tokens) and child.tokens[inside : inside + size] == usable[at : at + size]:
+                inside, at = inside + size, at + size
+            if inside < len(child.tokens):
+                break
+            node = child
+        return at
 
     def _check_victims(self, result: StepResult) -> None:
         """Who is sent back for want of memory is the latest to arrive of those that could have been."""
@@ -114,7 +153,7 @@ class Promises:
                 first = other.priority > request.priority
             else:
                 due = request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
-                first = not due and memory.cached_tokens(other.ids) > started.start
+                first = not due and self._cached_tokens(other.ids) > started.start
             if first and memory.pages_for(len(other.ids)) + running <= memory.available_pages:
                 raise Violation(f"{other.rid} fits and is first by the policy {policy}, but {request.rid} is started")
 
