@@ -205,6 +205,8 @@ class Ledger:
                 raise Violation(f"{reply.call_id} is answered, but no call is open: {reply.message}")
             if kind == FlushCache.__name__ and not reply.ok and flushable:
                 raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
+            if kind not in (FlushCache.__name__, UpdateWeights.__name__) and not reply.ok:
+                raise Violation(f"{kind} can always be done, but is answered with {reply.message!r}")
             self._check_patience(reply)
             if kind == UpdateWeights.__name__:
                 self._hear_update(reply)

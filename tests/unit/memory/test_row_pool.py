@@ -42,3 +42,11 @@ def test_wrong_count_is_found() -> None:
 def test_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="total >= 1"):
         RowPool(0)
+
+
+def test_more_rows_are_given_back_than_were_kept() -> None:
+    rows = RowPool(3)
+    rows.reserve(1)
+    rows.release_reserved(5)
+    assert (rows.free, rows.reserved) == (3, 0)
+    rows.check_integrity()

@@ -119,3 +119,11 @@ def test_start_over_is_refused_while_busy() -> None:
     engine.scheduler.start_over()
     assert engine.scheduler.step_number == 0
     assert engine.scheduler.memory.pages.cached == 0
+
+
+def test_a_flush_says_how_much_it_dropped() -> None:
+    """B15"""
+    engine = SimulatedEngine(page_size=16)
+    engine.run(generate("r", prompt(40), 1))
+    engine.step(FlushCache(call_id="flush"))
+    assert engine.answers["flush"].message == "flushed 2 cached pages"
