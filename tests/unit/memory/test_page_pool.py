@@ -63,3 +63,13 @@ def test_wrong_count_is_found() -> None:
 def test_empty_pools_are_refused(total: int, page_size: int) -> None:
     with pytest.raises(ValueError, match="total >= 1"):
         PagePool(total, page_size)
+
+
+def test_a_page_that_was_kept_back_below_all_others_is_found_again() -> None:
+    pool = PagePool(3, 16)
+    pool.release(pool.allocate(3)[1:2])
+    pool.reserve(1)
+    pool.release([2])
+    assert pool.allocate(1) == [2]
+    pool.release_reserved(1)
+    assert pool.allocate(1) == [1]
