@@ -154,7 +154,7 @@ class Promises:
             else:
                 due = request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
                 first = not due and self._cached_tokens(other.ids) > started.start
-            if first and memory.pages_for(len(other.ids)) + running <= memory.available_pages:
+            if first and memory.has_room(len(other.ids), spare_pages=running):
                 raise Violation(f"{other.rid} fits and is first by the policy {policy}, but {request.rid} is started")
 
     def _check_queue(self) -> None:
@@ -184,5 +184,5 @@ class Promises:
         if any(request.passed_over >= PASSED_OVER_LIMIT_REQUESTS for request in books.waiting):
             return
         for request in books.waiting[:ADMISSION_TRIES_LIMIT_REQUESTS]:
-            if memory.pages_for(len(request.ids)) + len(books.running) <= memory.available_pages:
+            if memory.has_room(len(request.ids), spare_pages=len(books.running)):
                 raise Violation(f"{request.rid} fits and waits behind {books.waiting[0].rid}, but nobody starts it")

@@ -62,7 +62,10 @@ class _Search:
         if time.monotonic() >= self._deadline:
             return False
         self.runs += 1
-        failure = execute(candidate).failure
+        try:
+            failure = execute(candidate).failure
+        except ConfigError:
+            return False  # Settings that need one another.
         if failure is None or failure.signature != self.signature:
             return False
         self.best = candidate

@@ -113,6 +113,16 @@ _TEXTS: Final = {
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
     "weight-update": f"{_PP4}; 1 start a prompt=70 new=2; 22 update; 30 start b prompt=70 new=2",
     "failed-update": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 5 update timeout_s=1.0; 6 fail; 20 start b prompt=70 new=2",
+    # Window layers: prompts of several windows, a prefix hit behind one, and a pool that is smaller than everybody's sum.
+    "windowed": (
+        "model=embedded-window pp_size=2 chunked_prefill_size=32 max_total_tokens=1024; 1 start a prompt=150 new=8; "
+        "9 start b prompt=150 new=3; 12 start c prompt=170 seed=2 new=3"
+    ),
+    "windowed-tight": (
+        "model=embedded-window pp_size=2 pp_async_depth=1 page_size=4 chunked_prefill_size=64 max_prefill_tokens=64 "
+        "max_total_tokens=512 max_window_tokens=360; 1 start a prompt=150 new=6; 3 start b prompt=150 seed=1 new=6; "
+        "20 start c prompt=150 new=3"
+    ),
     # An operator presses on pages, rows and locks while requests come and go, and evicts.
     "pressed": (
         "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=13 new=6; 4 pressure pages=2; "
