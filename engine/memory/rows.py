@@ -70,7 +70,7 @@ class RowPool:
 
     def reset(self) -> None:
         """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
-        self._rows = bytearray(row if row == _RESERVED else _FREE for row in self._rows)
+        self._rows = self._rows.replace(bytes([_TAKEN]), bytes([_FREE]))
         self.free = self.total - self.reserved
 
     def check_integrity(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from engine.scheduler import StepRecord, run_loop
 from scripted.explore.actions import Placed
 from scripted.explore.coverage import Cell
-from scripted.explore.forks import fork
+from scripted.explore.forks import Frozen
 from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule
 
@@ -90,7 +90,7 @@ class Prefixes:
 
     def __init__(self, base: Schedule) -> None:
         self.base = base
-        self._frozen: list[SimulatedGate] = []
+        self._frozen: list[Frozen[SimulatedGate]] = []
         gate = SimulatedGate(base, watch=self._freeze)
         self.outcome = finish(gate)
 
@@ -105,7 +105,7 @@ class Prefixes:
         first = min(placed.step for placed in extra)
         if first > self.steps:
             return execute(schedule)
-        gate = fork(self._frozen[first - 1])
+        gate = self._frozen[first - 1].thaw()
         gate.follow(schedule)
         return finish(gate)
 
@@ -113,5 +113,5 @@ class Prefixes:
         gate.watch = None
         if gate.implied:
             return
-        self._frozen.append(fork(gate))
+        self._frozen.append(Frozen(gate))
         gate.watch = self._freeze

@@ -110,10 +110,13 @@ class SimulatedGate:
     def follow(self, schedule: Schedule) -> None:
         """Go on with this schedule, which is the same as the old one up to the present step."""
         self._last_step = schedule.last_step
-        self._placed: dict[int, list[Placed]] = {}
+        # Of each step, what comes before its completions are taken and what comes after.
+        self._before: dict[int, list[Placed]] = {}
+        self._after: dict[int, list[Placed]] = {}
         for placed in schedule.placed:
             if placed.step > self.step:
-                self._placed.setdefault(placed.step, []).append(placed)
+                into = self._before if isinstance(placed.action, _CONTROLS) else self._after
+                into.setdefault(placed.step, []).append(placed)
 
     # -- the gate protocol --
 
@@ -140,10 +143,11 @@ class SimulatedGate:
         self._events = []
         self._interventions = 0
         self._flushable = self._can_flush()
-        here = self._placed.get(self.step, ())
-        self._apply(placed for placed in here if isinstance(placed.action, _CONTROLS))
+        if self.step in self._before:
+            self._apply(self._before[self.step])
         self._take_due()
-        self._apply(placed for placed in here if not isinstance(placed.action, _CONTROLS))
+        if self.step in self._after:
+            self._apply(self._after[self.step])
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
             self._check_end()
             return None
@@ -346,6 +350,4 @@ def _left(memory: KVMemory) -> tuple[int, int, int]:
 def _generate(action: StartRequest) -> Generate:
     stop = () if action.stop is None else (action.stop,)
     sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0, stop_token_ids=stop)
-    return Generate(
-        rid=action.rid, prompt_ids=prompt_of_start(action), sampling=sampling, priority=action.priority
-    )
+    return Generate(rid=action.rid, prompt_ids=prompt_of_start(action), sampling=sampling, priority=action.priority)

@@ -14,7 +14,7 @@ from engine.scheduler import StepRecord
 from scripted.explore.actions import Flush, KillStage, Placed, StartRequest
 from scripted.explore.bench import bench_of
 from scripted.explore.execution import Prefixes, execute, record
-from scripted.explore.forks import fork
+from scripted.explore.forks import Frozen
 from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule
 from scripted.explore.script_writer import script_text
@@ -53,7 +53,7 @@ def test_the_sweep_of_the_flagship_passes_on_the_engine() -> None:
 def test_a_fork_shares_nothing_that_changes() -> None:
     gate = SimulatedGate(workload_named("warm-prefix"), record=False)
     gate.next_step(None)
-    other = fork(gate)
+    other = Frozen(gate).thaw()
     assert other.scheduler is not gate.scheduler
     assert other.scheduler.planner._books is other.scheduler.books
     assert other.ledger is not gate.ledger
