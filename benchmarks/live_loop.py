@@ -41,7 +41,8 @@ from engine.messages import (
     decode_reply,
     encode,
 )
-from engine.pipeline.wire import Launch, decode_stage_message, plan_address, results_address
+from engine.pipeline.channel import StageChannel, StageChannels
+from engine.pipeline.wire import Launch, decode_stage_message, stage_address
 from engine.scheduler.gate import Step, StepResult
 
 __all__ = ["TimedGate", "measure", "process_cpu_s"]
@@ -121,7 +122,7 @@ def _latencies(bare: Sequence[float], added: Sequence[float], wakes: Sequence[fl
 
 
 class TimedGate(LiveGate):
-    """The live gate, which tells a socket when each step began; the clock is the same in all processes."""
+    """The live gate, which tells a socket when it woke for a call; the clock is the same in all processes."""
 
     def __init__(self, context: GateContext) -> None:
         super().__init__(context)
@@ -130,12 +131,12 @@ class TimedGate(LiveGate):
         self._times.connect(context.settings.gate_options)
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Wait, then say when the wait was over."""
+        """Wait; when it was for a call, say when the wait was over."""
         step = super().next_step(previous)
         if step is None:
             self._times.close(linger=0)
             self._zmq.term()
-        else:
+        elif any(isinstance(event, GetStats) for event in step.events):
             self._times.send(msgspec.msgpack.encode(step.now))
         return step
 
@@ -150,33 +151,30 @@ class DeviceStep(msgspec.Struct, frozen=True, array_like=True):
 def run_device(private_dir: Path, times_address: str, parent_pid: int) -> None:
     """Be all stages: take the plans of each, sleep for a step, answer for the last."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    plans = [_bound(context, plan_address(private_dir, stage)) for stage in range(STAGES)]
-    results = context.socket(zmq.PUSH)
-    results.connect(results_address(private_dir))
+    channels = [StageChannel(stage_address(private_dir, stage)) for stage in range(STAGES)]
     times = context.socket(zmq.PUSH)
     times.connect(times_address)
     while os.getppid() == parent_pid:
-        message = decode_stage_message(plans[-1].recv())
+        data = channels[-1].receive()
         began = time.monotonic()
-        for plan in plans[:-1]:
-            plan.recv()
+        for channel in channels[:-1]:
+            channel.receive()
+        message = None if data is None else decode_stage_message(data)
         if not isinstance(message, Launch):
             return
         time.sleep(STEP_S)
         tokens = tuple(TOKEN for segment in message.microbatch.segments if segment.emits)
         answer = encode(Completion(microbatch_id=message.microbatch.id, token_ids=tokens))
         ended = time.monotonic()
-        results.send(answer)
+        channels[-1].send(answer)
         times.send(msgspec.msgpack.encode(DeviceStep(began, ended)))
 
 
 def run_echo(private_dir: Path) -> None:
     """Send back what comes: the price of the transport alone."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    source, target = _bound(context, f"ipc://{private_dir}/there"), context.socket(zmq.PUSH)
-    target.connect(f"ipc://{private_dir}/back")
-    while frame := source.recv():
-        target.send(frame)
+    channel = StageChannel(private_dir / "echo")
+    while (frame := channel.receive()) is not None:
+        channel.send(frame)
 
 
 class Bench:
@@ -256,26 +254,21 @@ def _engine(private_dir: Path) -> Iterator[psutil.Process]:
 
 
 def _bare_round_trips(private_dir: Path) -> list[float]:
-    """Seconds there and back between two blocking processes, after a step's pause, as a token's way is."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    back = _bound(context, f"ipc://{private_dir}/back")
-    there = context.socket(zmq.PUSH)
-    there.connect(f"ipc://{private_dir}/there")
+    """Seconds there and back between two waiting processes, after a step's pause, as a token's way is."""
+    channels = StageChannels([private_dir / "echo"])
     echo = fork_child("echo", lambda _: run_echo(private_dir))
     trips = []
-    try:
-        for _ in range(BARE_ROUNDS):
-            time.sleep(STEP_S)
-            sent = time.monotonic()
-            there.send(b"x" * 100)
-            _receive(back)
-            trips.append(time.monotonic() - sent)
-    finally:
-        there.send(b"")
-        while echo.alive:
-            echo.listen()
-        echo.close()
-        context.destroy(linger=0)
+    for _ in range(BARE_ROUNDS):
+        time.sleep(STEP_S)
+        sent = time.monotonic()
+        channels.send(0, b"x" * 100)
+        while not channels.receive(BOUND_S):
+            continue
+        trips.append(time.monotonic() - sent)
+    channels.close()
+    while echo.alive:
+        echo.listen()
+    echo.close()
     return trips[1:]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import socket
 import statistics
 import subprocess
@@ -48,6 +49,10 @@ START_TIMEOUT_S: Final = 300.0
 LOOK_INTERVAL_S: Final = 0.1
 LOOK_TIMEOUT_S: Final = 2.0
 IDLE_S: Final = 3.0
+LOG_LINES: Final = 40
+# All run at once: none may take what is free of the machine's memory for itself.
+OWN_KV_TOKENS: Final = 131_072
+VLLM_KV_GIB: Final = 2
 END_TIMEOUT_S: Final = 20.0
 # The module has no main of its own.
 _TRANSFORMERS: Final = "from transformers.cli.transformers import main; main()"
@@ -55,10 +60,11 @@ RESULTS: Final = Path("out/peers.json")
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server to start: its name, its command without the port, and whether it takes ``ignore_eos``."""
+    """A server to start: its name, its command without the port, its environment, whether it takes ``ignore_eos``."""
 
     name: str
     command: tuple[str, ...]
+    environment: dict[str, str] = {}
     ignore_eos: bool = True
 
 
@@ -83,11 +89,13 @@ class Running:
         began = time.monotonic()
         with log.open("wb") as output:
             command = [*peer.command, "--port", str(self._port)]
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 - the user's servers
+            self._process = subprocess.Popen(  # noqa: S603 - the user's servers
+                command, stdout=output, stderr=output, env={**os.environ, **peer.environment}
+            )
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 self.stop()
-                lines = log.read_text(errors="replace").splitlines()[-8:]
+                lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
                 raise SystemExit(f"{peer.name} did not start:\n" + "\n".join(lines))
             time.sleep(LOOK_INTERVAL_S)
         self.result.start_s = time.monotonic() - began
@@ -192,13 +200,23 @@ def main() -> None:
 
 
 def _peers(folder: Path, arguments: argparse.Namespace) -> Iterator[Peer]:
-    own = (sys.executable, "-m", "engine", "serve", "--model", str(folder))
+    own: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "engine",
+        "serve",
+        "--model",
+        str(folder),
+        "--max-total-tokens",
+        str(OWN_KV_TOKENS),
+    )
     yield Peer(name="lockstep", command=own)
     yield Peer(name="lockstep --compile", command=(*own, "--compile"))
     if arguments.vllm_python is not None:
         server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
         limits = ("--max-model-len", str(CONTEXT_TOKENS))
-        yield Peer(name="vLLM", command=(str(arguments.vllm_python), *server, *limits))
+        space = {"VLLM_CPU_KVCACHE_SPACE": str(VLLM_KV_GIB)}
+        yield Peer(name="vLLM", command=(str(arguments.vllm_python), *server, *limits), environment=space)
     if arguments.transformers_python is not None:
         server = ("-c", _TRANSFORMERS, "serve", str(folder), "--continuous-batching")
         yield Peer(name="transformers serve", command=(str(arguments.transformers_python), *server), ignore_eos=False)

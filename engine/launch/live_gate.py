@@ -115,11 +115,12 @@ class LiveGate:
         return events
 
     def _take_completions(self, events: list[Event]) -> None:
+        """All that were read with the first, which costs no further look; what came later wakes the gate again."""
         while len(events) < self._completions_bound:
             completion = self._pipeline.next_completion(0)
             if completion is None:
                 return
             events.append(completion)
-            # The next one is computed in this process: messages must not wait for all of them.
-            if self._pipeline.ready:
+            # Without a source the next one is computed in this process: messages must not wait for all of them.
+            if not self._completion_sources or not self._pipeline.ready:
                 return

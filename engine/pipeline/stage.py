@@ -7,7 +7,7 @@ to the scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import assert_never
 
@@ -18,15 +18,8 @@ from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion, encode
 from engine.model.runner import StageRunner
-from engine.pipeline.transport import (
-    DistributedTransport,
-    HiddenTransport,
-    TransportKind,
-    ZmqTransport,
-    connection,
-    disconnected,
-    watch_disconnects,
-)
+from engine.pipeline.channel import StageChannel
+from engine.pipeline.transport import DistributedTransport, HiddenTransport, TransportKind, ZmqTransport
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
@@ -40,8 +33,7 @@ from engine.pipeline.wire import (
     StageReport,
     StageView,
     decode_stage_message,
-    plan_address,
-    results_address,
+    stage_address,
 )
 from engine.plan import ForwardMode, Microbatch
 
@@ -66,50 +58,27 @@ def run_stage(
     runner = StageRunner(config, limits, stage)
     with ExitStack() as owner:
         context: zmq.Context[zmq.Socket[bytes]] = owner.enter_context(zmq.Context())
-        plans = connection(context, zmq.PULL, owner)
-        scheduler = watch_disconnects(plans, owner)
-        results = connection(context, zmq.PUSH, owner)
-        neighbours = _open_transport(transport, context, private_dir, runner, limits, scheduler)
-        owner.callback(neighbours.close)
-        results.connect(results_address(private_dir))
-        plans.bind(plan_address(private_dir, stage))
+        scheduler = owner.enter_context(closing(StageChannel(stage_address(private_dir, stage))))
+        neighbours = owner.enter_context(
+            closing(_open_transport(transport, context, private_dir, runner, limits, scheduler))
+        )
         ready()
-        StageLoop(runner, neighbours, plans, scheduler, results).run()
+        StageLoop(runner, neighbours, scheduler).run()
 
 
 class StageLoop:
-    """The loop over one stage's messages. ``scheduler`` is the monitor that tells when the scheduler is gone."""
+    """The loop over one stage's messages."""
 
-    def __init__(
-        self,
-        runner: StageRunner,
-        neighbours: HiddenTransport,
-        plans: zmq.Socket[bytes],
-        scheduler: zmq.Socket[bytes],
-        results: zmq.Socket[bytes],
-    ) -> None:
+    def __init__(self, runner: StageRunner, neighbours: HiddenTransport, scheduler: StageChannel) -> None:
         self._runner = runner
         self._neighbours = neighbours
-        self._plans = plans
         self._scheduler = scheduler
-        self._results = results
-        self._poller = zmq.Poller()
-        self._poller.register(plans, zmq.POLLIN)
-        self._poller.register(scheduler, zmq.POLLIN)
 
     def run(self) -> None:
         """Handle messages in order until Shutdown, or until the scheduler is gone and nothing of it is left to read."""
-        while (message := self._next_message()) is not None:
-            if not self._handle(message):
+        while (data := self._scheduler.receive()) is not None:
+            if not self._handle(decode_stage_message(data)):
                 return
-
-    def _next_message(self) -> StageMessage | None:
-        while True:
-            readable = dict(self._poller.poll())
-            if self._plans in readable:
-                return decode_stage_message(self._plans.recv())
-            if self._scheduler in readable and disconnected(self._scheduler):
-                return None
 
     def _handle(self, message: StageMessage) -> bool:
         """Act on one message; False ends the loop."""
@@ -157,7 +126,7 @@ class StageLoop:
             self._neighbours.send(microbatch, HiddenFailed(microbatch.id, output.error))
 
     def _report(self, report: StageReport) -> None:
-        self._results.send(encode(report))
+        self._scheduler.send(encode(report))
 
 
 def view_of(runner: StageRunner, seq: int) -> StageView:
@@ -180,7 +149,7 @@ def _open_transport(
     private_dir: Path,
     runner: StageRunner,
     limits: Limits,
-    scheduler: zmq.Socket[bytes],
+    scheduler: StageChannel,
 ) -> HiddenTransport:
     if kind == TransportKind.DISTRIBUTED:
         return DistributedTransport(
@@ -196,5 +165,5 @@ def _open_transport(
         stage=runner.stage,
         pp_size=limits.pp_size,
         device=runner.device,
-        lifelines=(scheduler,),
+        scheduler=scheduler,
     )

@@ -6,17 +6,14 @@ the stages come on the same channel and are kept apart.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-
-import zmq
 
 from engine.errors import EngineError
 from engine.messages import Completion, PipelineEvent, encode
+from engine.pipeline.channel import StageChannels
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
@@ -26,40 +23,27 @@ from engine.pipeline.wire import (
     Launch,
     Shutdown,
     StageMessage,
+    StageReport,
     StageView,
     decode_stage_report,
-    plan_address,
-    results_address,
+    stage_address,
 )
 from engine.plan import ForwardMode, Microbatch
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
 
 DESCRIBE_TIMEOUT_S = 10.0
-RECONNECT_INTERVAL_MS = 5
-SHUTDOWN_LINGER_MS = 200
-# At most ``depth`` microbatches are in flight, which bounds these queues; a mark of zmq's own would block the scheduler
-# on a stopped stage.
-UNBOUNDED = 0
-
-_MS_PER_S = 1000.0
 
 
 class StagedPipeline:
-    """Talks to ``pp_size`` stage processes over ipc sockets in ``private_dir``; they may start before or after it.
+    """Talks to ``pp_size`` stage processes over sockets in ``private_dir``; they may start before or after it.
 
     A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate.
     """
 
     def __init__(self, private_dir: Path, pp_size: int) -> None:
         self._pp_size = pp_size
-        self._open = ExitStack()
-        context: zmq.Context[zmq.Socket[bytes]] = self._open.enter_context(zmq.Context())
-        self._results = self._connection(context, zmq.PULL)
-        self._results.bind(results_address(private_dir))
-        self._plans = [self._connection(context, zmq.PUSH) for _ in range(pp_size)]
-        for stage, socket in enumerate(self._plans):
-            socket.connect(plan_address(private_dir, stage))
+        self._channels = StageChannels([stage_address(private_dir, stage) for stage in range(pp_size)])
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched behind it.
         self._launched: deque[int] = deque()
@@ -90,9 +74,9 @@ class StagedPipeline:
         """True when a completion was read while waiting for something else."""
         return bool(self._launched) and self._launched[0] in self._completions
 
-    def wake_sources(self) -> Sequence[zmq.Socket[bytes]]:
-        """The socket that completions come by."""
-        return (self._results,)
+    def wake_sources(self) -> Sequence[int]:
+        """The file descriptor that tells of completions."""
+        return (self._channels.fileno(),)
 
     def fail_next_step(self, stage: int) -> None:
         """Make the next forward of one stage raise."""
@@ -123,43 +107,30 @@ class StagedPipeline:
             return
         self._closed = True
         self._broadcast(Shutdown())
-        self._open.close()
-
-    def _connection(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-        socket = context.socket(kind)
-        self._open.callback(socket.close, SHUTDOWN_LINGER_MS)
-        socket.set_hwm(UNBOUNDED)
-        # A stage may bind later than we connect; the default of 100 ms between attempts would dominate a start.
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-        return socket
+        self._channels.close()
 
     def _broadcast(self, message: StageMessage) -> None:
-        data = encode(message)
-        for socket in self._plans:
-            socket.send(data, zmq.DONTWAIT)
+        self._channels.broadcast(encode(message))
 
     def _send(self, stage: int, message: StageMessage) -> None:
         if not 0 <= stage < self._pp_size:
             raise EngineError(f"stage must be in 0..{self._pp_size - 1}, got {stage}")
-        self._plans[stage].send(encode(message), zmq.DONTWAIT)
+        self._channels.send(stage, encode(message))
 
     def _receive(self, deadline: float | None) -> bool:
-        """Wait for one report and sort it; False when the deadline has passed."""
-        wait_ms = None if deadline is None else math.ceil(max(0.0, deadline - time.monotonic()) * _MS_PER_S)
-        # A look without a wait is the loop's every step; a poll would build a poller for it.
-        if wait_ms != 0 and not self._results.poll(wait_ms):
-            return False
-        try:
-            report = decode_stage_report(self._results.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return False
+        """Wait for reports and sort them; False when none came and the deadline has passed."""
+        frames = self._channels.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for frame in frames:
+            self._sort(decode_stage_report(frame))
+        return bool(frames) or deadline is None or time.monotonic() < deadline
+
+    def _sort(self, report: StageReport) -> None:
         if isinstance(report, Completion):
             self._completions[report.microbatch_id] = report
         elif isinstance(report, ControlDone):
             self._note_control(report)
         elif report.seq == self._describes:
             self._views[report.stage] = report
-        return True
 
     def _note_control(self, report: ControlDone) -> None:
         """When every stage has reported it is done. Then all stages take an update's new weights, or none.

@@ -6,7 +6,6 @@ between its forward and the next stage's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.messages import encode
+from engine.pipeline.channel import StageChannel
 from engine.pipeline.wire import (
     HiddenDtype,
     HiddenFailed,
@@ -34,9 +34,6 @@ __all__ = [
     "HiddenTransport",
     "TransportKind",
     "ZmqTransport",
-    "connection",
-    "disconnected",
-    "watch_disconnects",
 ]
 
 RECONNECT_INTERVAL_MS = 5
@@ -80,8 +77,7 @@ class HiddenTransport(Protocol):
 class ZmqTransport:
     """One header frame and one frame of raw bytes a microbatch, over ipc sockets in the engine's private folder.
 
-    ``lifelines`` are monitors of other sockets of this stage; when one tells of a lost peer while this stage waits for
-    hidden states, the wait ends.
+    ``scheduler`` is this stage's channel to it; when that breaks, a wait for hidden states ends.
     """
 
     def __init__(
@@ -92,23 +88,25 @@ class ZmqTransport:
         stage: int,
         pp_size: int,
         device: torch.device,
-        lifelines: Sequence[zmq.Socket[bytes]] = (),
+        scheduler: StageChannel | None = None,
     ) -> None:
         self._stage = stage
         self._device = device
-        self._lifelines = tuple(lifelines)
         self._open = ExitStack()
         self._source: zmq.Socket[bytes] | None = None
         self._target: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
         if stage > 0:
-            self._source = connection(context, zmq.PULL, self._open)
-            self._upstream = watch_disconnects(self._source, self._open)
+            self._source = _connection(context, zmq.PULL, self._open)
+            self._upstream = _watch_disconnects(self._source, self._open)
             self._source.bind(hidden_address(private_dir, stage))
-            for socket in (self._source, self._upstream, *self._lifelines):
+            for socket in (self._source, self._upstream):
                 self._poller.register(socket, zmq.POLLIN)
+            if scheduler is not None:
+                # Plans that come meanwhile must not wake it.
+                self._poller.register(scheduler.fileno(), zmq.POLLERR)
         if stage < pp_size - 1:
-            self._target = connection(context, zmq.PUSH, self._open)
+            self._target = _connection(context, zmq.PUSH, self._open)
             self._target.connect(hidden_address(private_dir, stage + 1))
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
@@ -154,13 +152,13 @@ class ZmqTransport:
 
     def _wait(self, source: zmq.Socket[bytes]) -> None:
         while source not in (readable := dict(self._poller.poll())):
-            if self._upstream in readable and disconnected(self._upstream):
+            if self._upstream not in readable:
+                raise ProcessDiedError("scheduler", "it closed its connection to the stages")
+            if _disconnected(self._upstream):
                 # The last message may have arrived together with the news that its sender is gone.
                 if source.poll(0):
                     return
                 raise ProcessDiedError(f"stage {self._stage - 1}", "it closed its connection to the next stage")
-            if any(line in readable and disconnected(line) for line in self._lifelines):
-                raise ProcessDiedError("scheduler", "it closed its connection to the stages")
 
 
 class DistributedTransport:
@@ -236,7 +234,7 @@ def without_memory(stage: int, microbatch: Microbatch, verb: str, exc: BaseExcep
     return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
 
-def connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitStack) -> zmq.Socket[bytes]:
+def _connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitStack) -> zmq.Socket[bytes]:
     """A socket with the pipeline's options, closed by ``owner``."""
     socket = context.socket(kind)
     owner.callback(socket.close, LINGER_MS)
@@ -246,7 +244,7 @@ def connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitSt
     return socket
 
 
-def watch_disconnects(socket: zmq.Socket[bytes], owner: ExitStack) -> zmq.Socket[bytes]:
+def _watch_disconnects(socket: zmq.Socket[bytes], owner: ExitStack) -> zmq.Socket[bytes]:
     """A socket that becomes readable when a peer of ``socket`` goes away: how a death shows without a time limit."""
     monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     # Closed by hand: whoever polls the monitor holds a reference to it, and an open socket would keep its context from
@@ -256,7 +254,7 @@ def watch_disconnects(socket: zmq.Socket[bytes], owner: ExitStack) -> zmq.Socket
     return monitor
 
 
-def disconnected(monitor: zmq.Socket[bytes]) -> bool:
+def _disconnected(monitor: zmq.Socket[bytes]) -> bool:
     """Take one event from a monitor; True if a peer went away."""
     return recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
 

@@ -33,8 +33,7 @@ __all__ = [
     "decode_stage_message",
     "decode_stage_report",
     "hidden_address",
-    "plan_address",
-    "results_address",
+    "stage_address",
 ]
 
 # ---- from the scheduler to a stage ----
@@ -154,16 +153,11 @@ def decode_hidden_header(data: bytes) -> HiddenHeader:
     return _hidden_header_decoder.decode(data)
 
 
-def plan_address(private_dir: Path, stage: int) -> str:
-    """Where a stage listens for plans and control messages."""
-    return f"ipc://{private_dir}/plan-{stage}"
+def stage_address(private_dir: Path, stage: int) -> Path:
+    """Where the scheduler listens for a stage."""
+    return private_dir / f"stage-{stage}"
 
 
 def hidden_address(private_dir: Path, stage: int) -> str:
     """Where a stage listens for hidden states of the stage before."""
     return f"ipc://{private_dir}/hidden-{stage}"
-
-
-def results_address(private_dir: Path) -> str:
-    """Where the scheduler listens for completions and views."""
-    return f"ipc://{private_dir}/results"

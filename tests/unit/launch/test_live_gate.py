@@ -28,22 +28,24 @@ AGAIN = StepResult(step=1, microbatch=None, replies=(), again=True, deadline=Non
 
 
 class RemotePipeline:
-    """Completions come by a socket, as from stage processes."""
-
-    ready = False
+    """Completions come by a socket, as from stage processes: all that are there are read at once."""
 
     def __init__(self, results: zmq.Socket[bytes]) -> None:
         self._results = results
+        self._read: deque[Completion] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._read)
 
     def launch(self, microbatch: Microbatch) -> None:
         raise AssertionError(f"a gate launches nothing, got {microbatch}")
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
         assert timeout_s == 0
-        try:
-            return msgspec.msgpack.decode(self._results.recv(zmq.NOBLOCK), type=Completion)
-        except zmq.Again:
-            return None
+        while self._results.poll(0):
+            self._read.append(msgspec.msgpack.decode(self._results.recv(), type=Completion))
+        return self._read.popleft() if self._read else None
 
     def wake_sources(self) -> Sequence[Any]:
         return [self._results]

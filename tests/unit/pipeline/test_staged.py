@@ -114,6 +114,8 @@ def test_a_completion_wakes_a_poller(engine_of: Callable[..., Engine]) -> None:
     poller = zmq.Poller()
     for source in pipeline.wake_sources():
         poller.register(source, zmq.POLLIN)
+    # That both have connected is news too, once.
+    pipeline.describe()
     assert poller.poll(0) == []
     pipeline.launch(PlanWriter(limits(2)).plan(0, PROMPT))
     assert poller.poll(DISCONNECT_MS)

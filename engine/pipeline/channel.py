@@ -1,0 +1,221 @@
+"""The connection between the scheduler and each stage: whole frames over a Unix stream socket, both ways, in order.
+
+It has no thread. What one side writes wakes the other directly, which halves the way of a token from the last stage to
+the next plan; the end of one side is seen by the other as the end of the stream, after everything that was sent. The
+scheduler's side never waits for a stage to read: what the socket does not take is kept, and follows when it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+__all__ = ["StageChannel", "StageChannels"]
+
+CONNECT_INTERVAL_S: Final = 0.005
+READ_BYTES: Final = 1 << 16
+_LENGTH_BYTES: Final = 4
+
+
+class StageChannel:
+    """A stage's end. Blocks: a stage has nothing else to do than what it is told."""
+
+    def __init__(self, address: Path) -> None:
+        """Connect to the scheduler, however long it takes to listen."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._frames = _Frames()
+        while True:
+            try:
+                self._socket.connect(str(address))
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(CONNECT_INTERVAL_S)
+            else:
+                return
+
+    def fileno(self) -> int:
+        """Polled for nothing but errors, it tells when the scheduler is gone."""
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Send one frame. Says nothing when the scheduler is gone: the next ``receive`` tells."""
+        with contextlib.suppress(ConnectionError):
+            self._socket.sendall(_framed(data))
+
+    def receive(self) -> bytes | None:
+        """Wait for the next frame; None when the scheduler is gone and nothing of it is left to read."""
+        while (frame := self._frames.next()) is None:
+            data = _read(self._socket)
+            if not data:
+                return None
+            self._frames.add(data)
+        return frame
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._socket.close()
+
+
+class StageChannels:
+    """The scheduler's end of all channels. A stage may connect at any time; what was sent before reaches it then.
+
+    A stage that is gone takes nothing and sends nothing: whoever supervises the processes knows why.
+    """
+
+    def __init__(self, addresses: Sequence[Path]) -> None:
+        self._epoll = select.epoll()
+        self._ends = [_End(address) for address in addresses]
+        self._by_fd: dict[int, _End] = {}
+        for end in self._ends:
+            self._watch(end)
+
+    def fileno(self) -> int:
+        """Readable when ``receive`` has something to do."""
+        return self._epoll.fileno()
+
+    def send(self, stage: int, data: bytes) -> None:
+        """Send one frame to a stage, without waiting for it."""
+        self._send(self._ends[stage], _framed(data))
+
+    def broadcast(self, data: bytes) -> None:
+        """Send one frame to every stage, without waiting for any."""
+        frame = _framed(data)
+        for end in self._ends:
+            self._send(end, frame)
+
+    def receive(self, timeout_s: float | None) -> list[bytes]:
+        """Wait until something happens, and return the frames that came whole: none, too, and when the time is up."""
+        frames: list[bytes] = []
+        for fd, events in self._epoll.poll(timeout_s):
+            end = self._by_fd[fd]
+            if end.connection is None:
+                self._accept(end)
+                continue
+            if events & select.EPOLLOUT:
+                self._flush(end)
+            if events & ~select.EPOLLOUT:
+                frames += self._read(end)
+        return frames
+
+    def close(self) -> None:
+        """Close all; what a socket has taken still reaches its stage. Idempotent."""
+        for end in self._ends:
+            end.close()
+        self._epoll.close()
+
+    def _watch(self, end: _End) -> None:
+        self._by_fd[end.socket.fileno()] = end
+        self._epoll.register(end.socket, select.EPOLLIN)
+
+    def _accept(self, end: _End) -> None:
+        try:
+            connection, _ = end.socket.accept()
+        except BlockingIOError:
+            return
+        self._forget(end)
+        connection.setblocking(False)
+        end.socket = end.connection = connection
+        self._watch(end)
+        if end.unsent:
+            self._flush(end)
+
+    def _send(self, end: _End, frame: bytes) -> None:
+        if end.connection is None and not end.gone:
+            self._accept(end)
+        if end.gone:
+            return
+        end.unsent.append(memoryview(frame))
+        if end.connection is not None and len(end.unsent) == 1:
+            self._flush(end)
+
+    def _flush(self, end: _End) -> None:
+        """Write what is unsent; while the socket does not take all, its room wakes ``receive``."""
+        assert end.connection is not None
+        waited = end.waits
+        try:
+            while end.unsent:
+                sent = end.connection.send(end.unsent[0])
+                if sent == len(end.unsent[0]):
+                    end.unsent.popleft()
+                else:
+                    end.unsent[0] = end.unsent[0][sent:]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            end.unsent.clear()
+        end.waits = bool(end.unsent)
+        if end.waits is not waited:
+            self._epoll.modify(end.connection, select.EPOLLIN | (select.EPOLLOUT if end.waits else 0))
+
+    def _read(self, end: _End) -> list[bytes]:
+        assert end.connection is not None
+        data = _read(end.connection)
+        if not data:
+            self._forget(end)
+            end.close()
+            return []
+        end.frames.add(data)
+        return list(iter(end.frames.next, None))
+
+    def _forget(self, end: _End) -> None:
+        del self._by_fd[end.socket.fileno()]
+        self._epoll.unregister(end.socket)
+        end.socket.close()
+
+
+class _End:
+    """One stage's: first a socket that listens, then the connection. ``waits`` says that ``unsent`` waits for room."""
+
+    def __init__(self, address: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.socket.bind(str(address))
+        self.socket.listen(1)
+        self.connection: socket.socket | None = None
+        self.frames = _Frames()
+        self.unsent: deque[memoryview] = deque()
+        self.waits = False
+        self.gone = False
+
+    def close(self) -> None:
+        self.gone = True
+        self.socket.close()
+        self.unsent.clear()
+
+
+class _Frames:
+    """Bytes as they come, frames as they were sent."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+
+    def next(self) -> bytes | None:
+        """The next frame that is whole; None when more must come first."""
+        have = len(self._bytes)
+        if have < _LENGTH_BYTES:
+            return None
+        end = _LENGTH_BYTES + int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
+        if have < end:
+            return None
+        frame = bytes(self._bytes[_LENGTH_BYTES:end])
+        del self._bytes[:end]
+        return frame
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+def _read(source: socket.socket) -> bytes:
+    """What is there, as long as it is not too much; nothing when the other side is gone."""
+    try:
+        return source.recv(READ_BYTES)
+    except ConnectionError:
+        return b""

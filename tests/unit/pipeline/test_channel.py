@@ -1,0 +1,129 @@
+"""Channels between the scheduler and its stages: whole frames in order, nobody waits for a reader, ends are seen."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from engine.pipeline.channel import READ_BYTES, StageChannel, StageChannels
+
+WAIT_S = 10.0
+# Around a length's four bytes, around one read, and beyond what a socket takes at once.
+SIZES = (0, 1, 3, 4, READ_BYTES - 5, READ_BYTES - 4, READ_BYTES - 3, 5 * READ_BYTES, 100, 0)
+FRAMES = [bytes([number % 256]) * size for number, size in enumerate(SIZES)]
+MORE_THAN_A_SOCKET_TAKES = [bytes([number]) * 40_000 for number in range(50)]
+
+Pair = tuple[StageChannels, StageChannel]
+
+
+@pytest.fixture
+def addresses(private_dir: Path) -> list[Path]:
+    return [private_dir / "stage-0", private_dir / "stage-1"]
+
+
+@pytest.fixture
+def pair(addresses: list[Path]) -> Iterator[Pair]:
+    scheduler = StageChannels(addresses)
+    stage = StageChannel(addresses[0])
+    yield scheduler, stage
+    stage.close()
+    scheduler.close()
+
+
+def receive(scheduler: StageChannels, count: int) -> list[bytes]:
+    frames: list[bytes] = []
+    while len(frames) < count:
+        frames += scheduler.receive(WAIT_S)
+    return frames
+
+
+def is_readable(scheduler: StageChannels) -> bool:
+    return bool(select.select([scheduler], [], [], 0)[0])
+
+
+def test_frames_of_every_size_arrive_whole_and_in_order(pair: Pair) -> None:
+    scheduler, stage = pair
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(lambda: [stage.send(frame) for frame in FRAMES])
+        assert receive(scheduler, len(FRAMES)) == FRAMES
+        sent.result()
+        for frame in FRAMES:
+            scheduler.send(0, frame)
+        received = pool.submit(lambda: [stage.receive() for _ in FRAMES])
+        while not received.done():
+            assert scheduler.receive(0.01) == []
+    assert received.result() == FRAMES
+
+
+def test_a_stage_that_does_not_read_keeps_nobody_waiting(pair: Pair) -> None:
+    """A03: the scheduler goes on, and is woken when there is room for what was left."""
+    scheduler, stage = pair
+    for frame in MORE_THAN_A_SOCKET_TAKES:
+        scheduler.send(0, frame)
+    assert not is_readable(scheduler)
+    first = stage.receive()
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(lambda: [stage.receive() for _ in MORE_THAN_A_SOCKET_TAKES[1:]])
+        while not rest.done():
+            assert scheduler.receive(0.01) == []
+    assert [first, *rest.result()] == MORE_THAN_A_SOCKET_TAKES
+    assert not is_readable(scheduler), "room that nobody needs wakes the scheduler"
+
+
+def test_what_was_sent_before_a_stage_connects_reaches_it(addresses: list[Path]) -> None:
+    scheduler = StageChannels(addresses)
+    scheduler.broadcast(b"early")
+    assert not is_readable(scheduler)
+    stages = [StageChannel(address) for address in addresses]
+    assert is_readable(scheduler)
+    scheduler.send(1, b"late")
+    assert scheduler.receive(WAIT_S) == []
+    assert [stage.receive() for stage in stages] == [b"early", b"early"]
+    assert stages[1].receive() == b"late"
+    for end in (*stages, scheduler):
+        end.close()
+
+
+def test_a_stage_connects_to_a_scheduler_that_comes_later(addresses: list[Path]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(StageChannel, addresses[0])
+        scheduler = StageChannels(addresses)
+        stage = connecting.result(WAIT_S)
+    stage.send(b"here")
+    assert receive(scheduler, 1) == [b"here"]
+    stage.close()
+    scheduler.close()
+
+
+def test_a_stage_that_is_gone_is_not_heard_of_again(pair: Pair) -> None:
+    """A03, A06: its last words arrive, its end wakes the scheduler once, and what is sent to it is dropped."""
+    scheduler, stage = pair
+    for frame in MORE_THAN_A_SOCKET_TAKES:
+        scheduler.send(0, frame)
+    stage.send(b"last words")
+    stage.close()
+    assert receive(scheduler, 1) == [b"last words"]
+    while is_readable(scheduler):
+        assert scheduler.receive(0) == []
+    scheduler.send(0, b"nobody hears")
+    assert not is_readable(scheduler)
+    assert scheduler.receive(0.01) == []
+
+
+def test_a_stage_reads_what_is_left_of_a_scheduler_that_is_gone(pair: Pair) -> None:
+    """A06: also a poll for nothing but errors sees the end, and plans do not wake it."""
+    scheduler, stage = pair
+    scheduler.send(0, b"a plan")
+    ends = select.poll()
+    ends.register(stage, 0)
+    assert ends.poll(0) == []
+    scheduler.close()
+    assert ends.poll(0)
+    assert stage.receive() == b"a plan"
+    assert stage.receive() is None
+    stage.send(b"nobody hears")
+    assert stage.receive() is None
