@@ -1,7 +1,8 @@
 """This server beside others on one checkpoint: throughput at 1, 8 and 32 clients, first tokens, start, idleness.
 
 All servers run at the same time, idle but for the one that is asked; they take turns, round by round, and `engine
-bench`'s client asks them. Peers come from environments of their own. Run: ``python -m benchmarks.peers --help``.
+bench`'s client asks them. Peers come from environments of their own; transformers' own loop is beside them without a
+server. Run: ``python -m benchmarks.peers --help``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 import httpx
 import msgspec
 import psutil
+import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
@@ -171,6 +173,34 @@ class Running:
         return sum(process_cpu_s(process) for process in [parent, *parent.children(recursive=True)])
 
 
+class Generate:
+    """``transformers.generate`` in this process, a static batch, no server: as many requests at once as clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        self.result = PeerResult(name="transformers.generate, no server")
+
+    def throughput(self, clients: int, seed: int) -> None:
+        """Tokens a second of one batch."""
+        seconds = self._seconds(clients, PROMPT_WORDS + 1, OUTPUT_TOKENS, seed)
+        self.result.tokens_per_s.setdefault(clients, []).append(clients * OUTPUT_TOKENS / seconds)
+
+    def first_tokens(self, seed: int) -> None:
+        """One token of a long prompt; it keeps no prefixes."""
+        for name in ("cold", "again"):
+            times = [self._seconds(1, LONG_PROMPT_WORDS + 1, 1, seed) * 1e3 for _ in range(LONG_REQUESTS)]
+            self.result.ttft_ms.setdefault(name, []).append(statistics.median(times))
+
+    def _seconds(self, rows: int, prompt: int, tokens: int, seed: int) -> float:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, VOCABULARY - 2, (rows, prompt), generator=generator)
+        began = time.monotonic()
+        self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
+        )
+        return time.monotonic() - began
+
+
 def main() -> None:
     """Start what was named, measure it in turns, print the table and who is ahead, write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
@@ -190,8 +220,11 @@ def main() -> None:
         for peer in _peers(folder, arguments):
             console.print(f"starting: {peer.name}")
             running.append(stack.enter_context(_started(peer, folder, Path(scratch))))
-        results = [server.result for server in running]
-        for _ in _rounds(running, arguments.rounds, console):
+        for server in running:
+            server.idle()
+        asked = [*running, Generate(folder)]
+        results = [one.result for one in asked]
+        for _ in _rounds(asked, arguments.rounds, console):
             # After every round: a run that is broken off keeps what it has.
             _write(results, arguments.json)
     console.print(_table(results, arguments.dtype))
@@ -231,16 +264,14 @@ def _started(peer: Peer, folder: Path, scratch: Path) -> Iterator[Running]:
         server.stop()
 
 
-def _rounds(running: Sequence[Running], rounds: int, console: Console) -> Iterator[int]:
-    """All servers in turns; yields after each round. What one round asks, no other round has asked before."""
-    for server in running:
-        server.idle()
+def _rounds(asked: Sequence[Running | Generate], rounds: int, console: Console) -> Iterator[int]:
+    """All in turns; yields after each round. What one round asks, no other round has asked before."""
     for number in range(rounds):
         console.print(f"round {number + 1} of {rounds}")
         for clients in CLIENTS:
-            for server in running:
+            for server in asked:
                 server.throughput(clients, seed=1000 * number + clients)
-        for server in running:
+        for server in asked:
             server.first_tokens(seed=1000 * number + 999)
         yield number
 
@@ -269,9 +300,8 @@ def _table(results: Sequence[PeerResult], dtype: str) -> Table:
     for result in results:
         rates = [f"{statistics.median(result.tokens_per_s[clients]):,.0f}" for clients in CLIENTS]
         first = [f"{statistics.median(result.ttft_ms[name]):.0f}" for name in ("cold", "again")]
-        table.add_row(
-            result.name, *rates, *first, f"{result.start_s:.1f}", f"{result.idle_cpu_percent:.1f}", str(result.failed)
-        )
+        served = [f"{result.start_s:.1f}", f"{result.idle_cpu_percent:.1f}", str(result.failed)]
+        table.add_row(result.name, *rates, *first, *(served if result.start_s else ["", "", ""]))
     return table
 
 

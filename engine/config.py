@@ -51,9 +51,9 @@ class EngineConfig(BaseModel):
     pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
 
-    hidden_transport: Literal["auto", "zmq", "gloo", "nccl"] = Field(
+    hidden_transport: Literal["auto", "socket", "gloo", "nccl"] = Field(
         "auto",
-        description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else ZMQ",
+        description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else a Unix socket",
     )
 
     attention_backend: Literal["auto", "sdpa", "varlen"] = Field(

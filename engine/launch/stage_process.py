@@ -35,14 +35,14 @@ def run_stage_process(
     backend = _backend(settings, limits)
     if backend is not None:
         _join_process_group(backend, stage, limits, private_dir)
-    transport = TransportKind.ZMQ if backend is None else TransportKind.DISTRIBUTED
+    transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
     run_stage(settings, limits, stage, private_dir, lambda: control.send(Ready()), transport=transport)
 
 
 def _backend(settings: ServerSettings, limits: Limits) -> str | None:
-    """The torch.distributed backend for hidden states; None for ZMQ, which is faster between CPU processes."""
+    """The torch.distributed backend for hidden states; None for sockets, which are faster between CPU processes."""
     if settings.hidden_transport != "auto":
-        return None if settings.hidden_transport == "zmq" else settings.hidden_transport
+        return None if settings.hidden_transport == "socket" else settings.hidden_transport
     import torch
 
     on_gpus = settings.device != "cpu" and torch.cuda.device_count() >= limits.pp_size

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["StageChannel", "StageChannels"]
+__all__ = ["StageChannel", "StageChannels", "connected", "listening"]
 
 CONNECT_INTERVAL_S: Final = 0.005
 READ_BYTES: Final = 1 << 16
@@ -28,15 +28,8 @@ class StageChannel:
 
     def __init__(self, address: Path) -> None:
         """Connect to the scheduler, however long it takes to listen."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = connected(address)
         self._frames = _Frames()
-        while True:
-            try:
-                self._socket.connect(str(address))
-            except (FileNotFoundError, ConnectionRefusedError):
-                time.sleep(CONNECT_INTERVAL_S)
-            else:
-                return
 
     def fileno(self) -> int:
         """Polled for nothing but errors, it tells when the scheduler is gone."""
@@ -172,9 +165,8 @@ class _End:
     """One stage's: first a socket that listens, then the connection. ``waits`` says that ``unsent`` waits for room."""
 
     def __init__(self, address: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self.socket.bind(str(address))
-        self.socket.listen(1)
+        self.socket = listening(address)
+        self.socket.setblocking(False)
         self.connection: socket.socket | None = None
         self.frames = _Frames()
         self.unsent: deque[memoryview] = deque()
@@ -207,6 +199,26 @@ class _Frames:
         frame = bytes(self._bytes[_LENGTH_BYTES:end])
         del self._bytes[:end]
         return frame
+
+
+def listening(address: Path) -> socket.socket:
+    """A socket at a new address, for one that connects."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    listener.listen(1)
+    return listener
+
+
+def connected(address: Path) -> socket.socket:
+    """A socket that is connected to whoever listens there, however long it takes until somebody does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    while True:
+        try:
+            connection.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(CONNECT_INTERVAL_S)
+        else:
+            return connection
 
 
 def _framed(data: bytes) -> bytes:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import assert_never
 
 import torch
-import zmq
 
 from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion, encode
 from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
-from engine.pipeline.transport import DistributedTransport, HiddenTransport, TransportKind, ZmqTransport
+from engine.pipeline.transport import DistributedTransport, HiddenTransport, SocketTransport, TransportKind
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
@@ -47,7 +46,7 @@ def run_stage(
     private_dir: Path,
     ready: Callable[[], None],
     *,
-    transport: TransportKind = TransportKind.ZMQ,
+    transport: TransportKind = TransportKind.SOCKET,
 ) -> None:
     """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler's end.
 
@@ -57,11 +56,8 @@ def run_stage(
     """
     runner = StageRunner(config, limits, stage)
     with ExitStack() as owner:
-        context: zmq.Context[zmq.Socket[bytes]] = owner.enter_context(zmq.Context())
         scheduler = owner.enter_context(closing(StageChannel(stage_address(private_dir, stage))))
-        neighbours = owner.enter_context(
-            closing(_open_transport(transport, context, private_dir, runner, limits, scheduler))
-        )
+        neighbours = owner.enter_context(closing(_open_transport(transport, private_dir, runner, limits, scheduler)))
         ready()
         StageLoop(runner, neighbours, scheduler).run()
 
@@ -145,7 +141,6 @@ def view_of(runner: StageRunner, seq: int) -> StageView:
 
 def _open_transport(
     kind: TransportKind,
-    context: zmq.Context[zmq.Socket[bytes]],
     private_dir: Path,
     runner: StageRunner,
     limits: Limits,
@@ -159,8 +154,7 @@ def _open_transport(
             dtype=runner.dtype,
             device=runner.device,
         )
-    return ZmqTransport(
-        context,
+    return SocketTransport(
         private_dir,
         stage=runner.stage,
         pp_size=limits.pp_size,

@@ -1,4 +1,4 @@
-"""How hidden states get from one stage to the next: ZMQ frames on one machine, torch.distributed elsewhere.
+"""How hidden states get from one stage to the next: Unix sockets on one machine, torch.distributed elsewhere.
 
 Carries a tensor or a typed failure for each microbatch, in launch order; never decides what to compute. Used by a stage
 between its forward and the next stage's.
@@ -6,20 +6,20 @@ between its forward and the next stage's.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import contextlib
+import select
+import socket
+import struct
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-import numpy as np
 import torch
 import torch.distributed
-import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.messages import encode
-from engine.pipeline.channel import StageChannel
+from engine.pipeline.channel import StageChannel, connected, listening
 from engine.pipeline.wire import (
     HiddenDtype,
     HiddenFailed,
@@ -32,26 +32,23 @@ from engine.plan import Microbatch
 __all__ = [
     "DistributedTransport",
     "HiddenTransport",
+    "SocketTransport",
     "TransportKind",
-    "ZmqTransport",
 ]
-
-RECONNECT_INTERVAL_MS = 5
-LINGER_MS = 200
-# Microbatches in flight are bounded by the scheduler's depth, so these queues are too; a mark of zmq's own would only
-# turn a stopped stage into a blocked scheduler.
-UNBOUNDED = 0
 
 # How an allocation fails: torch raises RuntimeError, of which its OutOfMemoryError is one.
 OUT_OF_MEMORY = (RuntimeError, MemoryError)
 
 _ERROR_BYTES = 512
+# Before each message: the sizes of its header and of its payload.
+_SIZES: Final = struct.Struct("<IQ")
+_DRAIN_BYTES: Final = 1 << 16
 
 
 class TransportKind(StrEnum):
     """Which transport the stages of one engine use."""
 
-    ZMQ = "zmq"
+    SOCKET = "socket"
     DISTRIBUTED = "distributed"
 
 
@@ -74,15 +71,15 @@ class HiddenTransport(Protocol):
         ...
 
 
-class ZmqTransport:
-    """One header frame and one frame of raw bytes a microbatch, over ipc sockets in the engine's private folder.
+class SocketTransport:
+    """A typed header and raw bytes a microbatch, over a Unix stream socket in the engine's private folder.
 
-    ``scheduler`` is this stage's channel to it; when that breaks, a wait for hidden states ends.
+    A tensor that is larger than what the socket takes keeps its sender until the next stage reads it. ``scheduler`` is
+    this stage's channel to it; when that breaks, a wait for hidden states ends.
     """
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
         private_dir: Path,
         *,
         stage: int,
@@ -92,33 +89,25 @@ class ZmqTransport:
     ) -> None:
         self._stage = stage
         self._device = device
-        self._open = ExitStack()
-        self._source: zmq.Socket[bytes] | None = None
-        self._target: zmq.Socket[bytes] | None = None
-        self._poller = zmq.Poller()
+        self._scheduler = scheduler
+        # The stage before, first as it is awaited, then as it is connected; and the next one.
+        self._listener: socket.socket | None = None
+        self._source: socket.socket | None = None
+        self._target: socket.socket | None = None
         if stage > 0:
-            self._source = _connection(context, zmq.PULL, self._open)
-            self._upstream = _watch_disconnects(self._source, self._open)
-            self._source.bind(hidden_address(private_dir, stage))
-            for socket in (self._source, self._upstream):
-                self._poller.register(socket, zmq.POLLIN)
-            if scheduler is not None:
-                # Plans that come meanwhile must not wake it.
-                self._poller.register(scheduler.fileno(), zmq.POLLERR)
+            self._listener = listening(hidden_address(private_dir, stage))
         if stage < pp_size - 1:
-            self._target = _connection(context, zmq.PUSH, self._open)
-            self._target.connect(hidden_address(private_dir, stage + 1))
+            self._target = connected(hidden_address(private_dir, stage + 1))
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """See ``HiddenTransport``."""
-        assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         # The bytes view works for every element type; numpy has no bfloat16.
         try:
             payload = None if isinstance(output, HiddenFailed) else output.contiguous().cpu().view(torch.uint8).numpy()
         except OUT_OF_MEMORY as exc:
             output, payload = without_memory(self._stage, microbatch, "hand on", exc), None
         if isinstance(output, HiddenFailed) or payload is None:
-            self._target.send(encode(output))
+            self._write(encode(output), memoryview(b""))
             return
         header = HiddenStates(
             microbatch_id=microbatch.id,
@@ -126,14 +115,18 @@ class ZmqTransport:
             tokens=output.shape[0],
             hidden_size=output.shape[1],
         )
-        self._target.send_multipart([encode(header), payload.data], copy=False)
+        self._write(encode(header), payload.data.cast("B"))
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """See ``HiddenTransport``."""
-        assert self._source is not None, f"stage {self._stage} is the first; it has no stage before"
-        self._wait(self._source)
-        frames = self._source.recv_multipart(copy=False)
-        header = decode_hidden_header(frames[0].bytes)
+        if self._source is None:
+            assert self._listener is not None, f"stage {self._stage} is the first; it has no stage before"
+            self._wait(self._listener)
+            self._source, _ = self._listener.accept()
+        source = self._source
+        self._wait(source)
+        header_bytes, payload_bytes = _SIZES.unpack(self._read(source, _SIZES.size))
+        header = decode_hidden_header(self._read(source, header_bytes))
         if header.microbatch_id != microbatch.id:
             raise StepFailedError(
                 f"hidden states must come in launch order, stage {self._stage} expects microbatch {microbatch.id}, "
@@ -142,23 +135,60 @@ class ZmqTransport:
         if isinstance(header, HiddenFailed):
             return header
         try:
-            return _tensor(header, frames[1].buffer).to(self._device)
+            tensor, raw = _tensor(header)
+        except OUT_OF_MEMORY as exc:
+            # What was sent must be taken off the wire all the same, or the next one is misread.
+            for taken in range(0, payload_bytes, _DRAIN_BYTES):
+                self._read(source, min(_DRAIN_BYTES, payload_bytes - taken))
+            return without_memory(self._stage, microbatch, "take", exc)
+        if payload_bytes != raw.nbytes:
+            raise StepFailedError(f"hidden states of {header} must have {raw.nbytes} bytes, got {payload_bytes}")
+        self._fill(source, raw)
+        try:
+            return tensor.to(self._device)
         except OUT_OF_MEMORY as exc:
             return without_memory(self._stage, microbatch, "take", exc)
 
     def close(self) -> None:
         """See ``HiddenTransport``."""
-        self._open.close()
+        for end in (self._listener, self._source, self._target):
+            if end is not None:
+                end.close()
 
-    def _wait(self, source: zmq.Socket[bytes]) -> None:
-        while source not in (readable := dict(self._poller.poll())):
-            if self._upstream not in readable:
-                raise ProcessDiedError("scheduler", "it closed its connection to the stages")
-            if _disconnected(self._upstream):
-                # The last message may have arrived together with the news that its sender is gone.
-                if source.poll(0):
-                    return
+    def _write(self, header: bytes, payload: memoryview) -> None:
+        """In one call for what is small: its reader is woken once. Whoever supervises knows why a stage is gone."""
+        assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
+        start = _SIZES.pack(len(header), payload.nbytes) + header
+        with contextlib.suppress(ConnectionError):
+            sent = self._target.sendmsg([start, payload])
+            if sent < len(start):
+                self._target.sendall(start[sent:])
+            self._target.sendall(payload[max(0, sent - len(start)) :])
+
+    def _wait(self, source: socket.socket) -> None:
+        """Until ``source`` has something; polled for errors only, the scheduler's channel tells when that is gone."""
+        poller = select.poll()
+        poller.register(source, select.POLLIN)
+        if self._scheduler is not None:
+            poller.register(self._scheduler, 0)
+        if source.fileno() not in dict(poller.poll()):
+            raise ProcessDiedError("scheduler", "it closed its connection to the stages")
+
+    def _read(self, source: socket.socket, count: int) -> bytearray:
+        data = bytearray(count)
+        self._fill(source, memoryview(data))
+        return data
+
+    def _fill(self, source: socket.socket, into: memoryview) -> None:
+        """Raises ProcessDiedError when the stage before is gone and nothing of it is left to read."""
+        while into:
+            try:
+                count = source.recv_into(into)
+            except ConnectionError:
+                count = 0
+            if not count:
                 raise ProcessDiedError(f"stage {self._stage - 1}", "it closed its connection to the next stage")
+            into = into[count:]
 
 
 class DistributedTransport:
@@ -234,35 +264,7 @@ def without_memory(stage: int, microbatch: Microbatch, verb: str, exc: BaseExcep
     return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
 
 
-def _connection(context: zmq.Context[zmq.Socket[bytes]], kind: int, owner: ExitStack) -> zmq.Socket[bytes]:
-    """A socket with the pipeline's options, closed by ``owner``."""
-    socket = context.socket(kind)
-    owner.callback(socket.close, LINGER_MS)
-    socket.set_hwm(UNBOUNDED)
-    # The peer may bind later than we connect; the default of 100 ms between attempts would dominate a start.
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
-    return socket
-
-
-def _watch_disconnects(socket: zmq.Socket[bytes], owner: ExitStack) -> zmq.Socket[bytes]:
-    """A socket that becomes readable when a peer of ``socket`` goes away: how a death shows without a time limit."""
-    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    # Closed by hand: whoever polls the monitor holds a reference to it, and an open socket would keep its context from
-    # ending for ever.
-    owner.callback(monitor.close, 0)
-    owner.callback(socket.disable_monitor)
-    return monitor
-
-
-def _disconnected(monitor: zmq.Socket[bytes]) -> bool:
-    """Take one event from a monitor; True if a peer went away."""
-    return recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
-
-
-def _tensor(header: HiddenStates, payload: memoryview) -> torch.Tensor:
+def _tensor(header: HiddenStates) -> tuple[torch.Tensor, memoryview]:
+    """An empty tensor for hidden states, and its memory as bytes."""
     tensor = torch.empty((header.tokens, header.hidden_size), dtype=getattr(torch, header.dtype.value))
-    raw = tensor.view(torch.uint8).numpy().reshape(-1)
-    if payload.nbytes != raw.nbytes:
-        raise StepFailedError(f"hidden states of {header} must have {raw.nbytes} bytes, got {payload.nbytes}")
-    raw[:] = np.frombuffer(payload, np.uint8)
-    return tensor
+    return tensor, tensor.view(torch.uint8).numpy().reshape(-1).data

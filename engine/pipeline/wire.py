@@ -148,7 +148,7 @@ def decode_stage_report(data: bytes) -> StageReport:
     return _stage_report_decoder.decode(data)
 
 
-def decode_hidden_header(data: bytes) -> HiddenHeader:
+def decode_hidden_header(data: bytes | bytearray) -> HiddenHeader:
     """Decode what stands before hidden states. Raises msgspec.DecodeError (a ValueError) for anything else."""
     return _hidden_header_decoder.decode(data)
 
@@ -158,6 +158,6 @@ def stage_address(private_dir: Path, stage: int) -> Path:
     return private_dir / f"stage-{stage}"
 
 
-def hidden_address(private_dir: Path, stage: int) -> str:
-    """Where a stage listens for hidden states of the stage before."""
-    return f"ipc://{private_dir}/hidden-{stage}"
+def hidden_address(private_dir: Path, stage: int) -> Path:
+    """Where a stage listens for the stage before, which sends hidden states."""
+    return private_dir / f"hidden-{stage}"

@@ -333,9 +333,9 @@ def test_command_line_refuses_bad_flags(arguments: list[str], message: str) -> N
 def test_stages_over_torch_distributed_say_the_same(launch) -> None:
     """Hidden states by gloo, as between machines, change nothing; a death ends the stages that wait in it."""
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
-    by_zmq = launch(pp_size=2, hidden_transport="zmq").wait_ready().generate(**body)
+    by_socket = launch(pp_size=2, hidden_transport="socket").wait_ready().generate(**body)
     server = launch(pp_size=2, hidden_transport="gloo").wait_ready()
-    assert server.generate(**body)["output_ids"] == by_zmq["output_ids"]
+    assert server.generate(**body)["output_ids"] == by_socket["output_ids"]
     os.kill(server.serving.pids["scheduler"], signal.SIGKILL)
     assert server.process.wait(END_BOUND_S) != 0
     server.assert_all_gone()

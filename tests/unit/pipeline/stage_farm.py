@@ -53,7 +53,7 @@ class StageFarm:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         )
 
-    def start(self, config: EngineConfig, private_dir: Path, *, transport: str = "zmq") -> list[int]:
+    def start(self, config: EngineConfig, private_dir: Path, *, transport: str = "socket") -> list[int]:
         """Start all stages of an engine; their pids in order, once all are ready."""
         answer = self._ask(Order(config.model_dump(exclude_unset=True), str(private_dir), transport))
         return msgspec.json.decode(answer, type=Started).pids

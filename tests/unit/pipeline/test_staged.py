@@ -29,7 +29,7 @@ Engine = tuple[StagedPipeline, list[int]]
 def engine_of(farm: StageFarm, private_dir: Path) -> Iterator[Callable[..., Engine]]:
     started: list[Engine] = []
 
-    def start(*, pp_size: int = 4, transport: str = "zmq") -> Engine:
+    def start(*, pp_size: int = 4, transport: str = "socket") -> Engine:
         config = EngineConfig(device="cpu", pp_size=pp_size, pp_async_depth=2, kv_sanitizer=True)
         pipeline = StagedPipeline(private_dir, pp_size)
         started.append((pipeline, farm.start(config, private_dir, transport=transport)))

@@ -1,20 +1,21 @@
-"""Hidden states over ZMQ: every element type, failures, and messages that must not be there."""
+"""Hidden states over sockets: every element type, failures, and messages that must not be there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.messages import Completion, encode
-from engine.pipeline.transport import DistributedTransport, ZmqTransport
+from engine.pipeline.channel import StageChannel, StageChannels
+from engine.pipeline.transport import DistributedTransport, SocketTransport
 from engine.pipeline.wire import (
     Describe,
     FailNextStep,
@@ -31,18 +32,18 @@ from engine.pipeline.wire import (
 )
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
-Pair = tuple[ZmqTransport, ZmqTransport]
+WAIT_S = 10.0
+
+Pair = tuple[SocketTransport, SocketTransport]
 
 
 @pytest.fixture
 def pair(private_dir: Path) -> Iterator[Pair]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     device = torch.device("cpu")
-    ends = [ZmqTransport(context, private_dir, stage=stage, pp_size=2, device=device) for stage in (1, 0)]
+    ends = [SocketTransport(private_dir, stage=stage, pp_size=2, device=device) for stage in (1, 0)]
     yield ends[1], ends[0]
     for end in ends:
         end.close()
-    context.term()
 
 
 def microbatch(number: int = 1) -> Microbatch:
@@ -68,6 +69,17 @@ def test_a_slice_arrives_whole(pair: Pair) -> None:
     assert torch.equal(received, hidden)
 
 
+def test_a_tensor_that_no_socket_takes_at_once_arrives_whole(pair: Pair) -> None:
+    """Its sender waits for the next stage, and every byte comes."""
+    hidden = torch.randn(1000, 2000)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(pair[0].send, microbatch(), hidden)
+        received = pair[1].receive(microbatch())
+        sent.result()
+    assert isinstance(received, torch.Tensor)
+    assert torch.equal(received, hidden)
+
+
 def test_a_failure_arrives_in_order(pair: Pair) -> None:
     pair[0].send(microbatch(1), HiddenFailed(1, "broken"))
     pair[0].send(microbatch(2), torch.zeros(1, 2))
@@ -82,9 +94,8 @@ def test_another_microbatch_is_refused(pair: Pair) -> None:
 
 
 def test_missing_bytes_are_refused(pair: Pair) -> None:
-    assert pair[0]._target is not None
     header = HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=2, hidden_size=2)
-    pair[0]._target.send_multipart([encode(header), b"\0" * 12])
+    pair[0]._write(encode(header), memoryview(b"\0" * 12))
     with pytest.raises(StepFailedError, match="must have 16 bytes, got 12"):
         pair[1].receive(microbatch())
 
@@ -96,6 +107,33 @@ def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
     assert isinstance(pair[1].receive(microbatch()), torch.Tensor)
     with pytest.raises(ProcessDiedError, match="stage 0 process died"):
         pair[1].receive(microbatch(2))
+
+
+def test_what_is_sent_to_a_neighbour_that_is_gone_is_dropped(pair: Pair) -> None:
+    """A06: its end is told by whoever supervises the processes, not by the stage before it."""
+    pair[0].send(microbatch(1), torch.ones(1, 1))
+    assert isinstance(pair[1].receive(microbatch(1)), torch.Tensor)
+    pair[1].close()
+    pair[0].send(microbatch(2), torch.randn(1000, 2000))
+
+
+def test_the_end_of_the_scheduler_ends_the_wait(private_dir: Path) -> None:
+    """A06: plans that come meanwhile do not."""
+    scheduler = StageChannels([private_dir / "stage-1"])
+    channel = StageChannel(private_dir / "stage-1")
+    stage = SocketTransport(private_dir, stage=1, pp_size=2, device=torch.device("cpu"), scheduler=channel)
+    before = SocketTransport(private_dir, stage=0, pp_size=2, device=torch.device("cpu"))
+    scheduler.send(0, b"a plan")
+    before.send(microbatch(1), torch.ones(1, 1))
+    assert isinstance(stage.receive(microbatch(1)), torch.Tensor)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stage.receive, microbatch(2))
+        assert not wait([waiting], timeout=0.05).done
+        scheduler.close()
+        with pytest.raises(ProcessDiedError, match="scheduler process died"):
+            waiting.result(WAIT_S)
+    for end in (stage, before, channel):
+        end.close()
 
 
 segments = st.builds(
@@ -202,7 +240,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> tuple[DistributedTransport, Distri
 def test_ranks_without_memory_fail_their_microbatch(
     ranks: tuple[DistributedTransport, DistributedTransport], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A05: as over ZMQ. What was sent is taken off the wire, so that the next microbatch is read where it begins."""
+    """A05: what was sent is taken off the wire, so that the next microbatch is read where it begins."""
     ranks[0].send(part(1, tokens=3), Unaffordable(error))  # type: ignore[arg-type]
     failed = ranks[1].receive(part(1, tokens=3))
     assert isinstance(failed, HiddenFailed)
