@@ -35,7 +35,7 @@ from engine.scheduler import Gate, Scheduler, Step, StepResult
 
 __all__ = ["measure"]
 
-PAIRS: Final = 120
+PAIRS: Final = 300
 WARM_UP_BLOCKS: Final = 3
 CLIENTS: Final = 16
 TOKENS: Final = 48
