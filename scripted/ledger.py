@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -46,11 +46,12 @@ _ERROR: Final = FinishReason.ERROR
 class _Life:
     """One request, from its ``Generate`` to its terminal reply."""
 
-    __slots__ = ("ended", "ids", "limit", "rid", "running", "stop_ids", "tenancy")
+    __slots__ = ("ended", "ids", "limit", "prompt_tokens", "rid", "running", "stop_ids", "tenancy")
 
     def __init__(self, message: Generate, limits: Limits) -> None:
         self.rid = message.rid
         self.ids = list(message.prompt_ids)
+        self.prompt_tokens = len(self.ids)
         self.limit = min(len(self.ids) + message.sampling.max_new_tokens, limits.context_length)
         self.stop_ids = frozenset(message.sampling.stop_token_ids)
         if not message.sampling.ignore_eos:
@@ -58,6 +59,16 @@ class _Life:
         self.tenancy: Tenancy | None = None
         self.running = False
         self.ended = False
+
+
+class _Told(NamedTuple):
+    """What a client is told of one step: new tokens, how it ended, the counts of its prompt's and of all its tokens."""
+
+    rid: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class _Flight(msgspec.Struct, frozen=True, gc=False):
@@ -76,12 +87,13 @@ class Ledger:
         self._live: dict[str, _Life] = {}
         self._partial: _Life | None = None
         self._flights: deque[_Flight] = deque()
-        self._launched = self._ended = self._retracted = 0
+        self._launched = self._ended = self._aborted = self._retracted = 0
+        self._started = self._turned_away = self._prompt_tokens = self._generated_tokens = 0
         self._flushes: dict[str, bool] = {}
         # The update that is asked for and not launched, or launched and not back.
         self._asked_update = False
         self._update: int | None = None
-        self._expected: list[tuple[str, tuple[int, ...], FinishReason | None]] = []
+        self._expected: list[_Told] = []
         self._refused: list[Refusal] = []
         self._told_pages: tuple[int, ...] = ()
         self._told_window_pages: tuple[int, ...] = ()
@@ -130,8 +142,14 @@ class Ledger:
             {life.rid for life in lives if life.running},
             tuple([flight.id for flight in self._flights]),
             len(self._pages.rows),
+            self._launched,
             self._retracted,
-            self._ended,
+            self._started,
+            self._turned_away,
+            self._ended - self._aborted,
+            self._aborted,
+            self._prompt_tokens,
+            self._generated_tokens,
             not self._flights and not self._pages.rows,
         )
 
@@ -162,10 +180,13 @@ class Ledger:
         refusal = self._refusal_of(message.rid)
         if refusal is not None:
             self._refused.remove(refusal)
+            self._turned_away += 1
             return
         if message.rid in self._live:
             raise IntegrityError(f"{message.rid} was admitted while another request of this rid is alive")
-        self._live[message.rid] = _Life(message, self._limits)
+        life = self._live[message.rid] = _Life(message, self._limits)
+        self._started += 1
+        self._prompt_tokens += life.prompt_tokens
 
     def _refusal_of(self, rid: str) -> Refusal | None:
         """The refusal that answers a request of this rid which arrives now."""
@@ -237,17 +258,19 @@ class Ledger:
         if life.ended:
             return
         life.ids.append(token)
+        self._generated_tokens += 1
         life.running = not tenancy.leaving
         if token in life.stop_ids:
             self._end(life, FinishReason.STOP, token)
         elif len(life.ids) >= life.limit:
             self._end(life, FinishReason.LENGTH, token)
         else:
-            self._expected.append((life.rid, (token,), None))
+            self._expect(life, (token,), None)
 
     def _end(self, life: _Life, reason: FinishReason, *tokens: int) -> None:
-        self._expected.append((life.rid, tokens, reason))
+        self._expect(life, tokens, reason)
         self._ended += 1
+        self._aborted += reason is _ABORT
         life.ended, life.running = True, False
         del self._live[life.rid]
         if self._partial is life:
@@ -255,11 +278,19 @@ class Ledger:
         if life.tenancy is not None and not life.tenancy.leaving:
             self._pages.leave(life.tenancy)
 
+    def _expect(self, life: _Life, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+        prompt = life.prompt_tokens
+        self._expected.append(_Told(life.rid, tokens, reason, prompt, len(life.ids) - prompt))
+
     # -- replies --
 
     def _check_outputs(self, replies: tuple[Reply, ...]) -> None:
         """Every token and every end is told once, as the events of the step say, and nothing else is."""
-        told = [(r.rid, r.token_ids, r.finish_reason) for r in replies if isinstance(r, TokenOutput)]
+        told = [
+            _Told(r.rid, r.token_ids, r.finish_reason, r.prompt_tokens, r.completion_tokens)
+            for r in replies
+            if isinstance(r, TokenOutput)
+        ]
         if sorted(told, key=_rid_of) != sorted(self._expected, key=_rid_of):
             raise IntegrityError(f"the step's events account for the outputs {self._expected}, but told is {told}")
         self._expected.clear()
@@ -375,12 +406,13 @@ class Ledger:
 
 
 _NAMES: Final = (
-    "alive", "waiting", "chunked", "running", "in flight", "rows taken", "retractions", "ended", "quiescent"
+    "alive", "waiting", "chunked", "running", "in flight", "rows taken", "launched", "retractions",
+    "started", "refused", "finished", "aborted", "prompt tokens", "generated tokens", "quiescent",
 )  # fmt: skip
 
 
-def _rid_of(output: tuple[str, tuple[int, ...], FinishReason | None]) -> str:
-    return output[0]
+def _rid_of(told: _Told) -> str:
+    return told.rid
 
 
 def _counts_of(scheduler: Scheduler) -> tuple[object, ...]:
@@ -392,8 +424,14 @@ def _counts_of(scheduler: Scheduler) -> tuple[object, ...]:
         books.running.keys(),
         books.in_flight_ids(),
         rows.total - rows.free - rows.reserved,
+        counters.forward_ct,
         counters.retractions,
-        counters.requests_finished + counters.requests_aborted,
+        counters.requests_started,
+        counters.requests_refused,
+        counters.requests_finished,
+        counters.requests_aborted,
+        counters.prompt_tokens,
+        counters.generated_tokens,
         scheduler.is_quiescent,
     )
 

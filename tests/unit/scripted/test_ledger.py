@@ -69,10 +69,20 @@ def stopped(output: TokenOutput) -> TokenOutput:
     return msgspec.structs.replace(output, finish_reason=FinishReason.STOP)
 
 
+def miscounted(output: TokenOutput) -> TokenOutput:
+    return msgspec.structs.replace(output, completion_tokens=output.completion_tokens + 1)
+
+
+def another_prompt(output: TokenOutput) -> TokenOutput:
+    return msgspec.structs.replace(output, prompt_tokens=output.prompt_tokens - 1)
+
+
 FAULTS: dict[str, tuple[Tamper, str]] = {
     "a token is told to nobody": (outputs(lambda _: None), "account for the outputs"),
     "another token is told": (outputs(other_token), "account for the outputs"),
     "a request is told to end too early": (outputs(stopped), "account for the outputs"),
+    "the answer is counted wrong": (outputs(miscounted), "account for the outputs"),
+    "the prompt is counted wrong": (outputs(another_prompt), "account for the outputs"),
     "a stage is told of other pages": (segments(shifted_pages), "page"),
     "a position is computed twice": (segments(lambda s: with_(start=s.start - 1)(s)), "is due at position"),
     "another request's row is used": (segments(lambda s: with_(row=s.row + 3)(s)), "row"),
@@ -95,6 +105,31 @@ def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.Mon
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=words) as caught:
         sim.run(two_requests)
     assert "IntegrityError" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("counter", "name"),
+    [
+        ("requests_started", "started"),
+        ("requests_refused", "refused"),
+        ("requests_finished", "finished"),
+        ("requests_aborted", "aborted"),
+        ("prompt_tokens", "prompt tokens"),
+        ("generated_tokens", "generated tokens"),
+        ("forward_ct", "launched"),
+    ],
+)
+def test_totals_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, counter: str, name: str) -> None:
+    """D02: what the server's metrics say is what its clients were told."""
+    compare = Ledger.compare
+
+    def counted_twice(self: Ledger, scheduler: Scheduler) -> None:
+        setattr(scheduler.counters, counter, getattr(scheduler.counters, counter) + 1)
+        compare(self, scheduler)
+
+    monkeypatch.setattr(Ledger, "compare", counted_twice)
+    with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=f"{name}: the ledger says"):
+        sim.run(two_requests)
 
 
 def flush_in_flight(t):
