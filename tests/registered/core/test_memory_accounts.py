@@ -90,6 +90,25 @@ def test_a_warm_prefix_is_used(t):
 
 
 @scripted(ONE_STAGE)
+def test_a_hit_is_as_long_as_what_is_shared(t):
+    """B13: in full pages, wherever a prompt leaves the one that is cached, however often its node was split already."""
+    prompt = list(range(40, 40 + 6 * PAGE))
+    yield from t.warmup_radix(prompt)
+    for pages, more in ((3, 0), (5, 3), (1, PAGE - 1), (4, 1), (2, 0), (6, 0), (0, PAGE - 1)):
+        shared = pages * PAGE + more
+        r = t.start_req(prompt_ids=[*prompt[:shared], *[30 - pages] * (2 * PAGE)], max_new_tokens=1)
+        yield from t.run_until_finished(r)
+        assert r.cached_tokens == pages * PAGE
+        assert max(t.get_all_node_lock_refs().values()) == 0
+    again = t.start_req(prompt_ids=[*prompt, 30], max_new_tokens=1)
+    yield from t.run_until_finished(again)
+    assert again.cached_tokens == 6 * PAGE
+    cached = t.state.kv.cached
+    assert t.evict() == cached > 0
+    assert t.state.kv.free == t.state.kv.total
+
+
+@scripted(ONE_STAGE)
 def test_engine_stats_add_up(t):
     before = t.engine_stats()
     requests = [t.start_req(prompt_len=20, prompt_seed=i, max_new_tokens=4) for i in range(3)]

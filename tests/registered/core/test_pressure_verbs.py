@@ -6,9 +6,11 @@ runtime; D09. Mutants: locked-prefix-is-evicted, head-blocks-the-queue, newest-g
 rows-are-not-kept-back.
 """
 
+import pytest
+
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
-from scripted import scripted
+from scripted import BadCall, scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=30, stage="base-b", runner_config="1-gpu-small")
@@ -76,3 +78,95 @@ def test_exhausting_evicts_only_what_it_must(t):
     t.release_exhausted()
     assert (t.state.kv.free, t.state.kv.cached) == (total - 4, 4)
     yield
+
+
+@scripted(ONE_STAGE)
+def test_pages_go_up_and_down_to_what_is_asked(t):
+    yield from t.warmup_radix([50] * (4 * PAGE))
+    total = t.state.kv.total
+    # Down, down to what nobody owns, up, up into the cache, and up to everything.
+    for pages, cached in ((10, 4), (0, 4), (7, 4), (total - 3, 3), (total, 0)):
+        t.exhaust_kv(leave_pages=pages)
+        assert (t.state.kv.free, t.state.kv.cached) == (pages, cached)
+    t.exhaust_kv(leave_pages=total)
+    assert t.state.kv.free == total
+    yield
+
+
+@scripted(ONE_STAGE)
+def test_rows_go_up_and_down_to_what_is_asked(t):
+    r = t.start_req(prompt_len=20, max_new_tokens=4)
+    yield
+    total = t.state.rows.total
+    for rows in (5, 0, 2, total - 1, 1, total - 1):
+        t.exhaust_rows(leave_rows=rows)
+        assert t.state.rows.free == rows
+    t.release_exhausted()
+    assert t.state.rows.free == total - 1
+    yield from t.run_until_finished(r)
+    assert t.state.rows.free == total
+
+
+@scripted(ONE_STAGE)
+def test_locks_go_up_and_down_beside_a_reader(t):
+    for seed in range(4):
+        yield from t.warmup_radix([40 + seed] * (2 * PAGE))
+    reader = t.start_req(prompt_ids=[40] * (2 * PAGE) + [1], max_new_tokens=6)
+    yield from t.advance_to_decode_step(reader, 1)
+    for unlocked in (1, 3, 0, 2, 3):
+        t.exhaust_locks(leave_unlocked=unlocked)
+        assert t.state.tree.nodes - t.state.tree.locked_nodes == unlocked
+    t.exhaust_locks(leave_unlocked=0)
+    with pytest.raises(BadCall, match=r"at most 3 now, .* nodes can be unlocked while requests own the rest; got 4"):
+        t.exhaust_locks(leave_unlocked=4)
+    t.release_exhausted()
+    assert t.state.tree.nodes - t.state.tree.locked_nodes == 3
+    yield from t.run_until_finished(reader)
+    assert t.state.tree.locked_nodes == 0
+
+
+@scripted(ONE_STAGE)
+def test_a_node_that_is_locked_twice_can_be_unlocked(t):
+    """A pinned leaf pins its parent as well, which then has two locks of one operator and none of a request."""
+    yield from t.warmup_radix([40] * (4 * PAGE))
+    yield from t.warmup_radix([40] * (2 * PAGE) + [41] * (2 * PAGE))
+    assert t.state.tree.nodes == 3
+    t.exhaust_locks(leave_unlocked=0)
+    assert max(t.get_all_node_lock_refs().values()) == 3
+    t.exhaust_locks(leave_unlocked=3)
+    assert t.state.tree.locked_nodes == 0
+
+
+@scripted(ONE_STAGE)
+def test_what_cannot_be_left_is_refused_with_the_most_that_can(t):
+    r = t.start_req(prompt_len=2 * PAGE, max_new_tokens=4)
+    yield
+    pages, rows = t.state.kv.total - 2, t.state.rows.total - 1
+    with pytest.raises(BadCall, match=f"at most {pages} now"):
+        t.exhaust_kv(leave_pages=pages + 1)
+    with pytest.raises(BadCall, match=f"at most {rows} now"):
+        t.exhaust_rows(leave_rows=rows + 1)
+    t.exhaust_kv(leave_pages=3)
+    t.exhaust_rows(leave_rows=3)
+    with pytest.raises(BadCall, match=f"at most {pages} now"):
+        t.exhaust_kv(leave_pages=pages + 1)
+    with pytest.raises(BadCall, match=f"at most {rows} now"):
+        t.exhaust_rows(leave_rows=rows + 1)
+    t.exhaust_kv(leave_pages=pages)
+    t.exhaust_rows(leave_rows=rows)
+    yield from t.run_until_finished(r)
+    assert t.state.kv.free + t.state.kv.cached == pages + 2
+
+
+@scripted(ONE_STAGE)
+def test_locks_of_the_operator_end_with_the_tree(t):
+    yield from t.warmup_radix([40] * (2 * PAGE))
+    t.exhaust_locks(leave_unlocked=0)
+    t.flush_cache()
+    yield
+    assert t.state.tree.nodes == 0
+    yield from t.warmup_radix([41] * (2 * PAGE))
+    t.exhaust_locks(leave_unlocked=0)
+    assert t.state.tree.locked_nodes == 1
+    t.release_exhausted()
+    assert t.evict() == 2
