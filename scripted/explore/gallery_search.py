@@ -14,10 +14,11 @@ import msgspec
 from scripted.explore.campaign import Campaign, Finding, Plan
 from scripted.explore.workloads import WORKLOADS
 from scripted.gallery import MUTANTS, Mutant, mutant_named
+from scripted.single import find_test
 
 __all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
 
-_HEAD = "| mutant | origin | the bug | its test | found by the search |"
+_HEAD = "| mutant | origin | the bug | the test that catches it | tiers | found by the search |"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -39,9 +40,9 @@ def find_mutant(name: str) -> Found:
 
 
 def gallery_markdown(found: Iterable[Found]) -> str:
-    """The gallery as a Markdown table: origin, the bug, the test that catches it, what finding it took."""
+    """The gallery as a Markdown table: origin, the bug, the test that catches it and where, what finding it took."""
     by_name = {one.mutant: one for one in found}
-    rows = [_HEAD, "| --- | --- | --- | --- | --- |"]
+    rows = [_HEAD, "| --- | --- | --- | --- | --- | --- |"]
     return "\n".join([*rows, *(_row(mutant, by_name.get(mutant.name)) for mutant in MUTANTS)]) + "\n"
 
 
@@ -59,4 +60,5 @@ def _row(mutant: Mutant, found: Found | None) -> str:
     else:
         result = f"schedule {found.schedules}, {found.cpu_s:.2f} s"
     test = mutant.test.rpartition("/")[2].partition("::")[0]
-    return f"| {mutant.name} | {mutant.origin} | {mutant.bug} | `{test}` | {result} |"
+    tiers = ", ".join(find_test(mutant.test).tiers)
+    return f"| {mutant.name} | {mutant.origin} | {mutant.bug} | `{test}` | {tiers} | {result} |"
