@@ -156,6 +156,10 @@ def _keep_no_rows(rows: RowPool, count: int) -> None:
     del rows, count
 
 
+def _free_rows(pressure: Pressure) -> int:
+    return pressure._rows.free
+
+
 def _evict_before(pressure: Pressure, event: OperatorEvent) -> None:
     _apply(pressure, EvictCache())
     _apply(pressure, event)
@@ -359,6 +363,15 @@ CONTRACTS = (
         RowPool,
         "reserve",
         _keep_no_rows,
+    ),
+    _contract(
+        "kept-rows-count-as-owned",
+        "rows that the operator keeps back are taken for those of requests, so pressure cannot go back up",
+        "exhaust_rows(leave_rows) is at most",
+        "test_pressure_verbs.py::test_what_cannot_be_left_is_refused_with_the_most_that_can",
+        Pressure,
+        "most_free_rows",
+        property(_free_rows),
     ),
     _contract(
         "pressure-evicts-everything",

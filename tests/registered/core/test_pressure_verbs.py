@@ -3,7 +3,7 @@
 Goal: the pressure verbs leave exactly what they were asked to leave, and give back exactly what they took. Method: read
 the pools before and after, with a request that has to wait in between. Origin: the core contracts of SGLang's scripted
 runtime; D09. Mutants: locked-prefix-is-evicted, head-blocks-the-queue, newest-goes-first, pressure-evicts-everything,
-rows-are-not-kept-back.
+rows-are-not-kept-back, kept-rows-count-as-owned.
 """
 
 import pytest
