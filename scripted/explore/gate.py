@@ -21,6 +21,7 @@ from engine.messages import (
     EvictCache,
     FlushCache,
     Generate,
+    GetStats,
     OperatorEvent,
     PauseGeneration,
     PipelineFailed,
@@ -192,6 +193,8 @@ class SimulatedGate:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        assert self.ledger.stats is not None, "the counters were asked for with the flush that settled the run"
+        self.promises.check_idle_stats(self.ledger.stats)
         self.promises.check_counters(self.ledger)
         for life in self.ledger.lives:
             check_tokens(life)
@@ -226,6 +229,7 @@ class SimulatedGate:
             self._flushed = True
             self.promises.check_hits()
             self._imply(Flush())
+            self._events.append(GetStats(call_id="stats"))
         else:
             return False
         return True

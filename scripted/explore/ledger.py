@@ -15,11 +15,13 @@ from engine.messages import (
     CallAnswer,
     Completion,
     ContinueGeneration,
+    EngineStats,
     Event,
     EvictCache,
     FinishReason,
     FlushCache,
     Generate,
+    GetStats,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -28,6 +30,7 @@ from engine.messages import (
     ReleasePressure,
     Reply,
     SetPressure,
+    StatsAnswer,
     TokenOutput,
     UpdateWeights,
 )
@@ -96,6 +99,9 @@ class Ledger:
         # Microbatches that were launched, updates of the weights that succeeded.
         self.launched = 0
         self.updated = 0
+        # The newest answer to a question for the counters; the last step that was seen.
+        self.stats: EngineStats | None = None
+        self._step: int | None = None
         self._may_abort: set[str] = set()
         self._may_fail = False
         self._dead = ""
@@ -118,10 +124,14 @@ class Ledger:
         quiet, self._may_wait = not events and self._may_wait, not result.again
         if quiet and result.microbatch is not None:
             raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
+        if self._step is not None and result.step != self._step + 1:
+            raise Violation(f"step {result.step} follows step {self._step}")
+        self._step = result.step
         self._asked.clear()
         dying = [self._see(event) for event in events]
+        alone = sum(not isinstance(event, GetStats) for event in events) == 1
         for reply in result.replies:
-            self._hear(reply, flushable=flushable and len(events) == 1)
+            self._hear(reply, flushable=flushable and alone)
         for life in [one for lives in dying for one in lives]:
             if life.end is None and not life.refused:
                 raise Violation(f"{life.message.rid} was aborted, but its client was not told")
@@ -162,6 +172,8 @@ class Ledger:
             lives = self._live.get(event.rid, [])[:1]
             self._may_abort.update(life.message.rid for life in lives)
             return lives
+        elif isinstance(event, GetStats):
+            self._open_calls[event.call_id] = GetStats.__name__
         elif not isinstance(event, SetPressure | ReleasePressure | EvictCache):
             return self._see_call(event)
         return []
@@ -199,6 +211,10 @@ class Ledger:
             if not lives:
                 raise Violation(f"{reply.rid} is refused, but is not alive: {reply.message}")
             self._end(self._refused(lives, reply), None)
+        elif isinstance(reply, StatsAnswer):
+            if self._open_calls.pop(reply.call_id, None) != GetStats.__name__:
+                raise Violation(f"{reply.call_id} is answered with counters, but nobody asked for them")
+            self.stats = reply.stats
         elif isinstance(reply, CallAnswer):
             kind = self._open_calls.pop(reply.call_id, None)
             if kind is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.messages import FinishReason, PauseMode
+from engine.messages import EngineStats, FinishReason, PauseMode
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
@@ -26,6 +26,8 @@ class Promises:
         # How often each request was sent back, as of the last look, and whether a pause is still sending some back.
         self._sent_back: dict[str, int] = {}
         self._pausing = False
+        # How many later requests each that waits was seen to be overtaken by, by order of arrival.
+        self._overtaken: dict[int, int] = {}
 
     def check(self, result: StepResult, *, missing: bool) -> None:
         """After a step; ``missing`` says that results are still to come. Raises Violation."""
@@ -65,7 +67,8 @@ class Promises:
 
     def check_counters(self, ledger: Ledger) -> None:
         """When all have ended: the engine's totals are those of what its clients asked for and were told."""
-        stats, lives = self._scheduler.stats(), ledger.lives
+        lives = ledger.lives
+        stats = self._scheduler.stats() if ledger.stats is None else ledger.stats
         started = [life for life in lives if not life.refused]
         told = {
             "requests_started": len(started),
@@ -80,6 +83,23 @@ class Promises:
         for name, count in told.items():
             if getattr(stats, name) != count:
                 raise Violation(f"{name} is {getattr(stats, name)}, but the clients' count is {count}")
+
+    def check_idle_stats(self, stats: EngineStats) -> None:
+        """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
+        limits = self._scheduler.limits
+        idle = {
+            "step": self._scheduler.step_number,
+            "pages_free": limits.total_pages,
+            "pages_total": limits.total_pages,
+            "rows_free": limits.rows,
+            "rows_total": limits.rows,
+            "page_size": limits.page_size,
+            "retractions": self._retractions,
+            **dict.fromkeys(("waiting", "chunked", "running", "in_flight", "pages_cached", "pages_held"), 0),
+        }
+        for name, value in idle.items():
+            if getattr(stats, name) != value:
+                raise Violation(f"an idle engine says {name} {getattr(stats, name)}, but it is {value}")
 
     def _check_leases(self) -> None:
         """Nobody holds a page for tokens that are not planned; what is confirmed of a prompt is there for others."""
@@ -143,19 +163,38 @@ class Promises:
     def _check_order(self, microbatch: Microbatch) -> None:
         """The first to start is the first by the policy among those that fit."""
         policy = self._scheduler.limits.schedule_policy
-        started = next((one for one in microbatch.segments if one.sampling is not None), None)
-        request = None if started is None else self._scheduler.find_request(started.rid)
-        if started is None or request is None or policy == "fcfs":
+        rids = [one.rid for one in microbatch.segments if one.sampling is not None]
+        first = next((one.start for one in microbatch.segments if one.sampling is not None), 0)
+        started = [request for rid in rids if (request := self._scheduler.find_request(rid)) is not None]
+        if not started or len(started) < len(rids) or policy == "fcfs":
             return
         memory, running = self._scheduler.memory, len(self._scheduler.books.running)
         for other in self._scheduler.books.waiting:
             if policy == "priority":
-                first = other.priority > request.priority
+                before = other.priority > started[0].priority
             else:
-                due = request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
-                first = not due and self._cached_tokens(other.ids) > started.start
-            if first and memory.has_room(len(other.ids), spare_pages=running):
-                raise Violation(f"{other.rid} fits and is first by the policy {policy}, but {request.rid} is started")
+                before = self._matches_more(other, started[0], first) or self._is_overdue(other, started)
+            if before and memory.has_room(len(other.ids), spare_pages=running):
+                raise Violation(
+                    f"{other.rid} fits and is first by the policy {policy}, but {started[0].rid} is started"
+                )
+        self._note_overtaken(started)
+
+    def _matches_more(self, other: Request, started: Request, cached_tokens: int) -> bool:
+        """Unless what was started had been overtaken as often as anybody may be."""
+        was_due = self._overtaken.get(started.arrival, 0) >= OVERTAKEN_LIMIT_REQUESTS
+        return not was_due and self._cached_tokens(other.ids) > cached_tokens
+
+    def _is_overdue(self, other: Request, started: Sequence[Request]) -> bool:
+        """Whether it was overtaken as often as it may be, and is again."""
+        later = any(one.arrival > other.arrival for one in started)
+        return later and self._overtaken.get(other.arrival, 0) >= OVERTAKEN_LIMIT_REQUESTS
+
+    def _note_overtaken(self, started: Sequence[Request]) -> None:
+        for other in self._scheduler.books.waiting:
+            later = sum(one.arrival > other.arrival for one in started)
+            if later:
+                self._overtaken[other.arrival] = self._overtaken.get(other.arrival, 0) + later
 
     def _check_queue(self) -> None:
         most = self._scheduler.limits.max_queued_requests

@@ -144,6 +144,16 @@ _TEXTS: Final = {
         "page_size=4 max_total_tokens=40 chunked_prefill_size=8 pp_async_depth=1; 1 start a prompt=5 new=27; 2 start big prompt=33 seed=1 new=2; "
         + "; ".join(f"{3 + i} start s{i} prompt=2 seed={i + 2} new=1" for i in range(20))
     ),
+    # Prompts that are cached keep coming past one that is not: for a while, not for ever.
+    "overtaken-often": (
+        "schedule_policy=lpm max_running_requests=1 chunked_prefill_size=64 max_total_tokens=512; 1 start warm prompt=40 new=1; "
+        "2 start z prompt=20 seed=1 new=1; " + "; ".join(f"2 start s{i} prompt=40 new=1" for i in range(20))
+    ),
+    # Prompts that leave one another in the middle of what is cached, again and again.
+    "branches": (
+        "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
+        "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
+    ),
 }  # fmt: skip
 
 WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}
