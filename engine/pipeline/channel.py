@@ -202,7 +202,8 @@ class _Frames:
 
 
 def listening(address: Path) -> socket.socket:
-    """A socket at a new address, for one that connects."""
+    """A socket for one that connects; what a killed server left at its address makes room."""
+    address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
     listener.listen(1)

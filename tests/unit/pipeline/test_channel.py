@@ -99,6 +99,18 @@ def test_a_stage_connects_to_a_scheduler_that_comes_later(addresses: list[Path])
     scheduler.close()
 
 
+def test_what_a_killed_server_left_is_in_nobodys_way(addresses: list[Path]) -> None:
+    """A folder that was lent to a server still has its sockets when it was killed."""
+    StageChannels(addresses).close()
+    assert all(address.is_socket() for address in addresses)
+    scheduler = StageChannels(addresses)
+    stage = StageChannel(addresses[1])
+    scheduler.broadcast(b"a plan")
+    assert stage.receive() == b"a plan"
+    stage.close()
+    scheduler.close()
+
+
 def test_a_stage_that_is_gone_is_not_heard_of_again(pair: Pair) -> None:
     """A03, A06: its last words arrive, its end wakes the scheduler once, and what is sent to it is dropped."""
     scheduler, stage = pair
