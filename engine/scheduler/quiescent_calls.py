@@ -41,8 +41,9 @@ class QuiescentCalls:
     def answer_due(self, now: float) -> CallAnswer | None:
         """The answer to the call that waits, if there is one and its time has come."""
         call = self._deferred
-        if call is None or self.deadline is None:
+        if call is None:
             return None
+        assert self.deadline is not None, f"{call} waits without a deadline"
         quiescent = self._books.is_quiescent
         if not quiescent and now < self.deadline:
             return None

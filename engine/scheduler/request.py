@@ -89,16 +89,6 @@ class Request:
         self.error: str | None = None
 
     @property
-    def output_ids(self) -> tuple[int, ...]:
-        """The tokens emitted so far."""
-        return tuple(self.ids[self.prompt_tokens :])
-
-    @property
-    def output_tokens(self) -> int:
-        """How many tokens were emitted so far."""
-        return len(self.ids) - self.prompt_tokens
-
-    @property
     def is_finished(self) -> bool:
         """True from its terminal reply on."""
         return self.finish_reason is not None
@@ -112,6 +102,6 @@ class Request:
 
     def __repr__(self) -> str:
         return (
-            f"Request({self.rid!r}, {self.place}, prompt={self.prompt_tokens}, output={self.output_tokens}, "
+            f"Request({self.rid!r}, {self.place}, prompt={self.prompt_tokens}, ids={len(self.ids)}, "
             f"planned={self.planned_tokens}, in_flight={self.in_flight}, lease={self.lease})"
         )

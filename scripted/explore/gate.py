@@ -167,7 +167,7 @@ class SimulatedGate:
             self._record(result)
         self.ledger.check(events, result, flushable=self._flushable)
         # A step without input and output has changed nothing that was not audited behind the one before.
-        if events or result.again or result.replies:
+        if events or result.microbatch is not None or result.replies or result.again:
             self.scheduler.check_integrity()
             self.promises.check(result, missing=bool(self._results.due_steps()))
         if self.pipeline.corruptions:

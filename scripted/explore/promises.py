@@ -28,6 +28,8 @@ class Promises:
         self._pausing = False
         # How many later requests each that waits was seen to be overtaken by, by order of arrival.
         self._overtaken: dict[int, int] = {}
+        # The microbatch of each running request's last decode, by order of arrival.
+        self._decoded: dict[int, int] = {}
 
     def check(self, result: StepResult, *, missing: bool) -> None:
         """After a step; ``missing`` says that results are still to come. Raises Violation."""
@@ -49,6 +51,7 @@ class Promises:
             self._check_victims(result)
         elif result.microbatch is not None:
             self._check_spread(result.microbatch)
+            self._check_turns(result.microbatch)
         if books.waiting and not retracted:
             self._check_queue()
             if result.microbatch is not None:
@@ -56,6 +59,10 @@ class Promises:
             if self._could_start(result):
                 self._check_nobody_is_held_up()
         self._pausing = books.paused is not None or bool(books.retracting)
+        if self._decoded:
+            # Who was sent back decodes anew, in the order in which they come back.
+            here = {request.arrival for request in books.running.values()}
+            self._decoded = {arrival: number for arrival, number in self._decoded.items() if arrival in here}
 
     def check_hits(self) -> None:
         """When all have ended: a prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
@@ -159,6 +166,18 @@ class Promises:
             raise Violation(
                 f"{len(microbatch.segments)} of {running} running requests are in one microbatch of {stages} stages"
             )
+
+    def _check_turns(self, microbatch: Microbatch) -> None:
+        """Of the running requests that are in no microbatch, those decode first whose last decode is longest ago."""
+        running = self._scheduler.books.running
+        decodes = [one for rid in microbatch.rids if (one := running.get(rid)) is not None]
+        newest = max((self._decoded.get(one.arrival, -1) for one in decodes), default=-1)
+        for other in running.values():
+            before = self._decoded.get(other.arrival)
+            if before is not None and before < newest and not other.in_flight:
+                raise Violation(f"{other.rid} last decoded in microbatch {before}, but others since {newest} go first")
+        for one in decodes:
+            self._decoded[one.arrival] = microbatch.id
 
     def _check_order(self, microbatch: Microbatch) -> None:
         """The first to start is the first by the policy among those that fit."""

@@ -149,6 +149,12 @@ _TEXTS: Final = {
         "schedule_policy=lpm max_running_requests=1 chunked_prefill_size=64 max_total_tokens=512; 1 start warm prompt=40 new=1; "
         "2 start z prompt=20 seed=1 new=1; " + "; ".join(f"2 start s{i} prompt=40 new=1" for i in range(20))
     ),
+    # Prompts that leave room for a few of the decodes: these take turns.
+    "mixed-turns": (
+        "mixed_chunk=True chunked_prefill_size=16 max_total_tokens=512; "
+        + "; ".join(f"1 start r{i} prompt=3 seed={i} new=6" for i in range(4)) + "; "
+        + "; ".join(f"{4 + i} start p{i} prompt=15 seed={i + 9} new=1" for i in range(4))
+    ),
     # Prompts that leave one another in the middle of what is cached, again and again.
     "branches": (
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "

@@ -152,6 +152,15 @@ def _continue_what_is_paused(scheduler: Scheduler, message: ContinueGeneration) 
     _on_continue(scheduler, message)
 
 
+def _decode_the_first(planner: Planner, plan: Plan, most: int) -> None:
+    before = list(planner._books.running.items())
+    _add_decodes(planner, plan, most)
+    running = planner._books.running
+    still = [(rid, request) for rid, request in before if rid in running]
+    running.clear()
+    running.update(still)
+
+
 def _keep_no_rows(rows: RowPool, count: int) -> None:
     del rows, count
 
@@ -354,6 +363,15 @@ CONTRACTS = (
         Scheduler,
         "_on_continue",
         _continue_what_is_paused,
+    ),
+    _contract(
+        "decodes-do-not-take-turns",
+        "beside prompts that leave little room, those decode that began first, and the others wait",
+        "some decode and others wait",
+        "tests/registered/pipeline/test_decode_slots.py::test_decodes_beside_prompts_take_turns",
+        Planner,
+        "_add_decodes",
+        _decode_the_first,
     ),
     _contract(
         "rows-are-not-kept-back",

@@ -1,8 +1,8 @@
 """Decodes in a pipeline of several stages.
 
-Goal: a running request is in at most one microbatch in flight, and the decodes of several are spread over the stages.
-Method: look at what is in flight after every step. Origin: B12 and the pipeline's own rule. Mutants:
-decode-runs-twice, one-big-decode-batch.
+Goal: a running request is in at most one microbatch in flight, the decodes of several are spread over the stages, and
+take turns where there is not room for all. Method: look at what is in flight after every step. Origin: B10, B12 and the
+pipeline's own rule. Mutants: decode-runs-twice, one-big-decode-batch, decodes-do-not-take-turns.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci
@@ -13,6 +13,8 @@ register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
+MIXED = EngineConfig(mixed_chunk=True, chunked_prefill_size=32)
+BESIDE = "prompts leave room for two of six decodes"
 WINDOW = "four decode microbatches in flight at once"
 
 
@@ -26,3 +28,19 @@ def test_a_running_request_is_in_one_microbatch(t):
         assert not twice, f"{twice} is in two microbatches in flight"
         t.sometimes(WINDOW, [m.mode for m in t.state.in_flight].count("decode") >= 4)
     assert all(len(r.output_ids) == 8 for r in requests)
+
+
+@scripted(MIXED, must_reach=[BESIDE])
+def test_decodes_beside_prompts_take_turns(t):
+    """B10: who decodes beside a stream of prompts does not depend on who began first."""
+    requests = [t.start_req(prompt_len=4, prompt_seed=i, max_new_tokens=40) for i in range(6)]
+    yield from t.run_until(lambda: all(r.output_ids for r in requests))
+    before = [len(r.output_ids) for r in requests]
+    for i in range(9):
+        t.start_req(prompt_len=30, prompt_seed=20 + i, max_new_tokens=1)
+        yield
+        launched = t.history[-1].microbatch
+        t.sometimes(BESIDE, launched.mode == "mixed" and len(launched.segments) == 3)
+    gained = [len(r.output_ids) - count for r, count in zip(requests, before, strict=True)]
+    assert max(gained) - min(gained) <= 1, f"some decode and others wait: {gained}"
+    yield from t.run_until_all_finished(requests)

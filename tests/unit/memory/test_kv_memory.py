@@ -91,6 +91,20 @@ def test_available_without_counts_a_shared_prefix_once_and_only_if_nobody_else_p
     assert memory.available_pages_without([one, two, three]) == 8
 
 
+def test_there_is_room_for_exactly_what_is_left() -> None:
+    """B04: of four pages a request holds one, and what it gives back counts."""
+    memory = memory_of(pages=4)
+    lease = memory.admit("r", [1], spare_pages=0)
+    assert lease is not None
+    assert memory.extend(lease, 1)
+    assert memory.has_room(6, spare_pages=0)
+    assert memory.has_room(4, spare_pages=1)
+    assert not memory.has_room(7, spare_pages=0)
+    assert not memory.has_room(6, spare_pages=1)
+    assert memory.has_room(8, spare_pages=0, without=[lease])
+    assert not memory.has_room(9, spare_pages=0, without=[lease])
+
+
 def test_without_radix_cache_nothing_is_shared() -> None:
     memory = memory_of(radix_cache=False)
     finished(memory, [1, 2, 3, 4])

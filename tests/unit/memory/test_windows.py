@@ -56,6 +56,18 @@ def test_twins_are_given_back_when_they_leave_the_window_and_not_again_at_releas
     memory.check_integrity([])
 
 
+@pytest.mark.parametrize("cached", range(7))
+def test_need_is_what_a_request_takes_beside_what_it_sees_of_its_prefix(cached: int) -> None:
+    """B18: with what it sees of a cached prefix never more than a row may hold, and never less than nothing."""
+    _, windows = memory_of(row_pages=4)
+    seen = cached - windows.first_page(cached * SIZE)
+    needs = [windows.need(pages, cached=cached) for pages in range(cached, 12)]
+    assert needs[0] == 0
+    assert needs == sorted(needs)
+    assert needs[1] == min(1, 4 - seen)
+    assert needs[-1] + seen == 4
+
+
 def test_request_longer_than_the_window_pool_slides_through_it() -> None:
     """B18"""
     memory, windows = memory_of(window_pages=4, row_pages=4)

@@ -85,6 +85,14 @@ def test_abort_all_answers_once() -> None:
     assert is_clean(engine)
 
 
+def test_an_abort_says_whether_there_was_anything_to_abort() -> None:
+    engine = SimulatedEngine()
+    engine.step(generate("r", prompt(20), 9))
+    engine.step(Abort(rid="r", call_id="first"), Abort(rid="r", call_id="second"), completions=1)
+    assert engine.answers["first"].message == "r: aborted"
+    assert engine.answers["second"].message == "r: not alive, nothing to abort"
+
+
 def test_abort_by_a_stop_string_counts_as_a_finish() -> None:
     engine = SimulatedEngine()
     engine.step(generate("r", prompt(20), 9))
