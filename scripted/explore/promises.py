@@ -59,7 +59,7 @@ class Promises:
             if self._could_start(result):
                 self._check_nobody_is_held_up()
         self._pausing = books.paused is not None or bool(books.retracting)
-        if self._decoded:
+        if retracted:
             # Who was sent back decodes anew, in the order in which they come back.
             here = {request.arrival for request in books.running.values()}
             self._decoded = {arrival: number for arrival, number in self._decoded.items() if arrival in here}
