@@ -75,11 +75,11 @@ class MemoryAudit:
         for upper, lower in changes.splits:
             self._locks[upper] = self._locks.get(lower, 0)
         # Leases before nodes, because they say how many locks a node should have.
-        for lease in set(changes.leases):
+        for lease in dict.fromkeys(changes.leases):
             self._follow_lease(lease)
         if self._memory.windows is not None:
             self._memory.windows.check_users(self._window_uses)
-        for node in set(changes.nodes):
+        for node in dict.fromkeys(changes.nodes):
             self._follow_node(node)
         changes.clear()
 

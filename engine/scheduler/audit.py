@@ -51,7 +51,8 @@ class Audit:
         changed = self._books.changed
         if changed:
             self._follow_flights()
-            for request in set(changed):
+            # In the order of the changes, not of addresses: which fault is named first is part of a replay.
+            for request in dict.fromkeys(changed):
                 self._follow(request)
             changed.clear()
         self._memory.check()

@@ -95,3 +95,18 @@ def test_check_after_a_long_silence_is_a_full_one() -> None:
         scheduler.step((engine.pipeline.next_completion(0),), 0.0)
     scheduler.check_integrity()
     assert scheduler.is_fully_idle
+
+
+def test_of_many_faults_the_first_that_changed_is_named() -> None:
+    """D10: a replay names the same one, whatever the addresses of requests are."""
+    engine = SimulatedEngine(page_size=4, max_running_requests=2)
+    engine.step(generate("r", prompt(5)))
+    engine.scheduler.check_integrity()
+    rids = [f"w{number}" for number in range(30)]
+    engine.scheduler.step([generate(rid, prompt(5, 1)) for rid in rids], 0.0)
+    books = engine.scheduler.books
+    for rid in reversed(rids):
+        books.requests[rid].in_flight = 7
+    first = next(request.rid for request in books.changed if request.in_flight == 7)
+    with pytest.raises(IntegrityError, match=rf"'{first}'"):
+        engine.scheduler.check_integrity()
