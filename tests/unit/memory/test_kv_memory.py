@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from lease_machine import LeaseMachine
 
 from engine.errors import IntegrityError
-from engine.memory import KVMemory, Lease, MemoryAudit
+from engine.memory import KVMemory
 
 
 def memory_of(pages: int = 8, page_size: int = 2, rows: int = 3, *, radix_cache: bool = True) -> KVMemory:
@@ -112,51 +111,9 @@ def test_without_radix_cache_nothing_is_shared() -> None:
     assert memory.pages.free == 8
 
 
-class MemoryMachine(RuleBasedStateMachine):
-    """Leases come, grow, publish and go in any order; both audits agree after every rule."""
-
-    leases = Bundle("leases")
-
+class MemoryMachine(LeaseMachine):
     def __init__(self) -> None:
-        super().__init__()
-        self.memory = memory_of(pages=10, page_size=2, rows=4)
-        self.live: list[Lease] = []
-        self.ids: dict[str, list[int]] = {}
-        self.audit = MemoryAudit(self.memory, [])
-
-    @rule(target=leases, ids=st.lists(st.integers(0, 1), min_size=1, max_size=12))
-    def admit(self, ids: list[int]) -> Lease | None:
-        lease = self.memory.admit(f"r{len(self.ids)}", ids, spare_pages=0)
-        if lease is not None:
-            self.live.append(lease)
-            self.ids[lease.rid] = ids
-        return lease
-
-    @rule(lease=leases, share=st.floats(0.1, 1))
-    def extend(self, lease: Lease | None, share: float) -> None:
-        if lease is not None and not lease.released:
-            tokens = int(len(self.ids[lease.rid]) * share)
-            before = len(lease.pages)
-            if not self.memory.extend(lease, tokens):
-                assert len(lease.pages) == before
-
-    @rule(lease=leases)
-    def publish(self, lease: Lease | None) -> None:
-        if lease is not None and not lease.released:
-            confirmed = min(len(self.ids[lease.rid]), len(lease.pages) * 2)
-            self.memory.publish(lease, self.ids[lease.rid][:confirmed], counts=True)
-
-    @rule(lease=consumes(leases))
-    def release(self, lease: Lease | None) -> None:
-        if lease is not None:
-            self.memory.release(lease)
-            self.live.remove(lease)
-
-    @invariant()
-    def books_balance(self) -> None:
-        self.memory.check_integrity(self.live)
-        self.audit.check()
-        assert self.audit.live_leases == len(self.live)
+        super().__init__(memory_of(pages=10, page_size=2, rows=4))
 
 
 MemoryMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None, database=None)

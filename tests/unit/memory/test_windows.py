@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import invariant, rule
+from lease_machine import LeaseMachine
 
 from engine.errors import IntegrityError
 from engine.memory import KVMemory, Lease, MemoryAudit, Windows
@@ -195,60 +196,25 @@ def test_window_page_that_is_given_back_unbooked_is_found(incremental: bool) -> 
             audit.check() if incremental else memory.check_integrity([lease])
 
 
-class WindowMachine(RuleBasedStateMachine):
-    """Leases come, grow, slide, publish and go in any order; both audits agree after every rule."""
-
-    leases = Bundle("leases")
+class WindowMachine(LeaseMachine):
+    """Windows slide and the tree is evicted in between."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.memory, self.windows = memory_of(pages=10, window_pages=6, window=3)
-        self.live: list[Lease] = []
-        self.ids: dict[str, list[int]] = {}
-        self.audit = MemoryAudit(self.memory, [])
+        memory, self.windows = memory_of(pages=10, window_pages=6, window=3)
+        super().__init__(memory)
 
-    @rule(target=leases, ids=st.lists(st.integers(0, 1), min_size=1, max_size=14))
-    def admit(self, ids: list[int]) -> Lease | None:
-        lease = self.memory.admit(f"r{len(self.ids)}", ids, spare_pages=0)
-        if lease is not None:
-            self.live.append(lease)
-            self.ids[lease.rid] = ids
-        return lease
-
-    @rule(lease=leases, share=st.floats(0.1, 1))
-    def extend(self, lease: Lease | None, share: float) -> None:
-        if lease is not None and not lease.released:
-            before = len(lease.pages)
-            if not self.memory.extend(lease, int(len(self.ids[lease.rid]) * share)):
-                assert len(lease.pages) == before
-
-    @rule(lease=leases, share=st.floats(0, 1))
+    @rule(lease=LeaseMachine.leases, share=st.floats(0, 1))
     def slide(self, lease: Lease | None, share: float) -> None:
         if lease is not None and not lease.released:
             self.memory.slide(lease, int(len(lease.pages) * SIZE * share))
-
-    @rule(lease=leases)
-    def publish(self, lease: Lease | None) -> None:
-        if lease is not None and not lease.released:
-            confirmed = min(len(self.ids[lease.rid]), len(lease.pages) * SIZE)
-            self.memory.publish(lease, self.ids[lease.rid][:confirmed], counts=True)
 
     @rule(count=st.integers(1, 4))
     def evict(self, count: int) -> None:
         self.memory.tree.evict(count)
 
-    @rule(lease=consumes(leases))
-    def release(self, lease: Lease | None) -> None:
-        if lease is not None:
-            self.memory.release(lease)
-            self.live.remove(lease)
-
     @invariant()
-    def books_balance(self) -> None:
-        self.memory.check_integrity(self.live)
-        self.audit.check()
-        without = self.windows.available_pages_without(self.live)
-        assert without == self.windows.pages.total
+    def whole_pool_is_available_without_all_leases(self) -> None:
+        assert self.windows.available_pages_without(self.live) == self.windows.pages.total
 
 
 WindowMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from chained_stages import ChainedStages, limits_for
+from reference_logits import Reference, reference_logits
 from tiny_checkpoints import FAMILIES
 
 from engine.config import EngineConfig
@@ -20,21 +21,8 @@ DECODES = 4
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint_of: Callable[[str], Path]) -> Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]]:
-    """The token ids of two sequences, and transformers' logits for each of them by position."""
-    cache: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-
-    def compute(family: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        if family not in cache:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint_of(family), attn_implementation="eager", dtype=torch.float32
-            )
-            ids = torch.randint(0, 198, (2, max(LENGTHS) + DECODES), generator=torch.Generator().manual_seed(3))
-            with torch.inference_mode():
-                cache[family] = ids, [model(row[None]).logits[0] for row in ids]
-        return cache[family]
-
-    return compute
+def reference(checkpoint_of: Callable[[str], Path]) -> Reference:
+    return reference_logits(checkpoint_of, max(LENGTHS) + DECODES)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -45,7 +33,7 @@ def test_logits_equal_those_of_transformers(
     pp_size: int,
     chunk: int,
     checkpoint_of: Callable[[str], Path],
-    reference: Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]],
+    reference: Reference,
 ) -> None:
     """C11, B02: two rows prefilled side by side in chunks, then decoded as one padded batch."""
     ids, expected = reference(family)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from chained_stages import ChainedStages, limits_for
+from reference_logits import Reference, reference_logits
 from test_varlen import kernel
 from tiny_checkpoints import WINDOW
 
@@ -27,21 +27,8 @@ DECODES = 2 * WINDOW
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint_of: Callable[[str], Path]) -> Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]]:
-    """The token ids of two sequences, and transformers' logits for each of them by position."""
-    cache: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-
-    def compute(family: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        if family not in cache:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint_of(family), attn_implementation="eager", dtype=torch.float32
-            )
-            ids = torch.randint(0, 198, (2, max(LENGTHS) + DECODES), generator=torch.Generator().manual_seed(3))
-            with torch.inference_mode():
-                cache[family] = ids, [model(row[None]).logits[0] for row in ids]
-        return cache[family]
-
-    return compute
+def reference(checkpoint_of: Callable[[str], Path]) -> Reference:
+    return reference_logits(checkpoint_of, max(LENGTHS) + DECODES)
 
 
 def chain_of(folder: Path, *, lean: bool = True, **values: object) -> ChainedStages:
@@ -57,7 +44,7 @@ def test_logits_equal_those_of_transformers(
     pp_size: int,
     chunk: int,
     checkpoint_of: Callable[[str], Path],
-    reference: Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]],
+    reference: Reference,
 ) -> None:
     """B18, C11: two rows, several windows long, in chunks, then decoded on for two windows as one padded batch."""
     ids, expected = reference(family)
@@ -77,7 +64,7 @@ def test_logits_equal_those_of_transformers(
 def test_the_lean_forward_reads_the_window_pool_too(
     lean: bool,
     checkpoint_of: Callable[[str], Path],
-    reference: Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]],
+    reference: Reference,
 ) -> None:
     """B18"""
     ids, expected = reference("mistral_window")
@@ -92,7 +79,7 @@ def test_the_lean_forward_reads_the_window_pool_too(
 def test_the_kernel_over_page_tables_reads_the_window_pool_too(
     family: str,
     checkpoint_of: Callable[[str], Path],
-    reference: Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]],
+    reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B18: with the kernel's documented arithmetic in its place, chunks and decodes in one batch."""
@@ -111,7 +98,7 @@ def test_the_kernel_over_page_tables_reads_the_window_pool_too(
 def test_the_compiled_kernel_reads_the_window_pool_too(
     tmp_path: Path,
     checkpoint_of: Callable[[str], Path],
-    reference: Callable[[str], tuple[torch.Tensor, list[torch.Tensor]]],
+    reference: Reference,
 ) -> None:
     """B18: where there is no compiler, the eager backend does."""
     ids, expected = reference("mistral_window")
