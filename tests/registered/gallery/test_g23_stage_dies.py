@@ -2,7 +2,7 @@
 
 Goal: every client gets an error at once, and the error names the stage that was killed, not one that noticed. Method:
 kill stage k while a request is at a point of its life and another one waits. Origin: prime-rl pull request 2843; A06.
-Mutant: death-blames-another-stage.
+Mutants: death-blames-another-stage; on processes, where the supervisor names the dead, death-looks-like-a-normal-end.
 """
 
 import pytest
