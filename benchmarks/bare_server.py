@@ -16,15 +16,15 @@ import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
-from engine.launch.control import Control, Shutdown
-from engine.launch.gate_context import GateContext
-from engine.launch.inbox import Inbox
-from engine.launch.live_gate import LiveGate
-from engine.launch.settings import ServerSettings
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, encode
-from engine.pipeline.base import Pipeline
+from engine.process.control import Control, Shutdown
 from engine.scheduler import Scheduler
+from engine.scheduler.ports import Pipeline
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.inbox import Inbox
+from engine.scheduler_process.live_gate import LiveGate
+from engine.settings import ServerSettings
 
 __all__ = ["BareServer", "Sink"]
 

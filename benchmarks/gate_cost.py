@@ -19,12 +19,12 @@ import zmq
 
 from benchmarks.bare_server import BareServer
 from benchmarks.measurement import Measurement
-from engine.launch.inbox import MAX_MESSAGES_A_STEP
-from engine.launch.settings import ServerSettings
 from engine.messages import Event, Generate, Refusal, Reply, SamplingParams
-from engine.pipeline.base import Pipeline
-from engine.pipeline.simulated import SimulatedPipeline
 from engine.scheduler import StepResult, run_loop
+from engine.scheduler.ports import Pipeline
+from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
+from engine.settings import ServerSettings
+from scripted.simulated_pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

@@ -17,10 +17,10 @@ import zmq
 
 from benchmarks.bare_server import BareServer
 from benchmarks.measurement import Measurement
-from engine.launch.settings import ServerSettings
 from engine.messages import Abort, Completion, Generate, PipelineEvent, Reply, SamplingParams, TokenOutput, encode
 from engine.plan import Microbatch
 from engine.scheduler import run_loop
+from engine.settings import ServerSettings
 
 __all__ = ["measure"]
 

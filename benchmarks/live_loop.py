@@ -22,13 +22,7 @@ import zmq
 
 from benchmarks.measurement import Measurement
 from engine.launch.child import fork_child
-from engine.launch.control import Shutdown
-from engine.launch.gate_context import GateContext
-from engine.launch.live_gate import LiveGate
 from engine.launch.preload import PreloadedParent
-from engine.launch.private_dir import replies_address, requests_address
-from engine.launch.scheduler_process import SchedulerPlace, run_scheduler
-from engine.launch.settings import ServerSettings
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import (
     Completion,
@@ -43,7 +37,13 @@ from engine.messages import (
 )
 from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.wire import Launch, decode_stage_message, stage_address
-from engine.scheduler.gate import Step, StepResult
+from engine.process.control import Shutdown
+from engine.process.private_dir import replies_address, requests_address
+from engine.scheduler.ports import Step, StepResult
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import LiveGate
+from engine.scheduler_process.main import SchedulerPlace, run_scheduler
+from engine.settings import ServerSettings
 
 __all__ = ["TimedGate", "measure", "process_cpu_s"]
 

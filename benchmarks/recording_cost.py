@@ -26,12 +26,12 @@ from benchmarks.live_loop import process_cpu_s
 from benchmarks.measurement import Measurement
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
-from engine.launch.settings import ServerSettings
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, Generate, SamplingParams
-from engine.pipeline.simulated import SimulatedPipeline
 from engine.recording import RecordingFile, RecordingGate
 from engine.scheduler import Gate, Scheduler, Step, StepResult
+from engine.settings import ServerSettings
+from scripted.simulated_pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
-from engine.pipeline.simulated import SimulatedPipeline
 from engine.scheduler import Scheduler
+from scripted.simulated_pipeline import SimulatedPipeline
 
 REQUESTS = 3
 PROMPT_TOKENS = 125
@@ -41,9 +41,7 @@ def requests_of(round_number: int) -> tuple[Generate, ...]:
     starts = [round_number * 7 + number * 13 for number in range(REQUESTS)]
     prompts = [tuple((start + i * stride) % 200 for i in range(PROMPT_TOKENS)) for start in starts]
     rids = [f"{round_number}.{number}" for number in range(REQUESTS)]
-    return tuple(
-        Generate(rid=rid, prompt_ids=ids, sampling=sampling) for rid, ids in zip(rids, prompts, strict=True)
-    )
+    return tuple(Generate(rid=rid, prompt_ids=ids, sampling=sampling) for rid, ids in zip(rids, prompts, strict=True))
 
 
 class Bench:

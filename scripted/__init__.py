@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scripted.decorator import scripted
 from scripted.errors import (
     BadCall,
     BudgetSpent,
@@ -19,13 +18,16 @@ from scripted.errors import (
     ServerDied,
     ServerDirty,
 )
-from scripted.wire import HookReady, RunScript, ScriptFailedReply, ScriptOptions, ScriptSucceeded, Shutdown
+from scripted.gate.run import ScriptSucceeded
+from scripted.script.decorator import scripted
+from scripted.script.options import ScriptOptions
+from scripted.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
 
 if TYPE_CHECKING:
-    from scripted.context import ScriptContext
-    from scripted.handle import RequestHandle
-    from scripted.server import ScriptedServer
-    from scripted.sim import ScriptedSim
+    from scripted.rig.handle import RequestHandle
+    from scripted.script.t import ScriptContext
+    from scripted.server.runner import ScriptedServer
+    from scripted.sim.runner import ScriptedSim
 
 __all__ = [
     "BadCall",
@@ -52,10 +54,10 @@ __all__ = [
 
 # Loaded at first use: a test file that only decorates scripts should not pay for what runs them.
 _LAZY = {
-    "RequestHandle": "scripted.handle",
-    "ScriptContext": "scripted.context",
-    "ScriptedServer": "scripted.server",
-    "ScriptedSim": "scripted.sim",
+    "RequestHandle": "scripted.rig.handle",
+    "ScriptContext": "scripted.script.t",
+    "ScriptedServer": "scripted.server.runner",
+    "ScriptedSim": "scripted.sim.runner",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scripted.report import FailureReport
+    from scripted.report.failure import FailureReport
 
 __all__ = [
     "BadCall",
@@ -56,6 +56,8 @@ class ServerDirty(ScriptError):  # noqa: N818 - the contract's name
 class RequestRefused(Exception):  # noqa: N818 - it is an answer, named for what happened
     """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the answer's text."""
 
+    is_meant_for_the_script = True
+
     def __init__(self, what: str, status: int, body: str) -> None:
         super().__init__(f"{what} was refused with {status}: {body}")
         self.status = status
@@ -69,6 +71,8 @@ class NotIdle(Exception):  # noqa: N818 - it is what was found
 class Overdue(Exception):  # noqa: N818 - it is what happened
     """The script did not end in its time. Becomes ScriptTimeout."""
 
+    is_meant_for_the_script = True
+
 
 class Silence(Overdue):
     """A process that has to answer at once said nothing for the run's ``result_timeout_s``: it hangs."""
@@ -77,9 +81,13 @@ class Silence(Overdue):
 class BudgetSpent(AssertionError):  # noqa: N818 - it reads as what happened
     """So many steps were run and what the script waited for did not happen."""
 
+    is_meant_for_the_script = True
+
 
 class BadCall(ValueError):  # noqa: N818 - it reads as what happened
     """A script called a verb in a way that it does not take."""
+
+    is_meant_for_the_script = True
 
 
 class ScriptDefinitionError(Exception):

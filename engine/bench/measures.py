@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.bench.exchange import Record
+from engine.bench.measured_request import Record
 
 __all__ = ["Distribution", "Summary", "percentile", "summarize"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.bench.exchange import Record
+from engine.bench.measured_request import Record
 from engine.bench.measures import Summary
 from engine.bench.plan import BenchPlan
 from engine.errors import ConfigError

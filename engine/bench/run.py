@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import httpx
 
 from engine import __version__
-from engine.bench.exchange import Exchange, Record
+from engine.bench.measured_request import Exchange, Record
 from engine.bench.measures import summarize
 from engine.bench.plan import BenchPlan
 from engine.bench.results import BenchResult

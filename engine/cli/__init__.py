@@ -9,7 +9,7 @@ from engine.cli.chat import chat
 from engine.cli.configuration import show_configuration
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
-from engine.launch.sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
+from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 
 __all__ = ["app", "main"]
 

@@ -17,8 +17,8 @@ from engine.chat import ChatError, Conversation, Terminal
 from engine.cli.flags import refuse_bad_configuration
 from engine.errors import StartupError
 from engine.launch.preload import PreloadedParent
-from engine.launch.settings import ServerSettings
-from engine.launch.sources import read_settings
+from engine.settings import ServerSettings
+from engine.settings_sources import read_settings
 
 __all__ = ["chat"]
 

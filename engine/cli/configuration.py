@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from engine.launch.sources import TracedSettings
+from engine.settings_sources import TracedSettings
 
 __all__ = ["show_configuration"]
 

@@ -17,8 +17,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from engine.errors import ConfigError
-from engine.launch.settings import ServerSettings
-from engine.launch.sources import TracedSettings, trace_settings
+from engine.settings import ServerSettings
+from engine.settings_sources import TracedSettings, trace_settings
 
 __all__ = ["EXIT_USAGE", "refuse_bad_configuration", "with_settings_flags"]
 

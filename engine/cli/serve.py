@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from engine.launch.sources import TracedSettings
+from engine.settings_sources import TracedSettings
 
 __all__ = ["serve"]
 

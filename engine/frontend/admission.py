@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
 from engine.messages import Generate

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from engine import __version__
+from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.exchange import json_answer
-from engine.frontend.front import FrontEnd
-from engine.frontend.problems import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.responses import json_answer
 from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import add_generation, add_models
 from engine.frontend.routes.information import add_health, add_information

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 
 __all__ = ["ChatTemplate", "TemplateSource"]
 

@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.errors import ApiError
 from engine.frontend.generation import Generation
 from engine.frontend.metrics import Metrics
-from engine.frontend.problems import ApiError
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Generate
 

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from engine.frontend.problems import ProblemBody
+from engine.frontend.errors import ProblemBody
 
 __all__ = ["Description"]
 

@@ -16,9 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.frontend.problems import ApiError, ProblemType
-from engine.launch.inbox import UNBOUNDED
-from engine.launch.private_dir import replies_address, requests_address
+from engine.frontend.errors import ApiError, ProblemType
 from engine.messages import (
     Abort,
     CallAnswer,
@@ -33,6 +31,8 @@ from engine.messages import (
     decode_reply,
     encode,
 )
+from engine.process.private_dir import replies_address, requests_address
+from engine.scheduler_process.inbox import UNBOUNDED
 
 __all__ = ["EngineClient", "OpenRequest"]
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from engine.frontend.answer import Answer, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.metrics import RequestTimes
-from engine.frontend.problems import ApiError, ProblemType
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Abort, FinishReason, Generate
 

@@ -17,17 +17,17 @@ from tokenizers import Tokenizer
 
 from engine.errors import ProcessDiedError
 from engine.frontend.app import build_app
+from engine.frontend.auth import Doors
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.doors import Doors
+from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.front import FrontEnd
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.frontend.tokenizer import load_tokenizer
-from engine.launch.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
-from engine.launch.death import DeathReport
-from engine.launch.private_dir import PrivateDir
-from engine.launch.settings import ServerSettings
 from engine.limits import Limits
+from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
+from engine.process.death import DeathReport
+from engine.process.private_dir import PrivateDir
+from engine.settings import ServerSettings
 
 __all__ = ["run_frontend"]
 

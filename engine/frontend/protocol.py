@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.messages import FinishReason, PauseMode, SamplingParams
 
 __all__ = [

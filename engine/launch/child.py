@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.launch.control import ChildMessage, Control, Drained, Dying, Ready, SupervisorMessage, decode_child_message
-from engine.launch.signals import STACK_SIGNAL
+from engine.process.control import ChildMessage, Control, Drained, Dying, Ready, SupervisorMessage, decode_child_message
+from engine.process.signals import STACK_SIGNAL
 
 __all__ = ["Child", "ChildMain", "close_inherited_files", "die_with_parent", "fork_child"]
 

@@ -16,7 +16,7 @@ __all__ = ["import_engine"]
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 FRONTEND_MODULES = ("engine.frontend.process",)
-SCHEDULER_MODULES = ("engine.launch.scheduler_process", "engine.pipeline.staged")
+SCHEDULER_MODULES = ("engine.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",
     "engine.model.runner",

@@ -19,11 +19,11 @@ from types import FrameType
 import msgspec
 
 from engine.launch.child import close_inherited_files, die_with_parent
-from engine.launch.control import Serving
 from engine.launch.imports import import_engine
 from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest
-from engine.launch.settings import ServerSettings
 from engine.launch.supervisor import EXIT_FAILED, supervise
+from engine.process.control import Serving
+from engine.settings import ServerSettings
 
 __all__ = ["main"]
 

@@ -19,9 +19,9 @@ from typing import Self
 import msgspec
 
 from engine.errors import StartupError
-from engine.launch.control import Serving
-from engine.launch.death import read_death_report
-from engine.launch.settings import REVEAL_KEYS, ServerSettings
+from engine.process.control import Serving
+from engine.process.death import read_death_report
+from engine.settings import REVEAL_KEYS, ServerSettings
 
 __all__ = ["PreloadedParent", "ServerProcess"]
 

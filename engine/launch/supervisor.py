@@ -19,18 +19,18 @@ from pathlib import Path
 
 from engine.errors import EngineError, StartupError
 from engine.launch.child import Child, fork_child
-from engine.launch.control import SUPERVISOR, Control, Drain, ProcessDied, Serving, Shutdown, SupervisorMessage
-from engine.launch.death import DeathReport, describe_status
-from engine.launch.gate_context import load_attribute
 from engine.launch.imports import import_engine
 from engine.launch.listener import base_url, bind_listener
-from engine.launch.live_gate import STAGE_PREFIX
-from engine.launch.private_dir import PrivateDir
-from engine.launch.scheduler_process import SchedulerPlace, run_scheduler
-from engine.launch.settings import ServerSettings
-from engine.launch.signals import SignalWatch
-from engine.launch.stage_process import run_stage_process
 from engine.limits import Limits, ModelFacts
+from engine.pipeline.stage_process import run_stage_process
+from engine.process.control import SUPERVISOR, Control, Drain, ProcessDied, Serving, Shutdown, SupervisorMessage
+from engine.process.death import DeathReport, describe_status
+from engine.process.private_dir import PrivateDir
+from engine.process.signals import SignalWatch
+from engine.scheduler_process.gate_context import load_attribute
+from engine.scheduler_process.live_gate import STAGE_PREFIX
+from engine.scheduler_process.main import SchedulerPlace, run_scheduler
+from engine.settings import ServerSettings
 
 __all__ = ["EXIT_FAILED", "FRONTEND", "SCHEDULER", "supervise"]
 

@@ -4,12 +4,14 @@ Pure bookkeeping: the KV itself lives on the stages, at the page numbers that ar
 """
 
 from engine.memory.audit import MemoryAudit
-from engine.memory.kv import KVMemory, Lease
+from engine.memory.kv import KVMemory
+from engine.memory.lease import Lease
+from engine.memory.node import Node
 from engine.memory.pages import PagePool, PageState
 from engine.memory.pressure import Pressure
-from engine.memory.radix import Node, RadixTree
+from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
-from engine.memory.windows import Windows
+from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = [
     "KVMemory",
@@ -21,5 +23,5 @@ __all__ = [
     "Pressure",
     "RadixTree",
     "RowPool",
-    "Windows",
+    "SlidingWindowPool",
 ]

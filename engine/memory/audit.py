@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from engine.errors import IntegrityError
 from engine.memory.changes import Changes
-from engine.memory.kv import KVMemory, Lease
-from engine.memory.radix import Node
-from engine.memory.windows import Windows
+from engine.memory.kv import KVMemory
+from engine.memory.lease import Lease
+from engine.memory.node import Node
+from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = ["MemoryAudit"]
 
@@ -98,7 +99,7 @@ class MemoryAudit:
         self._count_locks(lease.node, 1)
         self._held += held
 
-    def _follow_window(self, lease: Lease, windows: Windows) -> None:
+    def _follow_window(self, lease: Lease, windows: SlidingWindowPool) -> None:
         used, held = self._windows.pop(lease, ([], 0))
         uses = self._window_uses
         for twin in used:

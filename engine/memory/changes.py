@@ -6,11 +6,10 @@ Nothing is noted until an audit asks for it, so an engine that nobody audits pay
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from engine.memory.kv import Lease
-    from engine.memory.radix import Node
+from engine.memory.lease import Lease
+from engine.memory.node import Node
 
 __all__ = ["Changes"]
 

@@ -10,50 +10,28 @@ from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
 from engine.memory.changes import Changes
+from engine.memory.lease import Lease
+from engine.memory.node import Node
 from engine.memory.pages import PagePool, PageState
 from engine.memory.pressure import Pressure
-from engine.memory.radix import Node, RadixTree
+from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
-from engine.memory.windows import Windows
+from engine.memory.sliding_window import SlidingWindowPool
 
-__all__ = ["KVMemory", "Lease"]
-
-
-class Lease:
-    """What one request owns: a row, pages, and a lock on the node of its cached prefix.
-
-    ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
-    path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
-    page tables do not know yet. With
-    window layers the lease has window pages too, beside its pages from ``window_start`` on.
-    """
-
-    __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent", "window_start")
-
-    def __init__(self, *, rid: str, row: int, pages: list[int], node: Node) -> None:
-        self.rid = rid
-        self.row = row
-        self.pages = pages
-        self.cached_pages = len(pages)
-        self.node = node
-        self.unsent = 0
-        self.window_start = 0
-        self.released = False
-
-    @property
-    def held_pages(self) -> list[int]:
-        """The pages that only this lease owns."""
-        return self.pages[self.cached_pages :]
-
-    def __repr__(self) -> str:
-        return f"Lease({self.rid!r}, row={self.row}, pages={self.pages}, cached_pages={self.cached_pages})"
+__all__ = ["KVMemory"]
 
 
 class KVMemory:
     """``pages``, ``rows`` and ``tree`` of one engine, and ``windows`` if its model has window layers."""
 
     def __init__(
-        self, *, total_pages: int, page_size: int, rows: int, radix_cache: bool, windows: Windows | None = None
+        self,
+        *,
+        total_pages: int,
+        page_size: int,
+        rows: int,
+        radix_cache: bool,
+        windows: SlidingWindowPool | None = None,
     ) -> None:
         self.pages = PagePool(total_pages, page_size)
         self.rows = RowPool(rows)
@@ -240,12 +218,12 @@ class KVMemory:
 
     # -- inside --
 
-    def _usable(self, ids: Sequence[int], windows: Windows) -> Sequence[int]:
+    def _usable(self, ids: Sequence[int], windows: SlidingWindowPool) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
         pages = self.tree.match_pages(ids[:-1]) if self._radix_cache else []
         return ids[: windows.usable_pages(pages) * self._page_size]
 
-    def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, windows: Windows) -> bool:
+    def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, windows: SlidingWindowPool) -> bool:
         """Protect what a new lease sees of its prefix, if its other window pages would fit; else undo the lease."""
         windows.attach(lease)
         need = windows.need(self.pages_for(tokens), cached=len(lease.pages))
@@ -256,7 +234,7 @@ class KVMemory:
         self.rows.release(lease.row)
         return False
 
-    def _check_windows(self, windows: Windows, leases: Sequence[Lease]) -> None:
+    def _check_windows(self, windows: SlidingWindowPool, leases: Sequence[Lease]) -> None:
         windows.check_integrity()
         uses: dict[int, int] = {}
         held = 0

@@ -6,8 +6,9 @@ what is kept stays kept over a flush, but for pins, whose nodes a flush forgets.
 
 from __future__ import annotations
 
+from engine.memory.node import Node
 from engine.memory.pages import PagePool
-from engine.memory.radix import Node, RadixTree
+from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
 

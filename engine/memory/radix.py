@@ -12,47 +12,24 @@ from typing import Final
 
 from engine.errors import IntegrityError
 from engine.memory.changes import Changes
+from engine.memory.node import Node
 from engine.memory.pages import PagePool, PageState
+from engine.memory.sliding_window import SlidingWindowPool
 from engine.memory.snapshot import CachedRun, TreeSnapshot
-from engine.memory.windows import Windows
 
-__all__ = ["Node", "RadixTree"]
+__all__ = ["RadixTree"]
 
 # The eviction heap is rebuilt when stale entries outnumber the nodes by this factor, so that it stays O(nodes).
 _STALE_HEAP_FACTOR: Final = 4
 _STALE_HEAP_FLOOR: Final = 64
 
 
-class Node:
-    """A run of full pages. ``tokens`` is the run's token ids, ``pages`` its page numbers.
-
-    ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
-    path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
-    """
-
-    __slots__ = ("children", "generation", "hit_count", "id", "last_used", "lock_ref", "pages", "parent", "tokens")
-
-    def __init__(
-        self, id: int, generation: int, tokens: tuple[int, ...], pages: list[int], parent: Node | None  # noqa: A002
-    ) -> None:
-        self.id = id
-        self.generation = generation
-        self.tokens = tokens
-        self.pages = pages
-        self.parent = parent
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.lock_ref = 0
-        self.hit_count = 0
-        self.last_used = 0
-
-    def __repr__(self) -> str:
-        return f"Node({self.id}, pages={self.pages}, lock_ref={self.lock_ref}, hit_count={self.hit_count})"
-
-
 class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
 
-    def __init__(self, pool: PagePool, changes: Changes | None = None, windows: Windows | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, changes: Changes | None = None, windows: SlidingWindowPool | None = None
+    ) -> None:
         self._pool = pool
         self._windows = windows
         self._changes = changes or Changes()
@@ -276,9 +253,10 @@ class RadixTree:
         if tuple(tokens[start : start + most * size]) == child.tokens[: most * size]:
             return most
         shared = 1  # The first page matched: it is the key.
-        while tuple(tokens[start + shared * size : start + (shared + 1) * size]) == child.tokens[
-            shared * size : (shared + 1) * size
-        ]:
+        while (
+            tuple(tokens[start + shared * size : start + (shared + 1) * size])
+            == child.tokens[shared * size : (shared + 1) * size]
+        ):
             shared += 1
         return shared
 

@@ -18,8 +18,8 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.plan import Microbatch
-from engine.scheduler.checkpoint import Checkpoint
-from engine.scheduler.gate import StepResult
+from engine.recording.checkpoint import Checkpoint
+from engine.scheduler.ports import StepResult
 
 __all__ = [
     "End",

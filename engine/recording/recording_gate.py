@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from engine.recording.checkpoint import Checkpoint, checkpoint_of
 from engine.recording.format import End, Header, RecordedStep, checks_of, frame_bytes
 from engine.recording.redaction import Redactor
-from engine.scheduler.checkpoint import Checkpoint, checkpoint_of
-from engine.scheduler.gate import Gate, Step, StepResult
+from engine.scheduler.ports import Gate, Step, StepResult
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["RecordingGate", "Sink"]

@@ -15,8 +15,8 @@ import msgspec
 
 from engine.memory.snapshot import TreeSnapshot
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
-from engine.scheduler.checkpoint import Checkpoint
-from engine.scheduler.gate import StepResult
+from engine.recording.checkpoint import Checkpoint
+from engine.scheduler.ports import StepResult
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 

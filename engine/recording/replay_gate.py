@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.messages import PipelineEvent, Reply
 from engine.plan import Microbatch
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
-from engine.scheduler.gate import Step, StepResult
+from engine.scheduler.ports import Step, StepResult
 
 __all__ = ["ReplayDiffers", "ReplayGate", "Unplugged"]
 

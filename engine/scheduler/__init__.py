@@ -4,8 +4,8 @@ Imports no torch, sockets, threads or clock, here or below.
 """
 
 from engine.scheduler.books import Books, Launched
-from engine.scheduler.gate import Gate, Outbox, Step, StepRecord, StepResult
 from engine.scheduler.loop import run_loop
+from engine.scheduler.ports import Gate, Outbox, Step, StepRecord, StepResult
 from engine.scheduler.request import Place, Request
 from engine.scheduler.scheduler import Scheduler
 

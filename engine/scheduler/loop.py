@@ -5,8 +5,7 @@ It holds no state and takes no decision. A request passes here once a step: gate
 
 from __future__ import annotations
 
-from engine.pipeline.base import Pipeline
-from engine.scheduler.gate import Gate, Outbox, StepResult
+from engine.scheduler.ports import Gate, Outbox, Pipeline, StepResult
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["run_loop"]

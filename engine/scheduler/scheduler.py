@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory import KVMemory, Windows
+from engine.memory import KVMemory, SlidingWindowPool
 from engine.messages import (
     Abort,
     AbortAll,
@@ -46,13 +46,13 @@ from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.digest import DigestChain
-from engine.scheduler.gate import StepResult
 from engine.scheduler.planner import Planner
+from engine.scheduler.ports import StepResult
 from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
-from engine.scheduler.windows import check_windows, slide_windows
+from engine.scheduler.sliding_window import check_windows, slide_windows
 
 __all__ = ["Scheduler"]
 
@@ -77,7 +77,7 @@ class Scheduler:
             page_size=limits.page_size,
             rows=limits.rows,
             radix_cache=limits.radix_cache,
-            windows=Windows.of(limits),
+            windows=SlidingWindowPool.of(limits),
         )
         self.books = Books()
         self.counters = Counters()

@@ -18,16 +18,16 @@ from rich.padding import Padding
 from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
-from scripted.decorator import spec_of
 from scripted.demo.race import flush_race
 from scripted.demo.story import Race
 from scripted.errors import ServerDied
 from scripted.gallery import Mutant, mutant_named
-from scripted.recorded import RecordedRun, run_recorded
-from scripted.server import ScriptedServer
-from scripted.table import step_table
-from scripted.timeline import render_timeline
-from scripted.trace import Trace
+from scripted.report.table import step_table
+from scripted.report.timeline import render_timeline
+from scripted.report.trace import Trace
+from scripted.script.decorator import spec_of
+from scripted.server.runner import ScriptedServer
+from scripted.traced_run import RecordedRun, run_recorded
 
 __all__ = ["run_demo"]
 

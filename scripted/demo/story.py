@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine.messages import CallAnswer, FlushCache, TokenOutput
-from engine.scheduler.gate import StepRecord
-from scripted.timeline.positions import in_window
-from scripted.timeline.wording import answer_text, plural, printable
+from engine.scheduler.ports import StepRecord
+from scripted.report.timeline.positions import in_window
+from scripted.report.wording import answer_text, plural, printable
 
 __all__ = ["Race"]
 
@@ -57,19 +57,28 @@ class Race:
     def sentences(self) -> Iterator[tuple[int, str]]:
         """The story, as a step and what it did."""
         flights = " and ".join(f"#{microbatch_id}" for microbatch_id in self.window.in_flight)
-        yield self.window.step, (
-            f"launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: "
-            f"every queue is empty, but {flights} are in flight and their request owns memory. The window is open."
+        yield (
+            self.window.step,
+            (
+                f"launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: "
+                f"every queue is empty, but {flights} are in flight and their request owns memory. The window is open."
+            ),
         )
         if self.answer.ok:
-            yield self.flush.step, (
-                "POST /flush_cache arrives. The idle check asks the queues alone, finds them empty, and the prefix "
-                f"tree is reset under the request. The answer is {answer_text(self.answer)}."
+            yield (
+                self.flush.step,
+                (
+                    "POST /flush_cache arrives. The idle check asks the queues alone, finds them empty, and the prefix "
+                    f"tree is reset under the request. The answer is {answer_text(self.answer)}."
+                ),
             )
         else:
-            yield self.flush.step, (
-                "POST /flush_cache arrives. The idle check sees what is in flight. "
-                f"The flush is {answer_text(self.answer)}, and nothing else changes."
+            yield (
+                self.flush.step,
+                (
+                    "POST /flush_cache arrives. The idle check sees what is in flight. "
+                    f"The flush is {answer_text(self.answer)}, and nothing else changes."
+                ),
             )
         if self.end.error is not None:
             died = printable(self.end.error)

@@ -1,4 +1,4 @@
-"""A campaign: many runs over many benches in parallel processes, until all are done, one fails, or time is up.
+"""A campaign: many runs over many targets in parallel processes, until all are done, one fails, or time is up.
 
 Work is cut into units that are equal in every process, so that a campaign finds the same with any number of jobs.
 """
@@ -10,76 +10,22 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Final
 
-import msgspec
-
-from scripted.explore.actions import Placed
-from scripted.explore.bench import Bench, bench_of
-from scripted.explore.coverage import Cell, Coverage
-from scripted.explore.execution import Failure
+from scripted.explore.coverage import Coverage
 from scripted.explore.ray_pool import ray_pool
-from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, StrategyName, Sweep
-from scripted.gallery import mutant_named
+from scripted.explore.units import Finding, SearchPlan, Unit, UnitResult, run_unit, strategy_of
+from scripted.gallery.mutants import switched_on
 
-__all__ = ["Campaign", "Finding", "Plan", "Report", "run_unit", "strategy_of", "switched_on"]
+__all__ = ["Campaign", "Report"]
 
 # A context that nobody refers to is left again as soon as it is collected.
 _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200
-# Parts that a complete strategy over one bench is cut into for several processes, so that none has to wait long.
+# Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
 _PARTS: Final = 4
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search: targets as ``bench_of`` reads them. ``schedules`` and ``seconds`` bound it, None does not.
-
-    ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
-    """
-
-    targets: tuple[str, ...]
-    strategy: StrategyName = StrategyName.EXHAUSTIVE
-    seed: int = 0
-    schedules: int | None = None
-    seconds: float | None = None
-    jobs: int = 1
-    ray: str | None = None
-    mutant: str | None = None
-    stop_at_first: bool = False
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """A failure and what brought it about: a target and what was added to it."""
-
-    target: str
-    extra: tuple[Placed, ...]
-    failure: Failure
-
-
-class Unit(msgspec.Struct, frozen=True):
-    """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
-
-    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself.
-    """
-
-    target: str
-    first: int = 0
-    parts: int = 0
-    count: int | None = None
-    until: float | None = None
-
-
-class UnitResult(msgspec.Struct, frozen=True):
-    """What one unit did. ``cpu_s`` are seconds of process time."""
-
-    target: str
-    schedules: int
-    unreached: int
-    cells: tuple[tuple[Cell, int], ...]
-    findings: tuple[Finding, ...]
-    cpu_s: float
 
 
 class Report:
@@ -116,7 +62,7 @@ class Report:
 class Campaign:
     """One search. ``watch`` hears of every unit that is done."""
 
-    def __init__(self, plan: Plan, watch: Callable[[Report], None] = lambda _: None) -> None:
+    def __init__(self, plan: SearchPlan, watch: Callable[[Report], None] = lambda _: None) -> None:
         self._plan = plan
         self._watch = watch
         self._report = Report()
@@ -196,53 +142,6 @@ class Campaign:
             or (plan.seconds is not None and time.monotonic() - report.started >= plan.seconds)
             or (plan.stop_at_first and bool(report.findings))
         )
-
-
-def switched_on(mutant: str | None) -> AbstractContextManager[None]:
-    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant."""
-    return nullcontext() if mutant is None else mutant_named(mutant).switched_on()
-
-
-def strategy_of(plan: Plan) -> Strategy:
-    """The strategy of a plan."""
-    match plan.strategy:
-        case StrategyName.EXHAUSTIVE | StrategyName.SWEEP:
-            return Sweep()
-        case StrategyName.PAIRS:
-            return Pairs()
-        case StrategyName.RANDOM:
-            return RandomEvents(plan.seed)
-        case StrategyName.PCT:
-            return Pct(plan.seed)
-
-
-def run_unit(unit: Unit, plan: Plan) -> UnitResult:
-    """Do one unit of a campaign in this process."""
-    started, counted = time.process_time(), Coverage()
-    bench = bench_of(unit.target)
-    findings: dict[str, Finding] = {}
-    schedules = unreached = 0
-    for extra in _extras(unit, plan, bench):
-        outcome = bench.execute(*extra) if extra else bench.outcome
-        schedules += 1
-        unreached += len(outcome.unreached)
-        counted.add(outcome.cells)
-        if outcome.failure is not None:
-            findings.setdefault(outcome.failure.signature, Finding(unit.target, extra, outcome.failure))
-            if plan.stop_at_first:
-                break
-        if unit.until is not None and time.time() >= unit.until:
-            break
-    cells = tuple(counted.counts.items())
-    spent = time.process_time() - started
-    return UnitResult(unit.target, schedules, unreached, cells, tuple(findings.values()), spent)
-
-
-def _extras(unit: Unit, plan: Plan, bench: Bench) -> Iterator[tuple[Placed, ...]]:
-    if not unit.parts:
-        return iter([()])
-    additions = strategy_of(plan).additions(unit.target, bench.base, bench.steps, first=unit.first)
-    return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)
 
 
 def _begin(mutant: str | None) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from scripted.explore.bench import ScriptBench, bench_of
-from scripted.explore.campaign import Campaign, Finding, Plan, Report, switched_on
+from scripted.explore.campaign import Campaign, Report
 from scripted.explore.gallery_search import Found, find_mutant, write_gallery
 from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
+from scripted.explore.targets import ScriptTarget, target_named
+from scripted.explore.units import Finding, SearchPlan
+from scripted.gallery.mutants import switched_on
 
 __all__ = ["search", "search_for_mutants"]
 
@@ -23,7 +25,7 @@ _SHOWN_FINDINGS = 5
 _LONGEST_NAME = 30
 
 
-def search(plan: Plan, *, to_script: Path | None, coverage: bool) -> bool:
+def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
     """Run a campaign and show what it found; True when it found nothing."""
     console = plain_console()
     report = _run_with_progress(plan, console)
@@ -55,7 +57,7 @@ def plain_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
 
 
-def _run_with_progress(plan: Plan, console: Console) -> Report:
+def _run_with_progress(plan: SearchPlan, console: Console) -> Report:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("searching", total=plan.schedules)
@@ -80,12 +82,12 @@ def _summary(report: Report) -> str:
 
 def _show_finding(console: Console, finding: Finding, mutant: str | None, to_script: Path | None) -> None:
     console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
-    bench = bench_of(finding.target)
-    if isinstance(bench, ScriptBench):
+    target = target_named(finding.target)
+    if isinstance(target, ScriptTarget):
         console.print(f"  added to the script: {'; '.join(map(str, finding.extra))}", soft_wrap=True)
         return
     with switched_on(mutant):
-        shrunk = shrink(bench.base.with_placed(finding.extra))
+        shrunk = shrink(target.base.with_placed(finding.extra))
         text = script_text(shrunk.schedule, name=_name_of(finding), mutant=mutant)
     flag = f" --mutant {mutant}" if mutant else ""
     console.print(

@@ -14,7 +14,7 @@ from rich.table import Table
 from engine.plan import ForwardMode
 from engine.scheduler import Place, Scheduler
 from engine.scheduler.books import Launched
-from scripted.explore.actions import Action, kind_of, target_of
+from scripted.actions import Action, kind_of, target_of
 
 __all__ = ["Cell", "Coverage", "cell_of"]
 

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from engine.scheduler import StepRecord, run_loop
-from scripted.explore.actions import Placed
+from scripted.actions import Placed
 from scripted.explore.coverage import Cell
 from scripted.explore.forks import Frozen
-from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule
+from scripted.explore.schedule_gate import SimulatedGate
 
 __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.messages import PauseMode
-from scripted.explore.actions import (
+from scripted.actions import (
     AbortEverything,
     AbortRequest,
     Action,

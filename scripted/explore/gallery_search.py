@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from scripted.explore.campaign import Campaign, Finding, Plan
+from scripted.explore.campaign import Campaign
+from scripted.explore.units import Finding, SearchPlan
 from scripted.explore.workloads import WORKLOADS
 from scripted.gallery import MUTANTS, Mutant, mutant_named
-from scripted.single import find_test
+from scripted.script.loader import find_test
 
 __all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
 
@@ -34,7 +35,7 @@ def find_mutant(name: str) -> Found:
     """Sweep the base workloads with a mutant on, from a cold start, up to the first failure. Raises UnknownMutant."""
     mutant_named(name)
     started = time.process_time()
-    report = Campaign(Plan(targets=tuple(WORKLOADS), mutant=name, stop_at_first=True)).run()
+    report = Campaign(SearchPlan(targets=tuple(WORKLOADS), mutant=name, stop_at_first=True)).run()
     finding = next(iter(report.findings.values()), None)
     return Found(name, finding, report.schedules, time.process_time() - started)
 

@@ -19,7 +19,7 @@ import psutil
 from scripted.errors import ScriptDefinitionError
 
 if TYPE_CHECKING:
-    from scripted.explore.campaign import Plan, Unit, UnitResult
+    from scripted.explore.units import SearchPlan, Unit, UnitResult
 
 __all__ = ["LOCAL", "RayPool", "ray_pool"]
 
@@ -37,7 +37,7 @@ class RayPool:
         self._run = ray.remote(num_cpus=1)(_run_switched_on)
         self.cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def submit(self, unit: Unit, plan: Plan) -> Future[UnitResult]:
+    def submit(self, unit: Unit, plan: SearchPlan) -> Future[UnitResult]:
         """Hand one unit to Ray."""
         future: Future[UnitResult] = self._run.remote(unit, plan).future()
         return future
@@ -107,8 +107,9 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
         return False
 
 
-def _run_switched_on(unit: Unit, plan: Plan) -> UnitResult:
-    from scripted.explore.campaign import run_unit, switched_on
+def _run_switched_on(unit: Unit, plan: SearchPlan) -> UnitResult:
+    from scripted.explore.units import run_unit
+    from scripted.gallery.mutants import switched_on
 
     with switched_on(plan.mutant):
         return run_unit(unit, plan)

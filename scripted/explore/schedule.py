@@ -13,8 +13,8 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
+from scripted.actions import Placed, parse_placed
 from scripted.errors import ScriptDefinitionError
-from scripted.explore.actions import Placed, parse_placed
 
 __all__ = ["Schedule", "config_values", "limits_of"]
 

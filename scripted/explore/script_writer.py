@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.config import EngineConfig
-from scripted.explore.actions import (
+from scripted.actions import (
     AbortEverything,
     AbortRequest,
     Action,
@@ -30,9 +30,9 @@ from scripted.explore.actions import (
     Update,
 )
 from scripted.explore.execution import Failure, finish
-from scripted.explore.gate import SimulatedGate
-from scripted.explore.prompts import weights_of
 from scripted.explore.schedule import Schedule, config_values
+from scripted.explore.schedule_gate import SimulatedGate
+from scripted.prompts import weights_of
 
 __all__ = ["script_text"]
 
@@ -87,7 +87,7 @@ class _Writer:
         """What the body uses."""
         third = ["import pytest", ""] if self._refused else []
         names = "RequestRefused, scripted" if self._refused else "scripted"
-        judge = ["from scripted.explore.judge import Judge"] if self._judged else []
+        judge = ["from scripted.checks.judge import Judge"] if self._judged else []
         return "\n".join(
             [
                 *third,
@@ -95,7 +95,7 @@ class _Writer:
                 "from engine import EngineConfig",
                 f"from scripted import {names}",
                 *judge,
-                *(["from scripted.verbs import prompt_of"] if self._shares else []),
+                *(["from scripted.script.verbs import prompt_of"] if self._shares else []),
             ]
         )
 

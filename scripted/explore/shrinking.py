@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from scripted.explore.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest, Update
+from scripted.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest, Update
 from scripted.explore.execution import execute
 from scripted.explore.schedule import Schedule, config_values
 

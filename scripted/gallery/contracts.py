@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from engine.limits import Limits
+from engine.memory.node import Node
 from engine.memory.pressure import Pressure
-from engine.memory.radix import Node, RadixTree
+from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.messages import (
     Abort,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import AbstractContextManager, nullcontext
 
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.ending import ENDING
@@ -13,7 +14,7 @@ from scripted.gallery.mutant import Mutant
 from scripted.gallery.planning import PLANNING
 from scripted.gallery.retracting import RETRACTING
 
-__all__ = ["MUTANTS", "UnknownMutant", "mutant_named"]
+__all__ = ["MUTANTS", "UnknownMutant", "mutant_named", "switched_on"]
 
 
 class UnknownMutant(ValueError):  # noqa: N818 - it reads as what happened
@@ -34,3 +35,8 @@ def mutant_named(name: str) -> Mutant:
     raise UnknownMutant(
         f"no mutant is called {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}")
     )
+
+
+def switched_on(mutant: str | None) -> AbstractContextManager[None]:
+    """The gallery's mutant of this name, or nothing at all, for as long as this is open. Raises UnknownMutant."""
+    return nullcontext() if mutant is None else mutant_named(mutant).switched_on()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory import KVMemory, Lease, Windows
+from engine.memory import KVMemory, Lease, SlidingWindowPool
 from scripted.gallery.mutant import Mutant
 
 __all__ = ["WINDOWS"]
@@ -23,7 +23,7 @@ def _never_slide(memory: KVMemory, lease: Lease, position: int) -> None:
     del memory, lease, position
 
 
-def _use_everything(windows: Windows, pages: Sequence[int]) -> int:
+def _use_everything(windows: SlidingWindowPool, pages: Sequence[int]) -> int:
     del windows
     return len(pages)
 
@@ -55,7 +55,7 @@ WINDOWS = (
         bug="a prefix is hit as far as its pages are cached, whatever is left of its window pages",
         signature="a prefix was used without its window",
         test=f"{_TESTS}::test_a_prefix_is_used_as_far_as_its_window_is_there",
-        owner=Windows,
+        owner=SlidingWindowPool,
         attribute="usable_pages",
         replacement=_use_everything,
     ),

@@ -34,7 +34,7 @@ from engine.messages import (
 from engine.plan import Microbatch
 from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
-from scripted.explore.actions import (
+from scripted.actions import (
     AbortEverything,
     AbortRequest,
     Action,
@@ -263,9 +263,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def _same_steps(
-    translator: _Translator, replayed: Sequence[StepRecord], launched: dict[int, Microbatch | None]
-) -> int:
+def _same_steps(translator: _Translator, replayed: Sequence[StepRecord], launched: dict[int, Microbatch | None]) -> int:
     """How many recorded steps, from the first on, launch in the schedule what they launched then."""
     for count, (one, step) in enumerate(zip(replayed, translator.steps, strict=False)):
         if _shape(one.microbatch, translator.names) != _shape(launched.get(step), {}):

@@ -10,15 +10,15 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.recording import Recording, RecordingError, read_recording
-from scripted.explore.campaign import switched_on
 from scripted.explore.schedule import Schedule
 from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
-from scripted.replay.again import Rerun, first_difference, rerun, rerun_elsewhere
+from scripted.gallery.mutants import switched_on
 from scripted.replay.as_schedule import translate
-from scripted.table import step_table
-from scripted.timeline.wording import event_text
-from scripted.trace import Trace, TraceHeader, write_trace
+from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_elsewhere
+from scripted.report.table import step_table
+from scripted.report.trace import Trace, TraceHeader, write_trace
+from scripted.report.wording import event_text
 
 __all__ = ["replay_recording", "replay_schedule"]
 

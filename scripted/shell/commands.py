@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from scripted.errors import ScriptDefinitionError
+from scripted.script.verbs import PAUSE_MODES
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
-from scripted.verbs import PAUSE_MODES
 
 __all__ = ["HELP", "BadCommand", "Command", "Look", "Save", "Show", "Undo", "read_command"]
 

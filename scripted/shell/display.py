@@ -11,11 +11,11 @@ from rich.box import ASCII
 from rich.table import Table
 from rich.text import Text
 
-from scripted.client import Call
-from scripted.handle import RequestHandle
+from scripted.report.wording import printable
+from scripted.rig.clients import Call
+from scripted.rig.handle import RequestHandle
+from scripted.script.state import State
 from scripted.shell.statements import Names
-from scripted.state import State
-from scripted.timeline.wording import printable
 
 __all__ = ["news_of", "requests_table", "state_table"]
 

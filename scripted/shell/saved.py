@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.config import EngineConfig
-from scripted.client import Call
 from scripted.errors import ScriptDefinitionError, ScriptError
 from scripted.explore.schedule import config_values
-from scripted.handle import RequestHandle
-from scripted.scaffold import render_source, write_new
+from scripted.new_files import render_source, write_new
+from scripted.rig.clients import Call
+from scripted.rig.handle import RequestHandle
+from scripted.script.waits import Steps
 from scripted.shell.statements import Names, Statement, lines_of
-from scripted.sim import ScriptedSim
-from scripted.waits import Steps
+from scripted.sim.runner import ScriptedSim
 
 __all__ = ["save_session"]
 

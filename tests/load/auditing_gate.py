@@ -6,9 +6,9 @@ so a run under load fails with the step that broke it.
 
 from __future__ import annotations
 
-from engine.launch.gate_context import GateContext
-from engine.launch.live_gate import LiveGate
-from engine.scheduler.gate import Step, StepResult
+from engine.scheduler.ports import Step, StepResult
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import LiveGate
 
 __all__ = ["AUDITING_GATE", "AuditingGate"]
 

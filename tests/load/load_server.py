@@ -15,7 +15,7 @@ import psutil
 from auditing_gate import AUDITING_GATE
 
 from engine.launch.preload import PreloadedParent
-from engine.launch.settings import ServerSettings
+from engine.settings import ServerSettings
 
 __all__ = ["END_BOUND_S", "LoadedServer"]
 

@@ -15,10 +15,10 @@ import pytest
 
 from ci.register import register_cpu_ci
 from scripted import ScriptedSim, ScriptError
+from scripted.cli.single_run import show_mutant
 from scripted.gallery import CONTRACTS, MUTANTS, mutant_named
-from scripted.loader import load_test
-from scripted.single import find_test, show_mutant
-from scripted.wire import ScriptOptions
+from scripted.script.loader import find_test, load_test
+from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=12, suite="base-cpu")
 

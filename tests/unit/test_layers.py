@@ -6,37 +6,66 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# From the ground up. A module may import its own layer and those below it; the longest prefix decides which layer it
-# is in.
-LAYERS = {
-    "engine.errors": 0,
-    "engine.clock": 0,
-    "engine.messages": 0,
-    "engine.plan": 0,
-    "engine.config": 0,
-    "engine.limits": 0,
-    "engine.memory": 1,
-    # The protocol through which the loop launches; its implementations stand far above.
-    "engine.pipeline.base": 2,
-    "engine.scheduler": 2,
-    "engine.recording": 3,
-    "engine.model": 3,
-    "engine.pipeline": 4,
-    "engine.launch": 5,
-    "engine.frontend": 5,
-    "engine": 6,
-    "scripted": 7,
-}
+# The rooms, from the ground up. A room is a folder or a module of its own below a package. It imports rooms before it.
+ROOMS = (
+    "engine.errors",
+    "engine.clock",
+    "engine.config",
+    "engine",
+    "engine.messages",
+    "engine.plan",
+    "engine.limits",
+    "engine.memory",
+    "engine.scheduler",
+    "engine.recording",
+    "engine.settings",
+    "engine.settings_sources",
+    "engine.process",
+    "engine.model",
+    "engine.pipeline",
+    "engine.scheduler_process",
+    "engine.frontend",
+    "engine.launch",
+    "engine.bench",
+    "engine.chat",
+    "engine.cli",
+    "engine.__main__",
+    "scripted.report",
+    "scripted.errors",
+    "scripted.prompts",
+    "scripted.actions",
+    "scripted.new_files",
+    "scripted.simulated_pipeline",
+    "scripted.rig",
+    "scripted.script",
+    "scripted.checks",
+    "scripted.gallery",
+    "scripted.gate",
+    "scripted.sim",
+    "scripted.server",
+    "scripted",
+    "scripted.traced_run",
+    "scripted.explore",
+    "scripted.replay",
+    "scripted.demo",
+    "scripted.shell",
+    "scripted.cli",
+    "scripted.__main__",
+    "scripted.pytest_session",
+    "scripted.pytest_plugin",
+)
+PACKAGES = ("engine", "scripted")
 TORCH = ("torch",)
 DOORS = ("time", "datetime", "random", "socket", "select", "zmq", "threading", "multiprocessing", "asyncio", "os")
-PURE = ("engine.memory", "engine.scheduler", "engine.pipeline.simulated")
-WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.pipeline.base")
+PURE = ("engine.memory", "engine.scheduler", "scripted.simulated_pipeline")
+WITHOUT_TORCH = (*PURE, "engine.frontend")
 
 
 def modules(package: str) -> list[Path]:
@@ -59,10 +88,35 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module
 
 
-def layer_of(module: str) -> int | None:
-    parts = module.split(".")
-    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((LAYERS[name] for name in names if name in LAYERS), None)
+def room_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def known_modules() -> frozenset[str]:
+    return frozenset(name_of(path) for package in PACKAGES for path in modules(package))
+
+
+def targets(node: ast.Import | ast.ImportFrom, known: frozenset[str]) -> Iterator[str]:
+    """The project's modules that a statement imports: ``from engine import bench`` imports ``engine.bench``."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in known)
+        return
+    for alias in node.names:
+        name = f"{node.module}.{alias.name}"
+        if name in known:
+            yield name
+        elif node.module in known:
+            yield node.module
+
+
+def arrows() -> Iterator[tuple[str, str, str]]:
+    """Every import between modules, those for type checkers and the lazy ones too: from, to, and where it stands."""
+    known = known_modules()
+    for path in (path for package in PACKAGES for path in modules(package)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield from ((name_of(path), target, where) for target in targets(node, known))
 
 
 def is_of(module: str, packages: tuple[str, ...]) -> bool:
@@ -78,16 +132,31 @@ def imports_of(package: str, packages: tuple[str, ...]) -> list[str]:
     ]
 
 
+def test_every_room_is_listed() -> None:
+    assert sorted({room_of(name) for name in known_modules()}) == sorted(ROOMS)
+
+
 def test_arrows_point_down() -> None:
-    wrong = []
-    for path in modules("engine"):
-        own = layer_of(name_of(path))
-        assert own is not None
-        for line, module in imports(path):
-            other = layer_of(module) if module != "engine" else 0  # The package itself: its configuration.
-            if other is not None and other > own:
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}, which is above it")
+    """Imports between rooms go to a room that is listed before, so there are no circles of rooms either."""
+    height = {room: index for index, room in enumerate(ROOMS)}
+    wrong = [
+        f"{where} imports {target}, which is above it"
+        for source, target, where in arrows()
+        if height[room_of(target)] > height[room_of(source)]
+    ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_modules_do_not_import_one_another_in_a_circle() -> None:
+    """Inside a room too. An import for type checkers alone counts: two files that need each other are one."""
+    graph: dict[str, set[str]] = {}
+    for source, target, _ in arrows():
+        if source != target:
+            graph.setdefault(source, set()).add(target)
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as exc:
+        raise AssertionError("these modules import one another: " + " <- ".join(exc.args[1])) from exc
 
 
 def test_engine_never_imports_the_harness() -> None:
@@ -108,7 +177,7 @@ def test_the_core_has_no_door_of_its_own(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["engine.scheduler, scripted", "engine.pipeline.simulated, engine.pipeline.staged"])
+@pytest.mark.parametrize("module", ["engine.scheduler, scripted", "scripted.sim.world, engine.pipeline.staged"])
 def test_importing_loads_no_torch(module: str) -> None:
     """D12: in an interpreter of its own, so that nothing that another test imported is seen."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"

@@ -18,11 +18,11 @@ from packaging.utils import canonicalize_name
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
 from scripted.cli import app as scripted_app
-from scripted.client import Call, ClientView
-from scripted.context import ScriptContext
 from scripted.gallery import MUTANTS
-from scripted.handle import RequestHandle
-from scripted.state import KVState, Microbatch, RowState, State, TreeState
+from scripted.rig.clients import Call, ClientView
+from scripted.rig.handle import RequestHandle
+from scripted.script.state import KVState, Microbatch, RowState, State, TreeState
+from scripted.script.t import ScriptContext
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "scripted", "ci")

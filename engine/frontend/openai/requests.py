@@ -9,9 +9,9 @@ import logging
 import uuid
 
 from engine.frontend.admission import check_fits, check_vocabulary, tokenize
-from engine.frontend.front import FrontEnd
+from engine.frontend.context import FrontEnd
+from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
-from engine.frontend.problems import ApiError, ProblemType
 from engine.limits import Limits
 from engine.messages import Generate
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.exchange import read_body
-from engine.frontend.front import FrontEnd
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, PauseBody, UpdateWeightsBody, parse_body
+from engine.frontend.responses import read_body
 from engine.messages import (
     Abort,
     AbortAll,

@@ -11,14 +11,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from engine.frontend.admission import admit
+from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.exchange import json_answer, read_body, respond
-from engine.frontend.front import FrontEnd
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.requests import answer_id, chat_requests, completion_requests, require_model
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
+from engine.frontend.responses import json_answer, read_body, respond
 
 __all__ = ["add_generation", "add_models"]
 

@@ -8,10 +8,10 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import __version__
+from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.exchange import json_answer
-from engine.frontend.front import FrontEnd
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
+from engine.frontend.responses import json_answer
 from engine.limits import Limits
 from engine.messages import EngineStats
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Protocol
 
-from scripted.explore.actions import Placed
+from scripted.actions import Placed
 from scripted.explore.schedule import Schedule
 
 __all__ = ["Strategy", "StrategyName"]

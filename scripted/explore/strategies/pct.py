@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from scripted.explore.actions import Action, HoldResults, Placed, ReleaseResults
+from scripted.actions import Action, HoldResults, Placed, ReleaseResults
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from scripted.explore.actions import Placed, ReleaseResults, Relieve, Resume
+from scripted.actions import Placed, ReleaseResults, Relieve, Resume
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 

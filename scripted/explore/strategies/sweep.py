@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from scripted.explore.actions import Action, Placed
+from scripted.actions import Action, Placed
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 

@@ -27,10 +27,7 @@ def test_abort_while_the_final_chunk_is_in_flight(t):
     t.abort(a)
     yield from t.run_until(lambda: not t.state.in_flight)
     said = [
-        reply
-        for step in t.history
-        for reply in step.replies
-        if isinstance(reply, TokenOutput) and reply.rid == a.rid
+        reply for step in t.history for reply in step.replies if isinstance(reply, TokenOutput) and reply.rid == a.rid
     ]
     assert said[-1].finish_reason == "abort", "a token was emitted after the end"
     assert not any(reply.token_ids for reply in said)

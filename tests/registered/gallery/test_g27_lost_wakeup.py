@@ -14,11 +14,11 @@ import zmq
 
 from ci.register import register_cpu_ci
 from engine.clock import MonotonicClock
-from engine.launch.control import Control
-from engine.launch.inbox import MAX_MESSAGES_A_STEP, Inbox
-from engine.launch.live_gate import LiveGate
 from engine.messages import Abort, encode
-from engine.scheduler.gate import StepResult
+from engine.process.control import Control
+from engine.scheduler.ports import StepResult
+from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.scheduler_process.live_gate import LiveGate
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 

@@ -22,7 +22,7 @@ from engine.bench import (
     summarize,
     write_result,
 )
-from engine.bench.exchange import Exchange, Record
+from engine.bench.measured_request import Exchange, Record
 from engine.bench.measures import percentile
 from engine.bench.plan import arrival_times
 from engine.bench.workload import BenchRequest, requests_of

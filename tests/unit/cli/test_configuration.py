@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from engine.cli import app
 from engine.errors import ConfigError
-from engine.launch.settings import ServerSettings
-from engine.launch.sources import read_settings, trace_settings
+from engine.settings import ServerSettings
+from engine.settings_sources import read_settings, trace_settings
 
 ENGINE = Path(__file__).resolve().parents[3] / "engine"
 FORMATS = {

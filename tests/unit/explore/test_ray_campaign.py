@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from scripted.errors import ScriptDefinitionError
-from scripted.explore.campaign import Campaign, Plan, Report
+from scripted.explore.campaign import Campaign, Report
 from scripted.explore.strategies import StrategyName
+from scripted.explore.units import SearchPlan
 
 TARGETS = ("chunked-alone", "warm-prefix")
 
@@ -22,7 +23,7 @@ def test_a_campaign_on_ray_is_the_campaign() -> None:
     """D10: the same schedules, coverage and findings, with a mutant switched on in every worker."""
     pytest.importorskip("ray", reason="Ray is an optional extra")
     plans = [
-        Plan(targets=TARGETS, mutant="flush-ignores-in-flight", jobs=2, ray=ray, strategy=StrategyName.SWEEP)
+        SearchPlan(targets=TARGETS, mutant="flush-ignores-in-flight", jobs=2, ray=ray, strategy=StrategyName.SWEEP)
         for ray in (None, "local")
     ]
     here, there = [Campaign(plan).run() for plan in plans]
@@ -35,11 +36,11 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         ScriptDefinitionError, match=r"needs Ray, which is not installed; install lockstep-engine\[ray\]"
     ):
-        Campaign(Plan(targets=TARGETS, ray="local")).run()
+        Campaign(SearchPlan(targets=TARGETS, ray="local")).run()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
 def test_an_address_where_no_cluster_answers_is_refused_at_once(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is an optional extra")
     with pytest.raises(ScriptDefinitionError, match=f"--ray must be .* a Ray cluster that answers, got '{address}'"):
-        Campaign(Plan(targets=TARGETS, ray=address)).run()
+        Campaign(SearchPlan(targets=TARGETS, ray=address)).run()

@@ -8,8 +8,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.messages import PauseMode
-from scripted.errors import ScriptDefinitionError
-from scripted.explore.actions import (
+from scripted.actions import (
     Evict,
     Flush,
     Pause,
@@ -21,6 +20,7 @@ from scripted.explore.actions import (
     Update,
     kind_of,
 )
+from scripted.errors import ScriptDefinitionError
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 from scripted.explore.strategies import Pairs, Pct, RandomEvents, Sweep

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from scripted.actions import KillStage, Placed
 from scripted.errors import ScriptError
-from scripted.explore.actions import KillStage, Placed
-from scripted.explore.campaign import Campaign, Plan, switched_on
+from scripted.explore.campaign import Campaign
 from scripted.explore.execution import execute
 from scripted.explore.gallery_search import Found, find_mutant, gallery_markdown
 from scripted.explore.schedule import Schedule
 from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
 from scripted.explore.strategies import RandomEvents, StrategyName
+from scripted.explore.units import SearchPlan
 from scripted.explore.workloads import FLAGSHIP, workload_named
 from scripted.gallery import UnknownMutant
-from scripted.loader import load_test
-from scripted.sim import ScriptedSim
+from scripted.gallery.mutants import switched_on
+from scripted.script.loader import load_test
+from scripted.sim.runner import ScriptedSim
 
 FLUSH = "flush-ignores-in-flight"
 # Mutants of each kind of bug, all found early: in the workloads alone or in the sweep of the first.
@@ -71,14 +73,14 @@ def test_the_search_finds_a_mutant_unaided(name: str) -> None:
 def test_the_flush_race_is_found_by_the_sweep_of_its_workload() -> None:
     """B15: in well under a second of process time, without being told the window, with the incident's own text."""
     began = time.process_time()
-    report = Campaign(Plan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
+    report = Campaign(SearchPlan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
     assert time.process_time() - began < 1
     (finding,) = report.findings.values()
     assert "This request holds the node from another tree" in finding.failure.text
 
 
 def test_no_mutant_no_finding() -> None:
-    report = Campaign(Plan(targets=("one-row", "twins"))).run()
+    report = Campaign(SearchPlan(targets=("one-row", "twins"))).run()
     assert report.complete
     assert not report.findings
     assert report.schedules > 200
@@ -86,7 +88,7 @@ def test_no_mutant_no_finding() -> None:
 
 
 def test_processes_find_what_one_finds() -> None:
-    one, two = (Campaign(Plan(targets=("one-row",), jobs=jobs, mutant=FLUSH)).run() for jobs in (1, 2))
+    one, two = (Campaign(SearchPlan(targets=("one-row",), jobs=jobs, mutant=FLUSH)).run() for jobs in (1, 2))
     assert two.complete
     assert two.schedules == one.schedules
     assert two.findings.keys() == one.findings.keys()
@@ -95,7 +97,7 @@ def test_processes_find_what_one_finds() -> None:
 
 @pytest.mark.parametrize("strategy", [StrategyName.RANDOM, StrategyName.PCT])
 def test_endless_strategies_stop_by_count(strategy: StrategyName) -> None:
-    report = Campaign(Plan(targets=("one-row",), strategy=strategy, schedules=150)).run()
+    report = Campaign(SearchPlan(targets=("one-row",), strategy=strategy, schedules=150)).run()
     assert 150 <= report.schedules <= 401
     assert not report.complete
     assert not report.findings

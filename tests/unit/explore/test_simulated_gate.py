@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from engine.scheduler import StepRecord
-from scripted.explore.actions import Flush, KillStage, Placed, StartRequest
-from scripted.explore.bench import bench_of
+from scripted.actions import Flush, KillStage, Placed, StartRequest
 from scripted.explore.execution import Prefixes, execute, record
 from scripted.explore.forks import Frozen
-from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule
+from scripted.explore.schedule_gate import SimulatedGate
 from scripted.explore.script_writer import script_text
 from scripted.explore.strategies import Sweep
+from scripted.explore.targets import target_named
 from scripted.explore.workloads import FLAGSHIP, WORKLOADS, workload_named
-from scripted.sim import ScriptedSim
-from scripted.wire import ScriptOptions
+from scripted.script.options import ScriptOptions
+from scripted.sim.runner import ScriptedSim
 
 # Of every workload's sweep, so many of a hundred runs are enough to see a fork that differs.
 SAMPLE_EVERY = 97
@@ -124,9 +124,11 @@ def script_of(schedule: Schedule) -> Any:
 
 
 def test_a_registered_script_is_a_bench() -> None:
-    bench = bench_of("tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight")
-    assert bench.outcome.failure is None
-    assert any(isinstance(placed.action, StartRequest) for placed in bench.base.placed)
-    for step in range(1, bench.steps + 1, 4):
-        assert bench.execute(Placed(step, Flush())).failure is None
-        assert bench.execute(Placed(step, KillStage())).failure is None
+    target = target_named(
+        "tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight"
+    )
+    assert target.outcome.failure is None
+    assert any(isinstance(placed.action, StartRequest) for placed in target.base.placed)
+    for step in range(1, target.steps + 1, 4):
+        assert target.execute(Placed(step, Flush())).failure is None
+        assert target.execute(Placed(step, KillStage())).failure is None

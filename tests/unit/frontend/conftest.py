@@ -16,15 +16,15 @@ from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
 from engine.frontend.app import build_app
+from engine.frontend.auth import Doors
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.doors import Doors
+from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.front import FrontEnd
 from engine.launch.preload import PreloadedParent
-from engine.launch.private_dir import replies_address, requests_address
-from engine.launch.settings import ServerSettings
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, decode_client_message, encode
+from engine.process.private_dir import replies_address, requests_address
+from engine.settings import ServerSettings
 
 PATIENCE_S = 5.0
 

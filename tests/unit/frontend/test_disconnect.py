@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from connections import Connection
 
-from engine.frontend.exchange import EVENTS_A_TURN
+from engine.frontend.responses import EVENTS_A_TURN
 from engine.messages import Abort, FinishReason, Generate, TokenOutput
 
 

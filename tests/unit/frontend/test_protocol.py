@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import AbortBody, GenerateBody, PauseBody, SamplingBody, parse_body
 from engine.messages import PauseMode, SamplingParams
 

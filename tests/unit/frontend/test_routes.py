@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.frontend.problems import ApiError
+from engine.frontend.errors import ApiError
 from engine.messages import (
     Abort,
     AbortAll,

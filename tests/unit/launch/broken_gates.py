@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.launch.gate_context import GateContext
-from engine.launch.live_gate import LiveGate
 from engine.messages import Generate
-from engine.scheduler.gate import Step, StepResult
+from engine.scheduler.ports import Step, StepResult
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import LiveGate
 
 
 class BreakingGate(LiveGate):

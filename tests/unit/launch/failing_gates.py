@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from engine.launch.gate_context import GateContext
-from engine.launch.live_gate import LiveGate
 from engine.pipeline.local import LocalPipeline
 from engine.plan import Microbatch
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import LiveGate
 
 POISON = "poison-"
 ERRORS: dict[str, Callable[[], BaseException]] = {

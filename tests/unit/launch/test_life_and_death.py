@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.launch.settings import ServerSettings
+from engine.settings import ServerSettings
 
 START_BOUND_S = 60.0
 END_BOUND_S = 4.0

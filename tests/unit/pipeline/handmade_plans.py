@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.limits import Limits
 from engine.messages import Completion
-from engine.pipeline.base import Pipeline
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.scheduler.ports import Pipeline
 
 ROW_TOKENS = 256
 WAIT_S = 20.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.launch.gate_context import GateContext
-from engine.launch.live_gate import LiveGate
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import LiveGate
 from scripted.gallery import mutant_named
 
 MUTANT = "flush-ignores-in-flight"

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.launch.recording import flight_path
-from engine.launch.settings import ServerSettings
 from engine.recording import read_recording
+from engine.scheduler_process.recorded_gate import flight_path
+from engine.settings import ServerSettings
 from scripted.replay import rerun
 
 START_BOUND_S = 60.0

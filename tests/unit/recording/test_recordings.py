@@ -25,21 +25,21 @@ from engine.recording import (
     Sink,
     read_recording,
 )
+from engine.recording.checkpoint import checkpoint_of, restored
 from engine.recording.format import frame_bytes
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, run_loop
-from engine.scheduler.checkpoint import checkpoint_of, restored
+from scripted.actions import Flush, Placed, StartRequest
 from scripted.errors import ScriptError
-from scripted.explore.actions import Flush, Placed, StartRequest
-from scripted.explore.campaign import switched_on
-from scripted.explore.gate import SimulatedGate
 from scripted.explore.schedule import Schedule, limits_of
+from scripted.explore.schedule_gate import SimulatedGate
 from scripted.explore.workloads import WORKLOADS
-from scripted.loader import load_test
+from scripted.gallery.mutants import switched_on
 from scripted.replay import first_difference, rerun, rerun_elsewhere
 from scripted.replay.as_schedule import translate
 from scripted.replay.show import replay_recording
-from scripted.sim import ScriptedSim
+from scripted.script.loader import load_test
+from scripted.sim.runner import ScriptedSim
 
 FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")

@@ -24,9 +24,9 @@ from engine.messages import (
     SamplingParams,
     TokenOutput,
 )
-from engine.pipeline.simulated import SimulatedPipeline
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
+from scripted.simulated_pipeline import SimulatedPipeline
 
 # So many steps without becoming idle count as stuck.
 DRAIN_LIMIT_STEPS = 50_000

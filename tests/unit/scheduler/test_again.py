@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, Event, Generate, PauseGeneration, PauseMode, SamplingParams
 from engine.scheduler import Scheduler
-from engine.scheduler.gate import StepResult
+from engine.scheduler.ports import StepResult
 
 CHUNK = 16
 

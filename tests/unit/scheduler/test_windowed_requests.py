@@ -8,7 +8,7 @@ from simulated_engine import SimulatedEngine, alone, generate, limits_of, prompt
 from engine.errors import ConfigError, IntegrityError
 from engine.memory import KVMemory
 from engine.messages import ContinueGeneration, PauseGeneration, PauseMode
-from engine.scheduler.checkpoint import checkpoint_of, restored
+from engine.recording.checkpoint import checkpoint_of, restored
 
 SMALL = {"page_size": 4, "chunked_prefill_size": 16, "window": 12, "max_total_tokens": 1024}
 LONG = generate("long", prompt(300), 60)

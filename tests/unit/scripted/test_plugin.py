@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[3]
-PLUGIN = "scripted.plugin"
+PLUGIN = "scripted.pytest_plugin"
 
 SCRIPTS = '''
 import pytest
@@ -59,7 +59,7 @@ def test_window(t):
     yield
 '''
 
-FLUSH = '''
+FLUSH = """
 from engine import EngineConfig
 from scripted import scripted
 
@@ -70,7 +70,7 @@ def test_flush(t):
     flush = t.flush_cache()
     yield from t.run_until_finished(r)
     assert flush.status == 400
-'''
+"""
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from engine import EngineConfig
 from scripted import BadCall, ScriptOptions, ServerDirty, scripted
-from scripted.decorator import spec_of
-from scripted.report import FailureKind, FailureReport
-from scripted.session import ScriptedSession, current_session
+from scripted.pytest_session import ScriptedSession, current_session
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.script.decorator import spec_of
 
 
 @scripted(EngineConfig())

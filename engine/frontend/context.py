@@ -1,0 +1,48 @@
+"""The front end as its routes see it: settings, numbers, tokenizer, template, doors, client, and its state.
+
+Owns nothing of a request; made once a process, before the first request.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from engine.clock import MonotonicClock
+from engine.frontend.auth import Doors
+from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.engine_client import EngineClient
+from engine.frontend.metrics import Metrics
+from engine.limits import Limits
+from engine.settings import ServerSettings
+
+__all__ = ["FrontEnd"]
+
+
+@dataclass
+class FrontEnd:
+    """Everything that the routes need. ``pids`` are the engine's processes by name, known once all are ready.
+
+    ``created_s`` is the start in seconds since the epoch.
+    """
+
+    settings: ServerSettings
+    limits: Limits
+    tokenizer: Tokenizer
+    client: EngineClient
+    template: ChatTemplate
+    doors: Doors
+    serving: bool = False
+    pids: dict[str, int] = field(default_factory=dict)
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.model_name, MonotonicClock())
+
+    @property
+    def model_name(self) -> str:
+        """The name under which clients ask for the model."""
+        return self.settings.served_model_name or self.settings.model

@@ -1,0 +1,135 @@
+"""One HTTP exchange: the body read with a bound, the answer sent whole or as a stream of events.
+
+Owns disconnects and how a stream ends; knows no protocol: shapes turn pieces into what their clients expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.frontend.choices import Choices, IndexedPiece
+from engine.frontend.context import FrontEnd
+from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.protocol import GenerateAnswer
+from engine.messages import Generate
+
+__all__ = ["EventStream", "Shape", "json_answer", "read_body", "respond"]
+
+
+class Shape(Protocol):
+    """How a protocol shows answers; one object for each HTTP request."""
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+        """The body of an answer in one, from the answers of all choices."""
+        ...
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
+        """The events of a stream that show one piece of one choice; there may be none."""
+        ...
+
+    def last_events(self) -> Iterable[msgspec.Struct]:
+        """The events after the last piece of the last choice."""
+        ...
+
+
+# Pieces may be there in numbers. That a client is gone is noticed when the loop turns, so it does after so many. Of the
+# writes to a connection that is lost, asyncio logs the sixth and every later one.
+EVENTS_A_TURN: Final = 4
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events that a client's disconnect does not cancel.
+
+    The request is aborted then, and the stream ends with the request; cancelled first, it would forget the request
+    before the scheduler does.
+    """
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the events; a client that is gone takes none, and that is no error."""
+        await self.stream_response(send)
+
+
+async def respond(
+    request: Request, front: FrontEnd, messages: Sequence[Generate], shape: Shape, *, stream: bool
+) -> Response:
+    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails."""
+    choices = Choices(front.client, front.tokenizer, front.metrics, messages)
+    watch = asyncio.create_task(_abort_on_disconnect(request, choices))
+    try:
+        if not stream:
+            answers = await choices.whole()
+            watch.cancel()
+            return json_answer(shape.whole(answers))
+        pieces = choices.pieces()
+        # The status of a stream waits for the first output, so that a refusal gets its own.
+        return EventStream(_events(await anext(pieces), pieces, shape, watch))
+    except ApiError:
+        watch.cancel()
+        raise
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The body, read no further than the limit. Raises ApiError (413)."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdecimal() else 0
+    parts: list[bytes] = []
+    if size <= limit_bytes:
+        size = 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > limit_bytes:
+                break
+    if size > limit_bytes:
+        raise ApiError(
+            413,
+            ProblemType.TOO_LARGE,
+            f"the body must have at most {limit_bytes} bytes, got {size} or more; send less or raise --max-body-bytes",
+        )
+    return b"".join(parts)
+
+
+def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer with a JSON body."""
+    return Response(msgspec.json.encode(data), status, headers, "application/json")
+
+
+async def _events(
+    first: IndexedPiece, rest: AsyncIterator[IndexedPiece], shape: Shape, watch: asyncio.Task[None]
+) -> AsyncIterator[bytes]:
+    """The event stream of an answer. Only one that ended in order is closed by ``[DONE]``."""
+    try:
+        if shown := _joined(shape.events(*first)):
+            yield shown
+        written = 1
+        async for index, piece in rest:
+            if shown := _joined(shape.events(index, piece)):
+                yield shown
+                written += 1
+                if written % EVENTS_A_TURN == 0:
+                    await asyncio.sleep(0)
+        yield _joined(shape.last_events()) + b"data: [DONE]\n\n"
+    except ApiError as exc:
+        yield _joined([exc.body])
+    finally:
+        watch.cancel()
+
+
+def _joined(events: Iterable[msgspec.Struct]) -> bytes:
+    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
+
+
+async def _abort_on_disconnect(request: Request, choices: Choices) -> None:
+    """Abort the request as soon as its client goes away. Its body was read, so nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+    choices.abort()

@@ -1,0 +1,74 @@
+"""A stage process as the supervisor starts it: the stage's own loop, a process group if it needs one, a watch.
+
+The loop itself belongs to the pipeline. A stage has no last word to say, so the end of the supervisor ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from engine.errors import ProcessDiedError
+from engine.limits import Limits
+from engine.process.control import Control, Ready, Serving
+from engine.settings import ServerSettings
+
+__all__ = ["RENDEZVOUS_TIMEOUT", "run_stage_process"]
+
+# Also the longest that a stage waits for hidden states: as long as a server may be idle. A death ends the wait by the
+# watch below, not by this.
+RENDEZVOUS_TIMEOUT: Final = timedelta(days=365)
+
+
+def run_stage_process(
+    control: Control, settings: ServerSettings, limits: Limits, stage: int, private_dir: Path
+) -> None:
+    """Load one stage's weights and compute until the supervisor says otherwise or is gone."""
+    from engine.pipeline.stage import run_stage
+    from engine.pipeline.transport import TransportKind
+
+    threading.Thread(target=_end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
+    backend = _backend(settings, limits)
+    if backend is not None:
+        _join_process_group(backend, stage, limits, private_dir)
+    transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
+    run_stage(settings, limits, stage, private_dir, lambda: control.send(Ready()), transport=transport)
+
+
+def _backend(settings: ServerSettings, limits: Limits) -> str | None:
+    """The torch.distributed backend for hidden states; None for sockets, which are faster between CPU processes."""
+    if settings.hidden_transport != "auto":
+        return None if settings.hidden_transport == "socket" else settings.hidden_transport
+    import torch
+
+    on_gpus = settings.device != "cpu" and torch.cuda.device_count() >= limits.pp_size
+    return "nccl" if on_gpus else None
+
+
+def _join_process_group(backend: str, stage: int, limits: Limits, private_dir: Path) -> None:
+    """Meet the other stages, rank = stage, through a file in the server's private folder."""
+    import torch.distributed
+
+    # Everything of this server stays on loopback.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    torch.distributed.init_process_group(
+        backend,
+        init_method=f"file://{private_dir}/rendezvous",
+        rank=stage,
+        world_size=limits.pp_size,
+        timeout=RENDEZVOUS_TIMEOUT,
+    )
+
+
+def _end_with_supervisor(control: Control) -> None:
+    """Block on the control pipe and end the process at the first word that is not good news."""
+    try:
+        while isinstance(control.receive(), Serving):
+            continue
+    except ProcessDiedError:
+        os._exit(1)
+    os._exit(0)

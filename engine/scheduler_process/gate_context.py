@@ -1,0 +1,64 @@
+"""What a gate is given by the scheduler process: everything that it may look at or wait on, and nothing to decide.
+
+Built once, before the loop; a gate is named by a dotted path in the settings, so that production never loads a harness.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from engine.clock import Clock
+from engine.errors import ConfigError
+from engine.limits import Limits
+from engine.process.control import Control
+from engine.scheduler.ports import Gate, Outbox, Pipeline
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler_process.inbox import Inbox
+from engine.settings import ServerSettings
+
+__all__ = ["GateContext", "GateFactory", "load_attribute", "load_gate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateContext:
+    """The scheduler process as its gate sees it. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
+
+    ``stage_pids`` is empty when the model runs in the scheduler process.
+    """
+
+    settings: ServerSettings
+    limits: Limits
+    scheduler: Scheduler
+    pipeline: Pipeline
+    inbox: Inbox
+    outbox: Outbox
+    control: Control
+    clock: Clock
+    base_url: str
+    private_dir: Path
+    stage_pids: tuple[int, ...]
+
+
+GateFactory = Callable[[GateContext], Gate]
+
+
+def load_gate(context: GateContext) -> Gate:
+    """The gate that the settings name. Raises ConfigError when there is no such factory."""
+    factory = cast(GateFactory, load_attribute(context.settings.gate))
+    return factory(context)
+
+
+def load_attribute(dotted_path: str) -> Any:
+    """What 'package.module:name' stands for. Raises ConfigError when it stands for nothing."""
+    module_name, _, name = dotted_path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"gate must name something that can be imported as 'package.module:factory', got {dotted_path!r} ({exc}); "
+            "check its spelling and that its package is installed"
+        ) from exc

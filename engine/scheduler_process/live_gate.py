@@ -1,0 +1,126 @@
+"""The production gate: a step runs when a message, a completion or a deadline is there, and never otherwise.
+
+Blocks in one poll over the inbox, the pipeline and the control pipe; never polls without waiting while there is nothing
+to do, never sleeps. A client message becomes an event here.
+"""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from engine.errors import ProcessDiedError
+from engine.messages import Event, PipelineFailed
+from engine.process.control import ProcessDied, Serving, Shutdown
+from engine.scheduler.ports import Step, StepResult
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
+
+__all__ = ["STAGE_PREFIX", "LiveGate"]
+
+STAGE_PREFIX = "stage-"
+
+
+class LiveGate:
+    """Feeds the loop from the real world. ``wakeups`` counts returns from the wait, for tests of idleness."""
+
+    def __init__(self, context: GateContext) -> None:
+        self._inbox = context.inbox
+        self._pipeline = context.pipeline
+        self._control = context.control
+        self._clock = context.clock
+        self._completions_bound = context.limits.depth
+        self._completion_sources = tuple(context.pipeline.wake_sources())
+        self._poller = zmq.Poller()
+        self._readable: dict[Any, int] = {}
+        self._dead: ProcessDied | None = None
+        self._ended = False
+        self.wakeups = 0
+
+    def __enter__(self) -> Self:
+        # The poller looks at the sockets themselves: a ZMQ file descriptor is edge-triggered, and waiting on it alone
+        # loses the wake-up of a message that came between the last look and the wait.
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._poller.register(self._control.fileno(), zmq.POLLIN)
+        for source in self._completion_sources:
+            self._poller.register(source, zmq.POLLIN)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Wait for the next event; None after a shutdown.
+
+        Raises ProcessDiedError when a process of the engine died: for a stage after the step that told the scheduler.
+        """
+        if self._dead is not None:
+            raise ProcessDiedError(self._dead.process, self._dead.cause)
+        busy = previous is not None and previous.again
+        deadline = previous.deadline if previous is not None else None
+        while True:
+            self._wait(deadline, busy or self._pipeline.ready)
+            if self._ended:
+                return None
+            events = self._take_events()
+            now = self._clock.now()
+            if events or busy or (deadline is not None and now >= deadline):
+                return Step(tuple(events), now)
+
+    def _wait(self, deadline: float | None, work_is_there: bool) -> None:
+        """Block until a source is readable or the deadline is due; only look when there is work to do already."""
+        if work_is_there:
+            timeout_ms: int | None = 0
+        elif deadline is None:
+            timeout_ms = None
+        else:
+            # Rounded up: waking a fraction of a millisecond early would spin until the deadline.
+            timeout_ms = math.ceil(max(0.0, deadline - self._clock.now()) * 1000)
+        self._readable = dict(self._poller.poll(timeout_ms))
+        self.wakeups += 1
+        if self._control.fileno() in self._readable:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Take one message of the supervisor; another one keeps its pipe readable for the next wait."""
+        match self._control.receive():
+            case Shutdown():
+                self._ended = True
+            case ProcessDied() as death if death.process.startswith(STAGE_PREFIX):
+                self._dead = death
+            case ProcessDied() as death:
+                raise ProcessDiedError(death.process, death.cause)
+            case Serving() | None:
+                return
+
+    def _take_events(self) -> list[Event]:
+        """Completions first, then messages in arrival order: those that came while a completion was computed too.
+
+        A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
+        """
+        if self._dead is not None:
+            return [PipelineFailed(process=self._dead.process, cause=self._dead.cause)]
+        readable, sources = self._readable, self._completion_sources
+        computes = self._pipeline.ready
+        events: list[Event] = []
+        if computes or any(source in readable for source in sources):
+            self._take_completions(events)
+        if computes or any(source not in sources for source in readable):
+            events.extend(self._inbox.drain(MAX_MESSAGES_A_STEP))
+        return events
+
+    def _take_completions(self, events: list[Event]) -> None:
+        """All that were read with the first, which costs no further look; what came later wakes the gate again."""
+        while len(events) < self._completions_bound:
+            completion = self._pipeline.next_completion(0)
+            if completion is None:
+                return
+            events.append(completion)
+            # Without a source the next one is computed in this process: messages must not wait for all of them.
+            if not self._completion_sources or not self._pipeline.ready:
+                return

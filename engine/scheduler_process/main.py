@@ -1,0 +1,85 @@
+"""The scheduler process: joins scheduler, pipeline, sockets and gate, and runs the one loop.
+
+Imports no torch when the stages are processes of their own. An exception of a step ends this process on purpose: its
+traceback goes to the supervisor as the cause, because a scheduler whose books do not balance serves wrong tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine.clock import MonotonicClock
+from engine.limits import Limits
+from engine.process.control import Control, Ready
+from engine.process.private_dir import replies_address, requests_address
+from engine.scheduler.loop import run_loop
+from engine.scheduler.ports import Pipeline
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler_process.gate_context import GateContext, load_gate
+from engine.scheduler_process.inbox import Inbox
+from engine.scheduler_process.outbox import ReplySocket
+from engine.scheduler_process.recorded_gate import recorded
+from engine.settings import ServerSettings
+
+__all__ = ["SchedulerPlace", "run_scheduler"]
+
+# Replies of the last step, such as errors for everything live, must leave before the process does.
+LAST_REPLIES_LINGER_S = 0.2
+
+
+class SchedulerPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a scheduler process finds itself: its server's settings, numbers, folder, URL and stages."""
+
+    settings: ServerSettings
+    limits: Limits
+    private_dir: Path
+    base_url: str
+    stage_pids: tuple[int, ...]
+
+
+def run_scheduler(control: Control, place: SchedulerPlace) -> None:
+    """Run the loop until its gate ends it. Raises whatever a step raises."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = Inbox(context, requests_address(place.private_dir))
+    outbox = ReplySocket(context, replies_address(place.private_dir))
+    pipeline = _build_pipeline(place)
+    scheduler = Scheduler(place.limits)
+    inner = load_gate(
+        GateContext(
+            settings=place.settings,
+            limits=place.limits,
+            scheduler=scheduler,
+            pipeline=pipeline,
+            inbox=inbox,
+            outbox=outbox,
+            control=control,
+            clock=MonotonicClock(),
+            base_url=place.base_url,
+            private_dir=place.private_dir,
+            stage_pids=place.stage_pids,
+        )
+    )
+    gate = recorded(inner, scheduler, place.settings)
+    control.send(Ready())
+    try:
+        run_loop(gate, scheduler, pipeline, outbox)
+    finally:
+        inbox.close()
+        outbox.close(LAST_REPLIES_LINGER_S)
+        pipeline.close()
+        context.term()
+
+
+def _build_pipeline(place: SchedulerPlace) -> Pipeline:
+    """The pipeline for the number of stages; only the one in this process loads torch."""
+    if place.limits.pp_size > 1:
+        from engine.pipeline.staged import StagedPipeline
+
+        return StagedPipeline(place.private_dir, place.limits.pp_size)
+    from engine.model.runner import StageRunner
+    from engine.pipeline.local import LocalPipeline
+
+    return LocalPipeline(StageRunner(place.settings, place.limits, 0))

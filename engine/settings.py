@@ -1,0 +1,83 @@
+"""What a server needs beyond the engine's configuration: where it listens, which gate it runs, how long it waits.
+
+The one definition of every field, wherever its value comes from: a flag, the environment, a file, the default. Changes
+nothing that the engine computes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator
+
+from engine.config import EngineConfig
+
+__all__ = ["LIVE_GATE", "REVEAL_KEYS", "ServerSettings"]
+
+LIVE_GATE = "engine.scheduler_process.live_gate:LiveGate"
+DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
+_VISIBLE = re.compile(r"[!-~]+")
+# The context of a dump that has the keys in it, for a process that is to serve with them.
+REVEAL_KEYS = {"reveal_keys": True}
+
+
+class ServerSettings(EngineConfig):
+    """An engine's configuration and its server's. Raises ConfigError for a bad value, as EngineConfig does."""
+
+    # The cause of an error must not show a key either.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
+    served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
+    gate: str = Field(
+        LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
+    )
+    gate_options: str = Field("", description="text that is handed to the gate as it is")
+    record: str = Field("", description="file to record every step in, for `scripted replay`; unset: none")
+    record_redacted: bool = Field(
+        False, description="record prompts and outputs as fingerprints, which replay as the originals do"
+    )
+    flight_dir: str = Field(
+        "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
+    )
+    profile_dir: str = Field(
+        "", description="folder for the traces of /start_profile; unset: a private one among the temporary files"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least severe log line shown"
+    )
+    max_body_bytes: int = Field(
+        DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
+    )
+    api_key: SecretStr | None = Field(
+        None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
+    )
+    admin_key: SecretStr | None = Field(
+        None, description="key of the operators' routes; without one they are closed unless listening on loopback"
+    )
+    start_timeout_s: float = Field(
+        600.0, gt=0, le=86_400, description="longest wait, in seconds, for all processes to be ready"
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, le=86_400, description="longest wait, in seconds, for live requests after SIGTERM; 0: none"
+    )
+    shutdown_grace_s: float = Field(
+        1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
+    )
+
+    @field_validator("api_key", "admin_key", mode="before")
+    @classmethod
+    def _key_can_be_sent(cls, key: object) -> object:
+        # Everything is judged here, because the framework's own errors show the value.
+        text = key.get_secret_value() if isinstance(key, SecretStr) else key
+        if text is not None and not (isinstance(text, str) and _VISIBLE.fullmatch(text)):
+            raise ValueError(
+                "a key must be visible ASCII characters without spaces, got something else; choose another"
+            )
+        return key
+
+    @field_serializer("api_key", "admin_key", when_used="json-unless-none")
+    def _mask(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEAL_KEYS else str(key)

@@ -1,0 +1,140 @@
+"""Where settings come from: flags over environment over a file over defaults, and which of them set each field.
+
+Owns the order, and errors that name the origin. Defines no field: that is the settings' own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import create_model
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    JsonConfigSettingsSource,
+    TomlConfigSettingsSource,
+    YamlConfigSettingsSource,
+)
+
+from engine.errors import ConfigError
+from engine.settings import ServerSettings
+
+__all__ = ["CONFIG_VARIABLE", "ENVIRONMENT_PREFIX", "TracedSettings", "read_settings", "trace_settings"]
+
+ENVIRONMENT_PREFIX = "ENGINE_"
+CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
+DEFAULT = "default"
+NEARLY_OURS = 0.9
+
+# The library's sources ask a settings class for its fields; it is never made an instance of.
+_FIELDS = create_model(
+    "ServerFields",
+    __base__=BaseSettings,
+    **{name: (field.annotation, field) for name, field in ServerSettings.model_fields.items()},  # type: ignore[call-overload]
+)
+_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    ".toml": lambda path: TomlConfigSettingsSource(_FIELDS, toml_file=path)(),
+    ".yaml": lambda path: YamlConfigSettingsSource(_FIELDS, yaml_file=path)(),
+    ".yml": lambda path: YamlConfigSettingsSource(_FIELDS, yaml_file=path)(),
+    ".json": lambda path: JsonConfigSettingsSource(_FIELDS, json_file=path)(),
+}
+_UNREADABLE = (OSError, ValueError, TypeError, tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError)
+
+
+@dataclass(frozen=True)
+class TracedSettings:
+    """Settings, and for each field where its value came from: a flag, a variable, a file, or the default."""
+
+    settings: ServerSettings
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Values by field. ``name_of`` says how an origin is called, ``blame`` how it begins an error about a field."""
+
+    values: Mapping[str, Any]
+    name_of: Callable[[str], str]
+    blame: Callable[[str], str]
+
+
+def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ServerSettings:
+    """Settings from flags (None: not given) over environment variables over a file over defaults.
+
+    Without ``file`` the one that the variable ENGINE_CONFIG names, if any. Raises ConfigError, which names the origin.
+    """
+    return trace_settings(flags, environment, file).settings
+
+
+def trace_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> TracedSettings:
+    """The same, with the origin of each field."""
+    set_by: dict[str, _Source] = {}
+    for source in (*_file_sources(environment, file), _environment_source(environment), _flag_source(flags)):
+        set_by |= dict.fromkeys(source.values, source)
+    try:
+        settings = ServerSettings(**{name: source.values[name] for name, source in set_by.items()})
+    except ConfigError as exc:
+        raise ConfigError("\n".join(_with_origin(line, set_by) for line in str(exc).splitlines())) from exc
+    origins = {name: set_by[name].name_of(name) if name in set_by else DEFAULT for name in ServerSettings.model_fields}
+    return TracedSettings(settings, origins)
+
+
+def _flag_source(flags: Mapping[str, Any]) -> _Source:
+    given = {name: value for name, value in flags.items() if value is not None}
+    return _Source(given, lambda name: f"--{name.replace('_', '-')}", str)
+
+
+def _environment_source(environment: Mapping[str, str]) -> _Source:
+    """The fields that the environment sets, stripped; an empty variable counts as unset.
+
+    Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
+    with our prefix may be somebody else's.
+    """
+    ours = [CONFIG_VARIABLE, *map(_variable, ServerSettings.model_fields)]
+    for variable in environment.keys() - set(ours):
+        near = difflib.get_close_matches(variable, ours, n=1, cutoff=NEARLY_OURS)
+        if variable.startswith(ENVIRONMENT_PREFIX) and near:
+            raise ConfigError(f"{variable} must be spelled {near[0]} to be read, or be renamed to be left alone")
+    source = EnvSettingsSource(_FIELDS, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)
+    source.env_vars = {name.lower(): text.strip() for name, text in environment.items() if text.strip()}
+    return _Source(source(), _variable, _variable)
+
+
+def _file_sources(environment: Mapping[str, str], file: Path | None) -> list[_Source]:
+    named = environment.get(CONFIG_VARIABLE, "").strip()
+    path = file or (Path(named) if named else None)
+    if path is None:
+        return []
+    values = _read_file(path)
+    return [_Source(values, lambda _: str(path), lambda name: f"{path}: {name}")]
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"the configuration file must end in {', '.join(_READERS)}, got {path}; rename or convert it")
+    if not path.is_file():
+        raise ConfigError(f"the configuration file must exist, got {path}; check --config and {CONFIG_VARIABLE}")
+    try:
+        return reader(path)
+    except _UNREADABLE as exc:
+        raise ConfigError(f"{path} must be readable {path.suffix[1:]} with one value a field, but: {exc}") from exc
+
+
+def _with_origin(line: str, set_by: Mapping[str, _Source]) -> str:
+    """An error line that starts with a field, starting with what set the field."""
+    name = line.partition(" ")[0]
+    return f"{set_by[name].blame(name)}{line.removeprefix(name)}" if name in set_by else line
+
+
+def _variable(name: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{name.upper()}"

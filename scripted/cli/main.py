@@ -1,0 +1,211 @@
+"""The ``scripted`` command: run one script and keep its trace, look at traces, show the gallery and the demo.
+
+Owns the words on the command line and the exit status: 0 as it should be, 1 a script did not pass, 2 a wrong command.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from engine.errors import EngineError
+from scripted.cli.search import add_commands
+from scripted.errors import ScriptDefinitionError
+from scripted.gallery import UnknownMutant
+
+__all__ = ["app", "main"]
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+DEFAULT_PAGE = Path("out/flush_race.html")
+DEFAULT_PP_SIZE = 4
+DEFAULT_ASYNC_DEPTH = 2
+DEFAULT_CHUNK_TOKENS = 64
+
+app = typer.Typer(
+    name="scripted",
+    help="Lockstep's harness: run scripts step by step inside the engine's scheduler, and look at what they did.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+gallery_app = typer.Typer(rich_markup_mode=None, help="Races that real engines had, each with its mutant.")
+app.add_typer(gallery_app, name="gallery")
+add_commands(app, gallery_app)
+
+
+class Tier(StrEnum):
+    """Where a script runs: simulated in this process, or on a real server."""
+
+    SIM = "sim"
+    SERVER = "server"
+
+
+class Invariants(StrEnum):
+    """When the engine's books are audited."""
+
+    STEP = "step"
+    END = "end"
+
+
+TierOption = Annotated[Tier | None, typer.Option(help="default: sim, if the script runs there")]
+
+
+def main() -> None:
+    """Run one command; what is wrong with the command itself is one line on stderr and exit status 2."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except (EngineError, ScriptDefinitionError, UnknownMutant) as exc:
+        _refuse(str(exc))
+    except OSError as exc:
+        _refuse(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+
+
+@app.command()
+def run(
+    spec: Annotated[str, typer.Argument(metavar="FILE::NAME", help="a script decorated with @scripted(config)")],
+    tier: TierOption = None,
+    arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a parameter of the script")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write every step down, as JSON lines")] = None,
+    invariants: Annotated[
+        Invariants | None, typer.Option(help="audit the books after each step or at the end; end with a mutant")
+    ] = None,
+) -> None:
+    """Run one script once; print how it ended, or the report of its failure."""
+    from scripted.cli.single_run import SingleRun
+
+    every_step = (invariants or (Invariants.END if mutant else Invariants.STEP)) is Invariants.STEP
+    single = SingleRun.of(spec, tier=tier, arguments=arg or (), mutant=mutant, every_step=every_step)
+    if not single.execute(trace):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def view(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="one run, or several to compare")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="the page; default: beside the trace")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a trace for ui.perfetto.dev instead of a page")
+    ] = None,
+) -> None:
+    """Show runs as one self-contained HTML page, or as a Perfetto trace."""
+    from scripted.report.timeline import render_timeline, to_perfetto
+    from scripted.report.trace import read_trace
+
+    runs = [read_trace(path) for path in traces]
+    if perfetto is None:
+        written = output or traces[0].with_suffix(".html")
+        _write(written, render_timeline(runs))
+    else:
+        if len(runs) > 1 or output is not None:
+            _refuse("--perfetto takes one trace and no --output; give the page and the Perfetto trace a command each")
+        written = perfetto
+        _write(written, to_perfetto(runs[0]))
+    typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.records)} steps)' for trace in runs)}")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the test, in small letters: flush_meets_abort")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
+    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
+) -> None:
+    """Write a race test that passes, to be changed into your own; print the command that runs it."""
+    from scripted.cli.new import new_test
+    from scripted.new_files import command_of
+
+    path = new_test(name, folder=folder, pp_size=pp_size)
+    typer.echo(f"{path} is written; run it:\n{command_of(path)}")
+
+
+@app.command()
+def shell(
+    pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
+    async_depth: Annotated[int, typer.Option(help="microbatches in flight beyond one a stage")] = DEFAULT_ASYNC_DEPTH,
+    chunk: Annotated[int, typer.Option(help="tokens of a prompt in one part")] = DEFAULT_CHUNK_TOKENS,
+    tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+) -> None:
+    """Debug the scheduler by hand, step by step, or from a file: scripted shell < session.txt."""
+    from engine.config import EngineConfig
+    from scripted.cli.single_run import console
+    from scripted.gallery import mutant_named
+    from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
+
+    if tier is not Tier.SIM:
+        _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
+    if mutant is not None:
+        mutant_named(mutant)
+    config = EngineConfig(pp_size=pp_size, pp_async_depth=async_depth, chunked_prefill_size=chunk)
+    interactive = sys.stdin.isatty()
+    prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
+    session = DebugSession(config, prompt, console, mutant=mutant)
+    if not session.run() or (session.refused and not interactive):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
+) -> None:
+    """The flush race on four real stage processes: against the bug, and against the engine."""
+    from scripted.demo import run_demo
+
+    if not run_demo(output):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@gallery_app.callback(invoke_without_command=True)
+def gallery(context: typer.Context) -> None:
+    """List the gallery, when no command is given."""
+    if context.invoked_subcommand is None:
+        list_mutants()
+
+
+@gallery_app.command("list")
+def list_mutants() -> None:
+    """Every mutant: its bug, where it comes from, the test that catches it."""
+    from scripted.gallery import MUTANTS
+
+    for mutant in MUTANTS:
+        typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
+        typer.echo(f"  dies:   {mutant.signature}\n  test:   {mutant.test}")
+
+
+@gallery_app.command("run")
+def run_mutants(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
+    tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
+) -> None:
+    """Run the test of a mutant without it, which must pass, and with it, which must fail as the bug did."""
+    from scripted.cli.single_run import show_mutant
+    from scripted.gallery import MUTANTS, mutant_named
+
+    if (name is None) != everything:
+        _refuse("give the name of one mutant, or --all; `scripted gallery list` shows them")
+    chosen = MUTANTS if name is None else (mutant_named(name),)
+    caught = [show_mutant(mutant, tier) for mutant in chosen]
+    if not all(caught):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _refuse(why: str) -> NoReturn:
+    sys.stderr.write("".join(f"scripted: {line}\n" for line in why.splitlines()))
+    raise SystemExit(EXIT_USAGE)

@@ -1,0 +1,48 @@
+"""``scripted new``: the first version of a registered race test, which runs and passes at once in both tiers.
+
+Owns the rules for its name and place; never overwrites a file. The text itself is a template beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from engine.config import EngineConfig
+from scripted.errors import ScriptDefinitionError
+from scripted.new_files import command_of, render_source, write_new
+
+__all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_new"]
+
+DEFAULT_FOLDER: Final = Path("tests/registered")
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
+# A server boots and runs one script in so many seconds, and each stage is one more process to start.
+_BASE_TIME_S: Final = 4
+_STAGE_TIME_S: Final = 1
+
+
+def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> Path:
+    """Write ``test_<name>.py`` and return its path.
+
+    Raises ScriptDefinitionError for a name that is none or is taken, ConfigError for a number of stages that cannot be.
+    """
+    _check_name(name)
+    EngineConfig(pp_size=pp_size)
+    path = folder / f"test_{name}.py"
+    # Pytest imports test files by their bare name, so one name may be there only once, in whatever folder.
+    taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
+    if taken is not None:
+        raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
+    values = {"name": name, "pp_size": pp_size, "est_time": _BASE_TIME_S + _STAGE_TIME_S * pp_size}
+    write_new(path, render_source(_TEMPLATE, **values))
+    return path
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name.startswith("test_"):
+        raise ScriptDefinitionError(
+            f"a test is named by small letters, digits and underscores, from a letter on and without test_, "
+            f"got {name!r}; write scripted new flush_meets_abort"
+        )

@@ -1,0 +1,113 @@
+"""The commands of the search: ``scripted explore``, ``scripted replay``, ``scripted gallery find``.
+
+Owns their words and their output; the work is done in ``scripted.explore`` and ``scripted.replay``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripted.explore.strategies.base import StrategyName
+
+__all__ = ["add_commands"]
+
+EXIT_FAILED = 1
+_SECONDS_PER_MINUTE = 60.0
+
+
+def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
+    """Mount the commands on ``scripted`` and on ``scripted gallery``."""
+    app.command()(explore)
+    app.command()(replay)
+    gallery.command("find")(find)
+
+
+def explore(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="a workload, a schedule, or FILE::NAME of a script or Schedule; default: all workloads"),
+    ] = None,
+    strategy: Annotated[StrategyName, typer.Option(help="sweep is exhaustive")] = StrategyName.EXHAUSTIVE,
+    schedules: Annotated[int | None, typer.Option(min=1, help="stop after so many")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="stop after so long")] = None,
+    seed: Annotated[int, typer.Option(help="of random and pct")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="a Ray cluster, 'auto' for the one around, or 'local'")
+    ] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
+    coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
+) -> None:
+    """Search for schedules that break the engine; shrink what is found. Exit status 1 when something was."""
+    from scripted.explore.console import search
+    from scripted.explore.targets import target_named
+    from scripted.explore.units import SearchPlan
+    from scripted.explore.workloads import WORKLOADS
+    from scripted.gallery.mutants import switched_on
+
+    with switched_on(mutant):
+        pass  # An unknown name is refused before anything runs.
+    if target is not None:
+        target_named(target)
+    endless = strategy in (StrategyName.RANDOM, StrategyName.PCT)
+    unbounded = endless and minutes is None and schedules is None
+    plan = SearchPlan(
+        targets=tuple(WORKLOADS) if target is None else (target,),
+        strategy=strategy,
+        seed=seed,
+        schedules=schedules,
+        seconds=_SECONDS_PER_MINUTE if unbounded else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+        jobs=jobs,
+        ray=ray,
+        mutant=mutant,
+    )
+    if not search(plan, to_script=to_script, coverage=coverage):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def replay(
+    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
+    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop behind this step")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
+    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
+    twice: Annotated[
+        bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
+    ] = False,
+) -> None:
+    """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
+    from scripted.explore.console import plain_console
+    from scripted.replay import is_recording
+    from scripted.replay.show import replay_recording, replay_schedule
+
+    console = plain_console()
+    if is_recording(what):
+        passed = replay_recording(
+            console, Path(what), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+        )
+    else:
+        passed = replay_schedule(
+            console, what, until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+        )
+    if not passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def find(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
+) -> None:
+    """Search for a mutant unaided: which schedule shows it, after how many, in how much process time."""
+    if (name is None) != everything:
+        raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
+    from scripted.explore.console import search_for_mutants
+    from scripted.gallery import MUTANTS
+
+    names = [mutant.name for mutant in MUTANTS] if name is None else [name]
+    if not search_for_mutants(names, markdown=markdown):
+        raise typer.Exit(EXIT_FAILED)

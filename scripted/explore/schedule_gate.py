@@ -1,0 +1,357 @@
+"""The simulated gate: feeds the scheduler's own loop from a schedule, in virtual time, and judges every step.
+
+One process, no torch, no HTTP. A schedule's actions become events here; what it leaves open is settled here: held
+results come, a pause ends, a deadline passes. The same loop runs it that runs the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from engine.clock import VirtualClock
+from engine.errors import IntegrityError
+from engine.memory import KVMemory
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ContinueGeneration,
+    Event,
+    EvictCache,
+    FlushCache,
+    Generate,
+    GetStats,
+    OperatorEvent,
+    PauseGeneration,
+    PipelineFailed,
+    ReleasePressure,
+    Reply,
+    SamplingParams,
+    SetPressure,
+    UpdateWeights,
+)
+from engine.scheduler import Scheduler, Step, StepRecord, StepResult
+from scripted.actions import (
+    AbortEverything,
+    AbortRequest,
+    Action,
+    AdvanceClock,
+    DisconnectClient,
+    Evict,
+    FailStage,
+    Flush,
+    HoldResults,
+    KillStage,
+    Pause,
+    Placed,
+    Press,
+    ReleaseResults,
+    Relieve,
+    Resume,
+    StartRequest,
+    Update,
+)
+from scripted.checks.clients import Ledger, Violation
+from scripted.checks.promises import Promises
+from scripted.checks.tokens_alone import check_tokens
+from scripted.explore.coverage import Cell, cell_of
+from scripted.explore.schedule import Schedule, limits_of
+from scripted.explore.silent_digests import SilentDigests
+from scripted.prompts import weights_of
+from scripted.rig.history import record_step
+from scripted.rig.results import Results
+from scripted.simulated_pipeline import SimulatedPipeline
+
+__all__ = ["STEPS_LIMIT", "SimulatedGate"]
+
+# Far beyond what any workload takes; a schedule that is not settled by then will never be.
+STEPS_LIMIT: Final = 4_000
+# These act on the world, not on the scheduler: before the completions of their step are taken, as a script's verbs do.
+_CONTROLS: Final = (HoldResults, ReleaseResults, AdvanceClock, FailStage, KillStage, Press, Relieve, Evict)
+
+
+class SimulatedGate:
+    """One run of one schedule, with its scheduler and pipeline. ``outbox`` of the loop is the gate itself.
+
+    ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
+    to act on. ``watch`` is called before each step is composed: the place where a run can be forked.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        record: bool = False,
+        watch: Callable[[SimulatedGate], None] | None = None,
+    ) -> None:
+        self.limits = limits_of(schedule.config)
+        self.scheduler = Scheduler(self.limits)
+        if not record:
+            self.scheduler.digests = SilentDigests()
+        self.pipeline = SimulatedPipeline(self.limits)
+        self.ledger = Ledger(self.limits)
+        self.promises = Promises(self.scheduler)
+        self.clock = VirtualClock()
+        self.watch = watch
+        self.records: list[StepRecord] | None = [] if record else None
+        self.implied: list[Placed] = []
+        self.unreached: list[Placed] = []
+        self.cells: list[Cell] = []
+        self.step = 0
+        self._results = Results(self.limits.depth)
+        self._events: list[Event] = []
+        self._previous: StepResult | None = None
+        self._flushable = True
+        self._holding = self._pressing = self._flushed = False
+        self._interventions = 0
+        self._calls = 0
+        self.follow(schedule)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with this schedule, which is the same as the old one up to the present step."""
+        self._last_step = schedule.last_step
+        # Of each step, what comes before its completions are taken and what comes after.
+        self._before: dict[int, list[Placed]] = {}
+        self._after: dict[int, list[Placed]] = {}
+        for placed in schedule.placed:
+            if placed.step > self.step:
+                into = self._before if isinstance(placed.action, _CONTROLS) else self._after
+                into.setdefault(placed.step, []).append(placed)
+
+    # -- the gate protocol --
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is not None and self.records is not None and self.scheduler.step_number > len(self.records):
+            result = StepResult(self.scheduler.step_number, None, (), again=False, deadline=None)
+            self._record(result, error=f"{type(exc).__name__}: {exc}")
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Judge the last step and compose the next one; None when everything is settled. Raises Violation."""
+        if previous is not None:
+            self._previous = previous
+            self._judge(previous)
+        if self.watch is not None:
+            self.watch(self)
+        if self.step >= STEPS_LIMIT:
+            raise Violation(f"not settled after {STEPS_LIMIT} steps: {self.scheduler.books.what_is_busy()}")
+        self.step += 1
+        self._events = []
+        self._interventions = 0
+        self._flushable = self._can_flush()
+        if self.step in self._before:
+            self._apply(self._before[self.step])
+        self._take_due()
+        if self.step in self._after:
+            self._apply(self._after[self.step])
+        if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
+            self._check_end()
+            return None
+        return Step(tuple(self._events), self.clock.now())
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """The loop's outbox: the replies are judged with their step."""
+
+    # -- judging --
+
+    def _judge(self, result: StepResult) -> None:
+        events = self._events
+        if result.microbatch is not None:
+            self._results.launched(result.microbatch.id, self.step)
+        if self.records is not None:
+            self._record(result)
+        self.ledger.check(events, result, flushable=self._flushable)
+        # A step without input and output has changed nothing that was not audited behind the one before.
+        if events or result.microbatch is not None or result.replies or result.again:
+            self.scheduler.check_integrity()
+            self.promises.check(result, missing=bool(self._results.due_steps()))
+        if self.pipeline.corruptions:
+            raise IntegrityError(f"a request read KV that is not its own: {self.pipeline.corruptions[0]}")
+
+    def _record(self, result: StepResult, *, error: str | None = None) -> None:
+        assert self.records is not None
+        step = Step(tuple(self._events), self.clock.now())
+        self.records.append(record_step(step, result, self.scheduler, error=error))
+
+    def _can_flush(self) -> bool:
+        """Seen from outside: no result is missing and no request owns a row."""
+        rows = self.scheduler.memory.rows
+        return not self._results.due_steps() and rows.free + rows.reserved == rows.total
+
+    def _check_end(self) -> None:
+        scheduler, memory = self.scheduler, self.scheduler.memory
+        if scheduler.failure is None and not scheduler.is_fully_idle:
+            raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
+        self.ledger.check_end()
+        scheduler.audit()
+        if memory.pages.free != memory.pages.total or memory.rows.free != memory.rows.total:
+            raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
+        if scheduler.books.requests or scheduler.books.live():
+            raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        assert self.ledger.stats is not None, "the counters were asked for with the flush that settled the run"
+        self.promises.check_idle_stats(self.ledger.stats)
+        self.promises.check_counters(self.ledger)
+        for life in self.ledger.lives:
+            check_tokens(life)
+
+    # -- composing --
+
+    def _take_due(self) -> None:
+        for microbatch_id in self._results.take_due(self.step):
+            event = self.pipeline.next_completion(0)
+            assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
+            self._events.append(event)
+
+    def _is_still(self) -> bool:
+        """Nothing will happen by itself."""
+        previous = self._previous
+        moving = previous is not None and previous.again
+        return not moving and (self._holding or not self._results.due_steps())
+
+    def _settle(self) -> bool:
+        """Undo one thing that stands in the way of an end; False when nothing does."""
+        deadline = None if self._previous is None else self._previous.deadline
+        if self._holding:
+            self._imply(ReleaseResults())
+            self._take_due()
+        elif self._pressing:
+            self._imply(Relieve())
+        elif self.ledger.paused and not self.ledger.is_settled:
+            self._imply(Resume())
+        elif deadline is not None:
+            self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
+        elif not self._flushed:
+            self._flushed = True
+            self.promises.check_hits()
+            self._imply(Flush())
+            self._events.append(GetStats(call_id="stats"))
+        else:
+            return False
+        return True
+
+    def _imply(self, action: Action) -> None:
+        self.implied.append(Placed(self.step, action))
+        self._take(action)
+
+    # -- actions --
+
+    def _apply(self, here: Iterable[Placed]) -> None:
+        for placed in here:
+            if not isinstance(placed.action, StartRequest):
+                self.cells.append(cell_of(placed.action, self.scheduler))
+                if not self._reaches(placed.action):
+                    self.unreached.append(placed)
+            self._take(placed.action)
+
+    def _reaches(self, action: Action) -> bool:
+        """Whether there is something for the action to act on."""
+        if isinstance(action, AbortRequest | DisconnectClient):
+            return action.rid in self.ledger.live_rids()
+        if isinstance(action, Resume):
+            return self.ledger.paused
+        if isinstance(action, ReleaseResults):
+            return self._holding
+        if isinstance(action, Press | Relieve | Evict):
+            return self._can_press(action)
+        if isinstance(action, HoldResults | FailStage | KillStage | AbortEverything | Pause):
+            return not self.ledger.is_settled
+        return self.scheduler.failure is None
+
+    def _take(self, action: Action) -> None:
+        """Turn an action into what the scheduler sees of it."""
+        if isinstance(action, StartRequest):
+            self._events.append(_generate(action))
+        elif isinstance(action, HoldResults):
+            self._holding = True
+            self._results.hold()
+        elif isinstance(action, ReleaseResults):
+            self._holding = self._holding and action.count is not None
+            self._results.release(action.count)
+        elif isinstance(action, Press | Relieve | Evict):
+            self._press(action)
+        elif isinstance(action, AdvanceClock):
+            self.clock.advance(action.seconds)
+        elif isinstance(action, FailStage):
+            self.pipeline.fail_next_step(action.stage % self.limits.pp_size)
+        elif isinstance(action, KillStage):
+            self._kill(action.stage % self.limits.pp_size)
+        else:
+            self._events.append(self._message(action))
+
+    def _can_press(self, action: Press | Relieve | Evict) -> bool:
+        """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
+        memory = self.scheduler.memory
+        if isinstance(action, Relieve):
+            return self._pressing
+        if isinstance(action, Evict):
+            return memory.tree.evictable_pages >= max(1, action.pages or 0)
+        asked, most = (action.pages, action.rows, action.unlocked), _most(memory)
+        return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
+
+    def _press(self, action: Press | Relieve | Evict) -> None:
+        """Between two steps, as an operator does, and looked at right away. Raises Violation."""
+        if isinstance(action, Relieve):
+            self._intervene(ReleasePressure())
+            self._pressing = False
+        elif isinstance(action, Evict):
+            self._intervene(EvictCache(pages=action.pages))
+        else:
+            most = _most(self.scheduler.memory)
+            asked = pages, rows, unlocked = action.pages, action.rows, action.unlocked
+            self._intervene(SetPressure(leave_pages=pages, leave_rows=rows, leave_unlocked=unlocked))
+            self._pressing = True
+            for count, limit, left in zip(asked, most, _left(self.scheduler.memory), strict=True):
+                if count is not None and left != min(count, limit):
+                    raise Violation(f"{count} of at most {limit} were to be left by {action}, but {left} are")
+
+    def _intervene(self, event: OperatorEvent) -> None:
+        self.scheduler.intervene(event)
+        self._events.insert(self._interventions, event)
+        self._interventions += 1
+
+    def _kill(self, stage: int) -> None:
+        if self.scheduler.failure is not None:
+            return
+        self.pipeline.kill_stage(stage)
+        failed = self.pipeline.next_completion(0)
+        assert isinstance(failed, PipelineFailed), f"killing stage {stage} brought {failed}"
+        self._events.append(failed)
+        self._results.lose()
+        self._holding = False
+
+    def _message(self, action: Action) -> Event:
+        if isinstance(action, DisconnectClient):
+            return Abort(rid=action.rid)
+        self._calls += 1
+        call = f"call-{self._calls}"
+        if isinstance(action, AbortRequest):
+            return Abort(rid=action.rid, call_id=call)
+        if isinstance(action, Flush):
+            return FlushCache(call_id=call, timeout_s=action.timeout_s)
+        if isinstance(action, Update):
+            return UpdateWeights(call_id=call, model_path=weights_of(action.seed), timeout_s=action.timeout_s)
+        if isinstance(action, Pause):
+            return PauseGeneration(call_id=call, mode=action.mode)
+        return ContinueGeneration(call_id=call) if isinstance(action, Resume) else AbortAll(call_id=call)
+
+
+def _most(memory: KVMemory) -> tuple[int, int, int]:
+    """Pages and rows that could be free, nodes that could be unlocked: by what requests own."""
+    pressure = memory.pressure
+    return pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
+
+
+def _left(memory: KVMemory) -> tuple[int, int, int]:
+    """Pages and rows that are free, nodes that are unlocked."""
+    return memory.pages.free, memory.rows.free, sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+
+
+def _generate(action: StartRequest) -> Generate:
+    stop = () if action.stop is None else (action.stop,)
+    sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0, stop_token_ids=stop)
+    return Generate(rid=action.rid, prompt_ids=action.prompt_ids, sampling=sampling, priority=action.priority)

@@ -1,0 +1,239 @@
+"""What is searched: a base schedule or a registered script, run again and again with something added.
+
+Both say how many steps they have, and run with additions; a target's text builds the same one in another process.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from engine.errors import IntegrityError
+from engine.messages import Generate
+from scripted.actions import (
+    AbortEverything,
+    AbortRequest,
+    Action,
+    DisconnectClient,
+    Evict,
+    FailStage,
+    Flush,
+    HoldResults,
+    KillStage,
+    Pause,
+    Placed,
+    Press,
+    Relieve,
+    Resume,
+    StartRequest,
+    Update,
+)
+from scripted.errors import ScriptDefinitionError, ScriptError
+from scripted.explore.execution import Failure, Outcome, Prefixes
+from scripted.explore.schedule import Schedule
+from scripted.explore.workloads import WORKLOADS
+from scripted.prompts import weights_of
+from scripted.script.decorator import ScriptedTest
+from scripted.script.loader import find_test
+from scripted.sim.runner import ScriptedSim
+
+__all__ = ["ScriptTarget", "Target", "target_named"]
+
+# So many steps behind the last event a script is left alone; then the harness drains the engine.
+_BEHIND_LIMIT_STEPS: Final = 300
+# Only a file that makes schedules is run to find one.
+_SCENARIO: Final = re.compile(r"\bSchedule\b")
+
+
+class Target(Protocol):
+    """``base`` says what may be added; ``outcome`` is how it ends by itself."""
+
+    base: Schedule
+    outcome: Outcome
+
+    @property
+    def steps(self) -> int:
+        """Steps that can be added to."""
+        ...
+
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run with additions."""
+        ...
+
+
+def target_named(target: str) -> Target:
+    """The target of a workload's name, a schedule's text, or ``FILE::NAME`` of a script or a Schedule.
+
+    Raises ScriptDefinitionError for anything else.
+    """
+    if target in WORKLOADS:
+        return Prefixes(WORKLOADS[target])
+    if "::" not in target:
+        return Prefixes(Schedule.parse(target))
+    schedule = _schedule_in(target)
+    return ScriptTarget(find_test(target)) if schedule is None else Prefixes(schedule)
+
+
+def _schedule_in(target: str) -> Schedule | None:
+    """The Schedule that a file calls by this name, if it is one."""
+    file, _, name = target.partition("::")
+    if not Path(file).is_file() or not _SCENARIO.search(Path(file).read_text(encoding="utf-8")):
+        return None
+    value = runpy.run_path(file).get(name)
+    return value if isinstance(value, Schedule) else None
+
+
+class ScriptTarget:
+    """A registered script in the sim tier, with one event more at one of its yields.
+
+    What the script itself asserts does not hold with an event that it does not know: behind the event only the engine's
+    own invariants and the oracle count, and the script ends at its first objection.
+    """
+
+    def __init__(self, test: ScriptedTest) -> None:
+        self._test = test
+        # A window that the script must reach may be closed by what is added.
+        self._options = msgspec.structs.replace(test.options, must_reach=())
+        self._arguments = _first_arguments(test)
+        self._yields = 0
+        self._rids: list[StartRequest] = []
+        self.outcome = self._run(())
+        self.base = Schedule(test.config, tuple(Placed(1, start) for start in self._rids))
+
+    @property
+    def steps(self) -> int:
+        """Yields of the script when nothing is added."""
+        return self._yields
+
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run the script with additions; the step of one is the yield that it comes before."""
+        return self._run(extra)
+
+    def _run(self, extra: tuple[Placed, ...]) -> Outcome:
+        failure: Failure | None = None
+        unreached: list[Placed] = []
+
+        def injected(t: Any) -> Generator[None, None, None]:
+            yield from self._with_extra(t, extra, unreached)
+
+        try:
+            ScriptedSim(self._test.config).run(injected, options=self._options)
+        except ScriptError as exc:
+            failure = _failure_of(exc)
+        return Outcome(failure, self._yields, tuple(unreached), (), ())
+
+    def _with_extra(self, t: Any, extra: tuple[Placed, ...], unreached: list[Placed]) -> Generator[None, None, None]:
+        script, number = self._test.script(t, **self._arguments), 0
+        added = False
+        while True:
+            try:
+                next(script)
+            except StopIteration:
+                break
+            except Exception as exc:
+                if not added or isinstance(exc, IntegrityError):
+                    raise
+                break
+            number += 1
+            if added and number > extra[-1].step + _BEHIND_LIMIT_STEPS:
+                break  # It may wait for what the event has made impossible.
+            for placed in extra:
+                if placed.step == number:
+                    added = True
+                    if not _do(t, placed.action):
+                        unreached.append(placed)
+            yield
+        if any(isinstance(placed.action, FailStage) for placed in extra):
+            yield from _spend_failure(t)
+        if not extra:
+            self._yields = number
+            self._rids = _starts_of(t)
+
+
+def _spend_failure(t: Any) -> Generator[None, None, None]:
+    """A failure that no microbatch of the script met must not meet what the harness does after it."""
+    if t.scheduler.failure is None and not t.state.paused:
+        t.release_results()
+        yield from t.run_until_finished(t.start_req(prompt_len=1, max_new_tokens=1))
+
+
+def _first_arguments(test: ScriptedTest) -> dict[str, Any]:
+    """The first set of values that pytest would parametrize the script with."""
+    arguments: dict[str, Any] = {}
+    for mark in getattr(test.script, "pytestmark", ()):
+        if mark.name == "parametrize":
+            names = (
+                [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+            )
+            first = getattr(mark.args[1][0], "values", mark.args[1][0])
+            arguments |= dict(zip(names, first if isinstance(first, tuple | list) else [first], strict=True))
+    return arguments
+
+
+def _starts_of(t: Any) -> list[StartRequest]:
+    events = [event for record in t.history for event in record.events if isinstance(event, Generate)]
+    return [StartRequest(rid=event.rid, prompt=len(event.prompt_ids), priority=event.priority) for event in events]
+
+
+def _do(t: Any, action: Action) -> bool:
+    """Call the verb of an action; False when there was nothing to act on, or the engine refused it."""
+    try:
+        return _call(t, action)
+    except Exception as exc:
+        if isinstance(exc, IntegrityError):
+            raise
+        return False
+
+
+def _call(t: Any, action: Action) -> bool:
+    match action:
+        case StartRequest(rid=rid, prompt=prompt, new=new, seed=seed, priority=priority):
+            t.start_req(rid=rid, prompt_len=prompt, prompt_seed=seed, max_new_tokens=new, priority=priority)
+        case AbortRequest(rid=rid):
+            t.abort(rid)
+            return t.find_req_by_rid(rid) is not None
+        case DisconnectClient():
+            return False  # To a script's engine it is an abort, which is tried as well.
+        case AbortEverything():
+            t.abort_all()
+        case Flush(timeout_s=timeout_s):
+            t.flush_cache(timeout_s)
+        case Update(seed=seed, timeout_s=timeout_s):
+            t.update_weights(weights_of(seed), timeout_s)
+        case Pause(mode=mode):
+            t.pause_generation(mode.value)
+        case Resume():
+            t.continue_generation()
+        case Press():
+            _press(t, action)
+        case Relieve():
+            t.release_exhausted()
+        case Evict(pages=pages):
+            t.evict(pages)
+        case HoldResults():
+            t.hold_results()
+        case FailStage(stage=stage):
+            t.fail_next_step(stage)
+        case KillStage(stage=stage):
+            t.kill_stage(stage)
+        case _:
+            raise ScriptDefinitionError(f"a script cannot be given {action}")
+    return True
+
+
+def _press(t: Any, action: Press) -> None:
+    verbs = {t.exhaust_kv: action.pages, t.exhaust_rows: action.rows, t.exhaust_locks: action.unlocked}
+    for verb, count in verbs.items():
+        if count is not None:
+            verb(count)
+
+
+def _failure_of(exc: ScriptError) -> Failure:
+    report = exc.report
+    kind, _, text = report.error.partition(": ")
+    return Failure(kind, text or report.error, len(report.records), f"{type(exc).__name__}: {kind}")

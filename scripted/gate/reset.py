@@ -1,0 +1,87 @@
+"""The reset: brings an engine to the state of a new one before a script, and to idle after it.
+
+A reset that does not reach idle raises NotIdle and names what is still in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, UpdateWeights
+from scripted.errors import NotIdle
+from scripted.rig.rig import HARNESS_CALL, Rig
+from scripted.script.t import ScriptContext
+from scripted.script.waits import Steps
+
+__all__ = ["RESET_BUDGET_STEPS", "drain", "reset", "warm_up"]
+
+# After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
+# margin.
+RESET_BUDGET_STEPS: Final = 256
+# "Fully idle for two pipeline rotations" after the warm-up: what might still come would have come by then.
+WARM_UP_ROTATIONS: Final = 2
+WARM_UP_PROMPT_TOKENS: Final = 8
+
+
+def reset(rig: Rig) -> Steps:
+    """Bring the engine to the state of a new one."""
+    rig.history.recording = False
+    rig.let_go()
+    # What the last script left is aborted and told so before its connections are dropped: a late abort from the
+    # front end could otherwise hit the next script's request of the same rid.
+    yield from _abort_everything(rig)
+    rig.world.clients.forget()
+    if rig.scheduler.counters.weights_version:
+        yield from _restore_weights(rig)
+    rig.flush()
+    yield
+    if not rig.scheduler.is_fully_idle or rig.scheduler.memory.pages.cached:
+        raise NotIdle(f"the cache could not be flushed: {rig.scheduler.books.what_is_busy()}")
+    rig.start_over()
+
+
+def drain(rig: Rig) -> Steps:
+    """End what a script leaves behind; the engine is idle afterwards."""
+    rig.history.recording = False
+    rig.let_go()
+    yield from _abort_everything(rig)
+    rig.scheduler.audit()
+
+
+def warm_up(rig: Rig) -> Steps:
+    """One real request, then quiet for two rotations of the pipeline."""
+    rig.history.recording = False
+    t = ScriptContext(rig, rid_prefix="warm-up")
+    r = t.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
+    yield from t.run_until_finished(r)
+    for _ in range(WARM_UP_ROTATIONS * rig.scheduler.limits.depth):
+        if not rig.scheduler.is_fully_idle:
+            raise NotIdle(f"the engine was not idle after its warm-up: {rig.scheduler.books.what_is_busy()}")
+        yield
+
+
+def _abort_everything(rig: Rig) -> Steps:
+    """Abort everything, what has just arrived included, and run until nothing is left."""
+    rig.inject(ReleasePressure(), ContinueGeneration(call_id=HARNESS_CALL))
+    rig.arrived.append(AbortAll())
+    yield
+    for _ in range(RESET_BUDGET_STEPS):
+        # Looked at here as well: the predicate itself may be what a mutant has broken.
+        if rig.scheduler.is_fully_idle and not rig.scheduler.books.in_flight:
+            return
+        yield
+    raise NotIdle(
+        f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "
+        f"{rig.scheduler.books.what_is_busy()}"
+    )
+
+
+def _restore_weights(rig: Rig) -> Steps:
+    """Take back the weights that the engine was started with."""
+    version = rig.scheduler.counters.weights_version
+    rig.inject(UpdateWeights(call_id=HARNESS_CALL))
+    for _ in range(RESET_BUDGET_STEPS):
+        yield
+        if rig.scheduler.counters.weights_version > version:
+            return
+    raise NotIdle(f"the engine's own weights did not come back within {RESET_BUDGET_STEPS} steps")

@@ -1,0 +1,176 @@
+"""One run of a script: its function, its arguments, how far it got; and where runs come from."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import msgspec
+
+from engine.errors import ProcessDiedError
+from engine.limits import Limits
+from engine.scheduler import Scheduler, StepRecord
+from scripted.errors import NotIdle, Overdue
+from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
+from scripted.report.trace import Note
+from scripted.rig.rig import Rig
+from scripted.script.decorator import ScriptFunction
+from scripted.script.options import ScriptOptions
+from scripted.script.t import ScriptContext
+
+__all__ = ["Run", "RunSource", "ScriptSucceeded", "kind_of"]
+
+# The last steps that a report carries; more than it shows, for whoever reads the data.
+REPORTED_STEPS = 64
+
+
+class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name.
+
+    ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
+    first step) and ``limits`` are there when the options asked for a record.
+    """
+
+    steps: int
+    digest: str
+    plan_digest: str
+    reached: dict[str, int]
+    compared: int = 0
+    spent: bool = False
+    records: tuple[StepRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    limits: Limits | None = None
+
+
+class Run:
+    """A script on its way through the gate."""
+
+    def __init__(
+        self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.context: ScriptContext | None = None
+        self.script: Generator[Any, None, Any] | None = None
+        self.compared = 0
+        self.started = time.perf_counter()
+        self._args = args
+        self._kwargs = kwargs
+        self._steps = 0
+        self._spent = False
+        self._digest = ""
+        self._plan_digest = ""
+        self._records: tuple[StepRecord, ...] = ()
+        self._limits: Limits | None = None
+
+    def begin(self, context: ScriptContext) -> None:
+        """Make the generator; its body starts with the first step."""
+        self.context = context
+        self.script = self.function(context, *self._args, **self._kwargs)
+
+    def end(self, scheduler: Scheduler, *, spent: bool) -> None:
+        """Note how far the engine got, before the harness goes on with its own work; ``spent``: it lost its stages."""
+        self._spent = spent
+        self._steps = scheduler.step_number
+        self._digest = scheduler.digests.digest
+        self._plan_digest = scheduler.digests.plan_digest
+        if self.options.record and self.context is not None:
+            self._records, self._limits = self.context.history, scheduler.limits
+
+    @property
+    def _notes(self) -> tuple[Note, ...]:
+        return () if self.context is None else tuple(self.context.notes)
+
+    def succeeded(self) -> ScriptSucceeded:
+        """The reply of a run that passed."""
+        reached = {} if self.context is None else dict(self.context.reached)
+        return ScriptSucceeded(
+            steps=self._steps,
+            digest=self._digest,
+            plan_digest=self._plan_digest,
+            reached=reached,
+            compared=self.compared,
+            spent=self._spent,
+            records=self._records,
+            notes=self._notes,
+            limits=self._limits,
+        )
+
+    def report(self, rig: Rig, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
+        """The report of a run that raised ``exc``, in the script or under it."""
+        file = self.function.__code__.co_filename
+        frames = frames_of(exc, inside=file) or position_of(self.script)
+        died = kind is FailureKind.DIED
+        state = "" if self.context is None else _state_text(self.context)
+        return FailureReport(
+            kind=kind,
+            error=_error_text(exc),
+            frames=frames,
+            script=f"{file}::{self.function.__name__}",
+            tier=rig.world.tier,
+            mutant=mutant,
+            state=state,
+            records=tuple(rig.history.records if self.options.record else rig.history.records[-REPORTED_STEPS:]),
+            notes=self._notes,
+            limits=rig.scheduler.limits,
+            replay=self.options.replay,
+            dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
+            cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
+        )
+
+
+def kind_of(exc: BaseException) -> FailureKind:
+    """How a run that raised this did not pass, if the engine lives."""
+    if isinstance(exc, NotIdle):
+        return FailureKind.DIRTY
+    return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+
+
+def _error_text(exc: BaseException) -> str:
+    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text."""
+    if type(exc) is AssertionError and str(exc):
+        return str(exc)
+    return f"{type(exc).__name__}: {exc}".removesuffix(": ")
+
+
+def _state_text(context: ScriptContext) -> str:
+    try:
+        return str(context.state)
+    except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
+        return f"not readable ({exc})"
+
+
+class RunSource(Protocol):
+    """Where a scripted gate gets its scripts and leaves their results."""
+
+    warms_up: bool
+
+    def open(self) -> None:
+        """The loop begins."""
+        ...
+
+    def next_run(self) -> Run | None:
+        """Wait for the next script; None when there will be none."""
+        ...
+
+    def progress(self, rig: Rig, run: Run | None) -> None:
+        """A step is about to run; the records of all steps before it are in the rig's history."""
+        ...
+
+    def ended(self, rig: Rig, run: Run | None) -> None:
+        """A run passed; None stands for the warm-up."""
+        ...
+
+    def failed(self, rig: Rig, run: Run | None, exc: Exception) -> None:
+        """A run raised; the engine lives."""
+        ...
+
+    def crashed(self, rig: Rig, run: Run | None, exc: BaseException) -> None:
+        """The loop died of an exception."""
+        ...
+
+    def close(self) -> None:
+        """The loop has ended."""
+        ...

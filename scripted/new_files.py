@@ -1,0 +1,41 @@
+"""Test files that the harness writes: rendered from a template, written once, never over what is there."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from scripted.errors import ScriptDefinitionError
+
+__all__ = ["command_of", "render_source", "write_new"]
+
+
+def command_of(path: Path) -> str:
+    """The command that runs a test file where a test takes milliseconds."""
+    return f"pytest {shlex.quote(str(path))} --tier sim"
+
+
+def render_source(template: Path, **values: Any) -> str:
+    """Python source from a template; a name that the template needs and was not given is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        autoescape=False,  # noqa: S701 - it writes Python, where an escaped quote would be a syntax error
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template.name).render(**values)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet. Raises ScriptDefinitionError when it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as exc:
+        raise ScriptDefinitionError(f"{path} is there already; choose another name") from exc

@@ -1,0 +1,41 @@
+"""The prompts of scripts and schedules, and the weights that they update to: made from numbers, equal everywhere."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from engine.config import EMBEDDED_MODEL
+
+__all__ = ["prompt_ids", "prompt_of", "weights_of"]
+
+# Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
+_FIRST_PROMPT_ID: Final = 32
+_PROMPT_IDS: Final = 95
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """A prompt of ``length`` printable token ids that depend on seed and position; equal seeds give equal prefixes."""
+    value, ids = (seed + 1) * _MIX & _MASK, []
+    for _ in range(length):
+        value = (value * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) & _MASK
+        ids.append(_FIRST_PROMPT_ID + (value >> 33) % _PROMPT_IDS)
+    return ids
+
+
+@functools.lru_cache(maxsize=4096)
+def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[int, ...]:
+    """``length`` token ids; equal seeds give equal prefixes, as ``start_req(prompt_len=, prompt_seed=)`` does.
+
+    With ``shared`` only so many of them are those of ``seed``, the others are those of ``tail``.
+    """
+    if not shared:
+        return tuple(prompt_of(length, seed))
+    return (*prompt_of(min(shared, length), seed), *prompt_of(max(0, length - shared), tail))
+
+
+def weights_of(seed: int) -> str:
+    """The embedded model's weights of ``seed``, as an update names them."""
+    return f"{EMBEDDED_MODEL}:{seed}"

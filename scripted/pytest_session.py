@@ -1,0 +1,115 @@
+"""The scripted tests of one pytest process: where they run, with which mutant, on which servers.
+
+Set up by the plugin; servers are started at first use, shared by equal configuration, and all gone at the end.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from scripted.errors import BadCall, ServerDirty
+from scripted.script.decorator import ScriptedTest, run_tests_with
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from engine.config import EngineConfig
+    from scripted.server.pool import ServerPool
+    from scripted.server.runner import ScriptedServer
+    from scripted.sim.runner import ScriptedSim
+
+__all__ = ["ScriptedSession", "current_session", "set_session"]
+
+
+class ScriptedSession:
+    """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``."""
+
+    def __init__(self, *, mutant: str | None = None, every_step: bool = True) -> None:
+        self.mutant = mutant
+        self.every_step = every_step
+        self.node_id = ""
+        self._pool: ServerPool | None = None
+
+    def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
+        """Run one test in one tier; raises its ScriptError if it does not pass."""
+        __tracebackhide__ = True
+        _check_plain(arguments)
+        options = msgspec.structs.replace(
+            test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
+        )
+        with self.harness(test.config, tier) as harness:
+            # A script that failed was told so. What it left may be more than a reset can clear: not this one's fault.
+            again = getattr(harness, "has_failed", False)
+            try:
+                harness.run(test.script, options=options, **arguments)
+            except ServerDirty:
+                if not again:
+                    raise
+            else:
+                return
+        with self.harness(test.config, tier) as fresh:
+            fresh.run(test.script, options=options, **arguments)
+
+    def harness(
+        self, config: EngineConfig, tier: str, *, mutant: str | None = None
+    ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
+        """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
+        mutant = mutant or self.mutant
+        if tier == "sim":
+            from scripted.sim.runner import ScriptedSim
+
+            return ScriptedSim.start(config, mutant=mutant)
+        return self._servers().lend(config, mutant)
+
+    def close(self) -> None:
+        """End every server."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _servers(self) -> ServerPool:
+        if self._pool is None:
+            from scripted.server.pool import ServerPool
+
+            self._pool = ServerPool()
+        return self._pool
+
+    def _replay_command(self, test: ScriptedTest, tier: str) -> str:
+        file = Path(test.file)
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
+        mutant = f" --mutant {shlex.quote(self.mutant)}" if self.mutant else ""
+        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}"
+
+
+def _check_plain(arguments: dict[str, Any]) -> None:
+    """Both tiers take the same arguments: those that can travel to the scheduler process."""
+    for name, value in arguments.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError) as exc:
+            raise BadCall(
+                f"{name} is a {type(value).__name__}, which cannot travel to the scheduler process; "
+                "pass numbers, strings, lists or dicts, and make objects of them in the script"
+            ) from exc
+
+
+_session = ScriptedSession()
+run_tests_with(_session.run)
+
+
+def current_session() -> ScriptedSession:
+    """The session of this process."""
+    return _session
+
+
+def set_session(session: ScriptedSession) -> None:
+    """Make this the session of this process; the one before is closed."""
+    global _session
+    _session.close()
+    _session = session
+    run_tests_with(session.run)

@@ -1,0 +1,157 @@
+"""The same run once more, here or in a fresh process with another hash seed: the determinism self-test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recording
+from engine.recording.checkpoint import restored
+from engine.recording.replay_gate import Unplugged
+from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
+from scripted.explore.execution import record
+from scripted.explore.schedule import Schedule, limits_of
+from scripted.gallery.mutants import switched_on
+from scripted.rig.history import record_step
+
+__all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_elsewhere"]
+
+_ANOTHER_HASH_SEED = "4711"
+_TIMEOUT_S = 600.0
+_SHOWN_CHARACTERS = 800
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """Every step of a run, and what it died of, as ``Type: text``.
+
+    ``differs`` says where a recording was left. ``recorded_s`` are the seconds from the first to the last of its steps
+    that ran; None for a schedule. ``first_step`` is over 1 when it began at a checkpoint.
+    """
+
+    records: tuple[StepRecord, ...]
+    limits: Limits
+    error: str | None = None
+    differs: str | None = None
+    recorded_error: str | None = None
+    recorded_s: float | None = None
+    first_step: int = 1
+
+    @property
+    def passed(self) -> bool:
+        """It did what it should: a schedule kept every promise, a recording was followed to its end."""
+        return self.differs is None and self.error == self.recorded_error
+
+
+def rerun(target: str, *, until: int | None = None, mutant: str | None = None, last_steps: int | None = None) -> Rerun:
+    """Run a schedule's line, or replay a recording's file. Raises what a bad target raises.
+
+    ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
+    """
+    with switched_on(mutant):
+        return _replay(Path(target), until, last_steps) if is_recording(target) else _run(Schedule.parse(target), until)
+
+
+def is_recording(target: str) -> bool:
+    """Whether a target is a file; a schedule's line may be longer than the name of any."""
+    try:
+        return Path(target).is_file()
+    except OSError:
+        return False
+
+
+def rerun_elsewhere(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
+    """The same in a fresh process with another hash seed."""
+    arguments = [target, "" if until is None else str(until), mutant or ""]
+    here = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONHASHSEED": _ANOTHER_HASH_SEED, "PYTHONPATH": here}
+    command = [sys.executable, "-m", "scripted.replay.rerun_process", *arguments]
+    done = subprocess.run(  # noqa: S603 - this interpreter, and our own module
+        command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        said = done.stderr.decode()[-_SHOWN_CHARACTERS:]
+        raise EngineError(f"the run in a fresh process failed with status {done.returncode}: {said}")
+    return msgspec.msgpack.decode(done.stdout, type=Rerun)
+
+
+def first_difference(one: Sequence[StepRecord], other: Sequence[StepRecord]) -> str | None:
+    """The first step and field in which two runs differ, with both values; None when they are equal."""
+    for left, right in zip(one, other, strict=False):
+        for name in StepRecord.__struct_fields__:
+            if getattr(left, name) != getattr(right, name):
+                return f"step {left.step}, {name}: {getattr(left, name)!r} and {getattr(right, name)!r}"
+    return None if len(one) == len(other) else f"one run has {len(one)} steps, the other {len(other)}"
+
+
+def _run(schedule: Schedule, until: int | None) -> Rerun:
+    outcome, records = record(schedule)
+    failure = outcome.failure
+    error = None if failure is None else f"{failure.type}: {failure.text}"
+    return Rerun(tuple(records[:until]), limits_of(schedule.config), error)
+
+
+class _WatchedGate(ReplayGate):
+    """Keeps steps as records, from ``first_kept`` on."""
+
+    def __init__(self, recording: Recording, scheduler: Scheduler, *, until: int | None, first_kept: int) -> None:
+        super().__init__(recording, until=until)
+        self.records: list[StepRecord] = []
+        self._scheduler = scheduler
+        self._first_kept = first_kept
+        self._step: Step | None = None
+
+    def next_step(self, previous: StepResult | None) -> Step | None:
+        """Record the step before, then go on."""
+        if previous is not None and previous.step >= self._first_kept and self._step is not None:
+            self.records.append(record_step(self._step, previous, self._scheduler))
+        self._step = super().next_step(previous)
+        return self._step
+
+    def note_death(self, exc: Exception) -> None:
+        """Record the step that the scheduler died in."""
+        if self._step is not None:
+            result = StepResult(self._scheduler.step_number, None, (), again=False, deadline=None)
+            self.records.append(record_step(self._step, result, self._scheduler, error=f"{type(exc).__name__}: {exc}"))
+
+
+def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
+    recording = read_recording(path)
+    scheduler, unplugged = _scheduler_of(recording), Unplugged()
+    last = recording.header.first_step - 1 + len(recording.steps)
+    last = last if until is None else min(until, last)
+    first_kept = 1 if last_steps is None else last - last_steps + 1
+    gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
+    error = differs = None
+    try:
+        run_loop(gate, scheduler, unplugged, unplugged)
+    except ReplayDiffers as exc:
+        if last_steps is not None and scheduler.step_number < last:
+            # The records that explain it were not kept: once more, up to here.
+            return _replay(path, scheduler.step_number, last_steps)
+        differs = str(exc)
+    except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
+        error = f"{type(exc).__name__}: {exc}"
+        gate.note_death(exc)
+    end = recording.end if until is None else None
+    if differs is None and error is None and end is not None and recording.checkpoint is None:
+        differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
+    recorded_error = error if end is None else end.error
+    recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
+    first = recording.header.first_step
+    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error, recorded_s, first)
+
+
+def _digest_difference(recorded: str, replayed: str) -> str | None:
+    return None if recorded == replayed else f"every step is as recorded, but the digest is {replayed}, not {recorded}"
+
+
+def _scheduler_of(recording: Recording) -> Scheduler:
+    limits, checkpoint = recording.header.limits, recording.checkpoint
+    return Scheduler(limits) if checkpoint is None else restored(limits, checkpoint)

@@ -1,0 +1,132 @@
+"""The step table: the last steps of a run as text that explains itself, for a terminal, a CI log or a pytest report.
+
+Owns the layout of a row; the words come from the timeline's wording. Never colours what goes into a report.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Final
+
+from rich.box import Box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engine.limits import Limits
+from engine.scheduler.ports import StepRecord
+from scripted.report.timeline.positions import Launch, controls_of, in_window, launches, pipeline_at, queues_are_clear
+from scripted.report.wording import call_names, event_text, microbatch_text, printable, reply_text, short_rid
+
+__all__ = ["AROUND_STEPS", "render_text", "step_table"]
+
+# Steps shown on each side of the one in question.
+AROUND_STEPS: Final = 8
+# More stages than this share one column: each column of its own costs five characters of a CI log.
+_STAGE_COLUMNS: Final = 8
+# ASCII, because a log may be read in a terminal that shows nothing else.
+_BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
+
+
+def step_table(
+    records: Sequence[StepRecord], limits: Limits, *, last: int | None = None, around: int | None = None
+) -> Table:
+    """One row a step. ``last`` shows the newest so many, ``around`` the steps on both sides of one and marks it.
+
+    Give all records of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
+    """
+    if last is not None and around is not None:
+        raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
+    shown = _chosen(records, last, around)
+    table = Table(box=_BOX, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = _caption(shown, limits), "left"
+    _add_columns(table, limits.pp_size)
+    launched, calls = launches(records), call_names(records)
+    for record in shown:
+        style = "bold red" if record.error else "bold yellow" if record.step == around else None
+        table.add_row(*_row(record, launched, calls, limits.pp_size, around), style=style)
+    return table
+
+
+def render_text(renderable: RenderableType, width: int) -> str:
+    """Anything that rich can print, as plain text of at most ``width`` columns, without colours or trailing blanks."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False).print(renderable)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _chosen(records: Sequence[StepRecord], last: int | None, around: int | None) -> list[StepRecord]:
+    if around is not None:
+        return [record for record in records if abs(record.step - around) <= AROUND_STEPS]
+    return list(records[-last:] if last else records if last is None else ())
+
+
+def _add_columns(table: Table, stages: int) -> None:
+    """Narrow columns fold rather than end in an ellipsis, which is no ASCII and loses what a reader looks for."""
+    table.add_column("", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("arrived", ratio=5, overflow="fold")
+    table.add_column("launched", ratio=4, overflow="fold")
+    for title in _stage_titles(stages):
+        table.add_column(title, overflow="fold")
+    table.add_column("result\nwaits", overflow="fold")
+    table.add_column("queues", min_width=9, ratio=1, overflow="fold")
+    table.add_column("answered", ratio=5, overflow="fold")
+
+
+def _stage_titles(stages: int) -> list[str]:
+    if stages <= _STAGE_COLUMNS:
+        return [f"s{stage}" for stage in range(stages)]
+    return [f"in stages 0 to {stages - 1}"]
+
+
+def _row(
+    record: StepRecord, launched: dict[int, Launch], calls: dict[str, str], stages: int, around: int | None
+) -> list[Text]:
+    pipeline = pipeline_at(record, launched, stages)
+    cells = [
+        _marks(record, around),
+        str(record.step),
+        "\n".join(event_text(event, controls_of(launched)) for event in record.events),
+        microbatch_text(record.microbatch) if record.microbatch else "",
+        *_stage_cells(pipeline.stages),
+        " ".join(f"#{microbatch_id}" for microbatch_id in pipeline.results),
+        _queues(record),
+        "\n".join([reply_text(reply, calls) for reply in record.replies] + (["DIED HERE"] if record.error else [])),
+    ]
+    return [Text(cell) for cell in cells]
+
+
+def _marks(record: StepRecord, around: int | None) -> str:
+    """``X`` the step that failed, ``*`` the window, ``>`` the step asked for."""
+    return ("X" if record.error else "") + ("*" if in_window(record) else "") + (">" if record.step == around else "")
+
+
+def _stage_cells(stages: tuple[int | None, ...]) -> list[str]:
+    if len(stages) <= _STAGE_COLUMNS:
+        return ["." if microbatch_id is None else f"#{microbatch_id}" for microbatch_id in stages]
+    return [" ".join(f"{stage}:#{i}" for stage, i in enumerate(stages) if i is not None) or "."]
+
+
+def _queues(record: StepRecord) -> str:
+    if queues_are_clear(record):
+        return "all clear"
+    parts = [f"{record.waiting} waiting"] if record.waiting else []
+    if record.chunked is not None:
+        parts.append(f"chunked {short_rid(record.chunked)}")
+    if record.running:
+        parts.append(f"{record.running} running")
+    return ", ".join(parts)
+
+
+def _caption(shown: list[StepRecord], limits: Limits) -> Text:
+    legend = "#n is a microbatch: in stage 0 (s0) at the step that launches it, one stage further each step; at most"
+    lines = [f"{legend} {limits.depth} in flight. Queues are as the step left them."]
+    if any(in_window(record) for record in shown):
+        lines.append(
+            "* the window: no queue holds a request, yet results are in flight and a request still owns memory. "
+            "An idle check that asks only the queues is wrong here."
+        )
+    lines += [f"X step {record.step} failed: {printable(record.error)}" for record in shown if record.error]
+    return Text("\n".join(lines), style="default", justify="left")

@@ -1,0 +1,6 @@
+"""The timeline: a run as one HTML page that explains itself, and as a Perfetto trace."""
+
+from scripted.report.timeline.page import render_timeline
+from scripted.report.timeline.perfetto import to_perfetto
+
+__all__ = ["render_timeline", "to_perfetto"]

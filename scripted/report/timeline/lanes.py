@@ -1,0 +1,94 @@
+"""The lanes of a run: which there are, how high each must be, and where it stands.
+
+Owns the vertical layout, in the order in which a request meets the lanes. A lane is as high as its fullest step
+needs, up to a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from engine.messages import Event, PipelineEvent
+from engine.scheduler.ports import StepRecord
+from scripted.report.timeline.positions import Launch, pipeline_at
+from scripted.report.timeline.view import Lane
+
+__all__ = [
+    "ANSWERED",
+    "ARRIVED",
+    "CHUNKED",
+    "NOTES",
+    "RESULTS",
+    "RUNNING",
+    "TAKEN",
+    "WAITING",
+    "Lanes",
+    "client_events",
+    "pipeline_events",
+]
+
+NOTES: Final = "notes"
+ARRIVED: Final = "arrives"
+WAITING: Final = "waiting"
+CHUNKED: Final = "chunked"
+RUNNING: Final = "running"
+RESULTS: Final = "result waits"
+TAKEN: Final = "result taken"
+ANSWERED: Final = "answers"
+
+# A lane never grows beyond so many chips; the step's state has the others.
+_SLOTS: Final = 4
+# Chips that hold two or three lines of text are higher than a lane of boxes.
+_TWO_LINES: Final = 1.3
+_THREE_LINES: Final = 1.8
+
+
+class Lanes:
+    """Every lane of one run, placed from top to bottom."""
+
+    def __init__(
+        self, records: Iterable[StepRecord], launched: Mapping[int, Launch], stages: int, *, notes: bool
+    ) -> None:
+        records = list(records)
+        self.stages = stages
+        self.lanes: list[Lane] = []
+        self.height = 0.0
+        self.slots: dict[str, int] = {}
+        self.slot_height: dict[str, float] = {}
+        if notes:
+            self._add(NOTES, height=_TWO_LINES)
+        self._add(ARRIVED, _most(len(client_events(record)) for record in records), "in", _TWO_LINES)
+        self._add(WAITING, group="queues")
+        self._add(CHUNKED)
+        self._add(RUNNING)
+        for stage in range(stages):
+            self._add(f"stage {stage}", group="" if stage else "pipeline")
+        self._add(RESULTS, _most(len(pipeline_at(record, launched, stages).results) for record in records))
+        self._add(TAKEN, _most(len(pipeline_events(record)) for record in records), "out", _TWO_LINES)
+        self._add(ANSWERED, _most(len(record.replies) for record in records), height=_THREE_LINES)
+
+    def y(self, name: str, slot: int = 0) -> float:
+        """The top of a lane's slot; what does not fit shares the last slot."""
+        lane = next(lane for lane in self.lanes if lane.name == name)
+        return round(lane.y + min(slot, self.slots[name] - 1) * self.slot_height[name], 3)
+
+    def _add(self, name: str, slots: int = 1, group: str = "", height: float = 1.0) -> None:
+        total = round(slots * height, 3)
+        self.lanes.append(Lane(name, round(self.height, 3), total, group))
+        self.slots[name], self.slot_height[name] = slots, height
+        self.height = round(self.height + total, 3)
+
+
+def client_events(record: StepRecord) -> list[Event]:
+    """The events that came from clients; the others came from the pipeline."""
+    return [event for event in record.events if not isinstance(event, PipelineEvent)]
+
+
+def pipeline_events(record: StepRecord) -> list[Event]:
+    """The events that came from the pipeline."""
+    return [event for event in record.events if isinstance(event, PipelineEvent)]
+
+
+def _most(counts: Iterable[int]) -> int:
+    return max(1, min(_SLOTS, max(counts, default=1)))

@@ -1,0 +1,85 @@
+"""Renders traces as one self-contained HTML page: no network, no fonts, no library.
+
+Owns the choice of what is shown and hands it to the template, which escapes everything. The same traces give the same
+page, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from scripted.report.timeline.difference import Difference, first_difference
+from scripted.report.timeline.layout import Layout
+from scripted.report.timeline.palette import colours_of
+from scripted.report.timeline.positions import in_window
+from scripted.report.timeline.view import Page, Run
+from scripted.report.trace import Trace
+
+__all__ = ["MAX_COLUMNS", "render_timeline"]
+
+# Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
+MAX_COLUMNS: Final = 600
+# Columns for the error text behind the last step.
+_CALLOUT_COLUMNS: Final = 4
+_TEMPLATE: Final = "page.html.jinja"
+
+
+def render_timeline(traces: Sequence[Trace]) -> str:
+    """The page of one run, or of several under each other with the first difference to the first one marked.
+
+    Raises ValueError without a trace. Of runs longer than MAX_COLUMNS steps it shows those around the failure or the
+    difference, and says so.
+    """
+    if not traces:
+        raise ValueError("render_timeline() takes at least one trace, got none")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(_TEMPLATE).render(page=_page(traces))
+
+
+def _page(traces: Sequence[Trace]) -> Page:
+    differences = [first_difference(traces[0], trace) for trace in traces]
+    focus = _focus(traces, differences)
+    longest = max(len(trace.records) for trace in traces)
+    first = max(0, min(focus - MAX_COLUMNS // 2, longest - MAX_COLUMNS))
+    last = min(longest, first + MAX_COLUMNS)
+    colours = colours_of(traces)
+    runs = tuple(
+        Layout(trace, number, colours, first, last).run(difference)
+        for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
+    )
+    return Page(
+        title=" / ".join(dict.fromkeys(run.title for run in runs)),
+        columns=_columns(runs, last - first),
+        focus=focus - first,
+        left_out=""
+        if last - first == longest
+        else f"steps {first + 1} to {last} of {longest}, the others are left out",
+        runs=runs,
+    )
+
+
+def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) -> int:
+    """The record to open at: the first difference, else the failure, else the first window, else the start."""
+    apart = [difference.index for difference in differences if difference is not None]
+    if apart:
+        return min(apart)
+    for trace in traces:
+        if trace.header.died and trace.records:
+            return len(trace.records) - 1
+    windows = [index for trace in traces for index, record in enumerate(trace.records) if in_window(record)]
+    return windows[0] if windows else 0
+
+
+def _columns(runs: Sequence[Run], steps: int) -> int:
+    ends = [run.callout.x + _CALLOUT_COLUMNS for run in runs if run.callout is not None]
+    return max([steps, 1, *ends])

@@ -1,0 +1,134 @@
+"""The trace: every step of one run written down, as one file of JSON lines.
+
+Owns the file format and its types; never runs anything. A trace is written when a run ends, and read by ``scripted
+view``, the demo and whoever wants to know what happened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.scheduler.ports import StepRecord
+
+__all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
+
+ConfigValue = str | int | float | bool | None
+
+_FORMAT: Final = "lockstep-trace-1"
+_REMEDY: Final = "record the run again"
+
+
+class TraceError(EngineError, ValueError):
+    """A file is not a trace, or is damaged; the text names file, line and remedy."""
+
+
+class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run and how it ended.
+
+    ``config`` is the EngineConfig as a dict, ``limits`` what it was resolved to. ``outcome`` is 'passed' or the failure
+    in one line; ``died`` says that the scheduler did not survive the last step. ``mutant`` names what was broken on
+    purpose.
+    """
+
+    title: str
+    tier: Literal["sim", "server"]
+    config: dict[str, ConfigValue]
+    limits: Limits
+    outcome: str
+    mutant: str | None = None
+    died: bool = False
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A remark on one step: a window that was reached, a line of the script, a held result."""
+
+    step: int
+    text: str
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """One run: its header, its steps in order, and remarks on them."""
+
+    header: TraceHeader
+    records: tuple[StepRecord, ...]
+    notes: tuple[Note, ...] = ()
+
+
+class _HeaderLine(msgspec.Struct, frozen=True):
+    """The first line. ``format`` tells a trace from any other JSON."""
+
+    format: str
+    header: TraceHeader
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Any other line: one step or one note."""
+
+    record: StepRecord | None = None
+    note: Note | None = None
+
+
+_header_decoder = msgspec.json.Decoder(_HeaderLine)
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def write_trace(path: str | Path, trace: Trace) -> None:
+    """Write a trace to ``path``, over what was there. The same trace gives the same bytes."""
+    lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header)]
+    lines += [_Line(record=record) for record in trace.records]
+    lines += [_Line(note=note) for note in trace.notes]
+    Path(path).write_bytes(msgspec.json.Encoder().encode_lines(lines))
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read what ``write_trace`` wrote. Raises TraceError for anything else, OSError for a file that cannot be read."""
+    path = Path(path)
+    first, *rest = path.read_bytes().splitlines() or [b""]
+    header = _read_header(path, first)
+    records: list[StepRecord] = []
+    notes: list[Note] = []
+    for number, data in enumerate(rest, start=2):
+        line = _read_line(path, number, data)
+        if line.note is not None:
+            notes.append(line.note)
+        elif line.record is not None:
+            _check_order(path, number, records, line.record)
+            records.append(line.record)
+    return Trace(header, tuple(records), tuple(notes))
+
+
+def _read_header(path: Path, data: bytes) -> TraceHeader:
+    try:
+        line = _header_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise TraceError(
+            f"{path}, line 1: not the header of a trace ({exc}); give a file of `scripted run --trace`"
+        ) from exc
+    if line.format != _FORMAT:
+        raise TraceError(
+            f"{path}, line 1: the format must be {_FORMAT!r}, got {line.format!r}; {_REMEDY} with this version"
+        )
+    return line.header
+
+
+def _read_line(path: Path, number: int, data: bytes) -> _Line:
+    try:
+        line = _line_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise TraceError(f"{path}, line {number}: not a step or a note of a trace ({exc}); {_REMEDY}") from exc
+    if (line.record is None) == (line.note is None):
+        raise TraceError(f"{path}, line {number}: must hold one step or one note, got {line}; {_REMEDY}")
+    return line
+
+
+def _check_order(path: Path, number: int, records: list[StepRecord], record: StepRecord) -> None:
+    if records and record.step <= records[-1].step:
+        raise TraceError(
+            f"{path}, line {number}: steps must grow, got step {record.step} after {records[-1].step}; "
+            f"the file holds two runs or was edited: {_REMEDY}"
+        )

@@ -1,0 +1,1 @@
+"""The rig: what the scripted gate and the script's ``t`` are both built on."""

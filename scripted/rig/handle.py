@@ -1,0 +1,144 @@
+"""A script's handle on one request: what the scheduler did with it and what its client saw.
+
+A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what
+the scheduler's own terminal reply said, never an inference from absence.
+"""
+
+from __future__ import annotations
+
+from engine.messages import FinishReason, Generate, Refusal, TokenLogprob, TokenOutput
+from engine.scheduler import Place, Request
+from scripted.rig.clients import ClientView
+
+__all__ = ["RequestHandle"]
+
+_RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Place.RETRACTING})
+
+
+class RequestHandle:
+    """One request of a script. Everything but ``rid`` and ``client`` is read from the scheduler."""
+
+    def __init__(self, message: Generate, client: ClientView) -> None:
+        self.message = message
+        self.rid = message.rid
+        self.client = client
+        self.prompt_ids = message.prompt_ids
+        self.sampling = message.sampling
+        self._request: Request | None = None
+        self._output_ids: list[int] = []
+        self._logprobs: list[TokenLogprob | None] = []
+        self._weights_versions: set[int] = set()
+        self._end: TokenOutput | None = None
+
+    # -- filled in by the gate --
+
+    def bind(self, request: Request) -> None:
+        """Note the live object, the first time it is seen."""
+        self._request = request
+
+    @property
+    def is_bound(self) -> bool:
+        """True once the scheduler's object was seen."""
+        return self._request is not None
+
+    def see(self, output: TokenOutput, weights_version: int) -> None:
+        """Note an output of the scheduler, computed with these weights."""
+        assert self._end is None, f"{self.rid} got another reply after its terminal one: {output}"
+        if output.token_ids:
+            self._weights_versions.add(weights_version)
+        self._output_ids += output.token_ids
+        self._logprobs += output.logprobs
+        if output.finish_reason is not None:
+            self._end = output
+
+    def see_refusal(self, refusal: Refusal) -> None:
+        """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
+        self._end = TokenOutput(rid=self.rid, finish_reason=FinishReason.ERROR, error=refusal.message)
+
+    def was_computed_with(self, weights_version: int) -> bool:
+        """True when every token was computed with these weights."""
+        return self._weights_versions <= {weights_version}
+
+    # -- for scripts --
+
+    @property
+    def req(self) -> Request | None:
+        """The scheduler's live object; None before it was seen and after the request ended."""
+        return None if self._end is not None else self._request
+
+    @property
+    def status(self) -> str:
+        """``waiting``, ``running``, ``finished`` or ``aborted``."""
+        if self._end is not None:
+            return "aborted" if self._end.finish_reason == "abort" else "finished"
+        return "running" if self._request is not None and self._request.place in _RUNNING_PLACES else "waiting"
+
+    @property
+    def finished(self) -> bool:
+        """True once the scheduler made the terminal reply, whatever the reason."""
+        return self._end is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """``length``, ``stop``, ``abort`` or ``error``; None before the end."""
+        return None if self._end is None or self._end.finish_reason is None else self._end.finish_reason.value
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended it, if one did."""
+        return None if self._end is None else self._end.error
+
+    @property
+    def is_chunking(self) -> bool:
+        """True while it is the one partly prefilled request."""
+        return self._request is not None and self._request.place is Place.CHUNKED
+
+    @property
+    def chunks_done(self) -> int:
+        """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
+        return 0 if self._request is None else self._request.chunks_done
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix tree when it was last admitted."""
+        return 0 if self._request is None else min(self._request.cached_tokens, self._request.prompt_tokens)
+
+    @property
+    def remaining_prompt_tokens(self) -> int:
+        """Tokens that must still be launched before it can decode."""
+        if self._end is not None:
+            return 0
+        return len(self.prompt_ids) if self._request is None else self._request.remaining_prompt_tokens
+
+    @property
+    def kv_pages(self) -> int:
+        """Pages that it uses, cached ones included; 0 when it owns no memory."""
+        lease = None if self._request is None else self._request.lease
+        return 0 if lease is None else len(lease.pages)
+
+    @property
+    def lock_refs(self) -> int:
+        """Locks on the node of its cached prefix, its own included; 0 when it has none."""
+        lease = None if self._request is None else self._request.lease
+        return 0 if lease is None else lease.node.lock_ref
+
+    @property
+    def retractions(self) -> int:
+        """How often it was sent back to the queue."""
+        return 0 if self._request is None else self._request.retractions
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """The tokens that the scheduler emitted."""
+        return tuple(self._output_ids)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        """One entry for each emitted token of a request that asked for them."""
+        return tuple(self._logprobs)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.rid}: {self.status}, prompt={len(self.prompt_ids)}, output_ids={list(self.output_ids)}, "
+            f"finish_reason={self.finish_reason!r}>"
+        )

@@ -1,0 +1,137 @@
+"""The rig: one engine under a script, as both the gate and ``t`` use it.
+
+Owns the virtual clock, the results that are held back, the history, the handles, and the events that the next step will
+see. It runs no step and knows no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.clock import VirtualClock
+from engine.messages import ClientMessage, Completion, Event, FlushCache, Generate, OperatorEvent, PipelineFailed, Reply
+from engine.scheduler import Scheduler, Step
+from scripted.rig.history import Handles, History
+from scripted.rig.results import Results
+from scripted.rig.world import World
+
+__all__ = ["HARNESS_CALL", "Rig"]
+
+# The call id of what the harness itself asks for: nobody waits for the answer.
+HARNESS_CALL = "harness"
+
+
+class Rig:
+    """``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one.
+
+    ``failure`` is the death of a stage; ``kills`` says that a script caused it.
+    """
+
+    def __init__(self, scheduler: Scheduler, world: World) -> None:
+        self.scheduler = scheduler
+        self.world = world
+        self.clock = VirtualClock()
+        self.history = History()
+        self.handles = Handles()
+        self.results = Results(scheduler.limits.depth)
+        self.arrived: list[ClientMessage] = []
+        self.last_replies: tuple[Reply, ...] = ()
+        self.failure: PipelineFailed | None = None
+        self.kills = False
+        self._injected: list[Event] = []
+        self._interventions: list[OperatorEvent] = []
+
+    # -- for the verbs --
+
+    def await_arrival(
+        self,
+        matches: Callable[[ClientMessage], bool],
+        *,
+        refused: Callable[[], bool] = lambda: False,
+    ) -> ClientMessage | None:
+        """Wait until the message of a verb is here; None when the server refused the call instead.
+
+        A request that the scheduler would refuse is refused at once: that changes nothing in it, whenever it is told.
+        """
+        while True:
+            for message in self.world.take_messages():
+                self.arrived.append(message)
+                if not matches(message):
+                    continue
+                if isinstance(message, Generate) and self._refuse(message):
+                    break
+                return message
+            if refused():
+                return None
+            self.world.wait()
+
+    def inject(self, *events: Event) -> None:
+        """Give events of the harness itself to the next step."""
+        self._injected += events
+
+    def intervene(self, event: OperatorEvent) -> None:
+        """Apply an operator's event now, between two steps; the next step counts it as its first."""
+        self.scheduler.intervene(event)
+        self._interventions.append(event)
+
+    def kill_stage(self, stage: int) -> None:
+        """Kill a stage; the next step sees the failure first."""
+        event = self.world.kill_stage(stage)
+        assert isinstance(event, PipelineFailed), f"killing stage {stage} brought {event}"
+        self.kills = True
+        self._fail(event)
+
+    def flush(self) -> None:
+        """Flush the cache in the next step; the engine is idle."""
+        self.inject(FlushCache(call_id=HARNESS_CALL))
+
+    # -- for the gate --
+
+    def compose(self) -> Step:
+        """The next step's events: interventions, completions that are due, messages in the order of their arrival."""
+        events: list[Event] = [*self._interventions]
+        if self.failure is not None and self.scheduler.failure is None:
+            events.append(self.failure)
+        for microbatch_id in self.results.take_due(self.scheduler.step_number + 1):
+            event = self.world.take_completion(microbatch_id)
+            events.append(event)
+            if isinstance(event, PipelineFailed):
+                self._fail(event)
+                break
+            assert isinstance(event, Completion)
+            assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
+        events += self._injected
+        events += self.arrived
+        self._injected, self.arrived, self._interventions = [], [], []
+        return Step(tuple(events), self.clock.now())
+
+    def let_go(self) -> None:
+        """Release what a script holds back or has stopped."""
+        self.results.release(None)
+        for stage in sorted(self.results.stalled):
+            self.world.resume_stage(stage)
+        self.results.stalled.clear()
+
+    def start_over(self) -> None:
+        """Become as good as new. The engine is fully idle."""
+        self.world.start_over()
+        self.world.take_messages()
+        self.scheduler.start_over()
+        self.clock.reset()
+        self.results.start_over()
+        self.history.start_over()
+        self.handles.start_over()
+        self.history.recording = True
+
+    def _fail(self, failed: PipelineFailed) -> None:
+        self.failure = failed
+        self.results.lose()
+
+    def _refuse(self, message: Generate) -> bool:
+        ahead = [other for other in self.arrived if isinstance(other, Generate) and other is not message]
+        refusal = self.scheduler.refusal_of(message, queued=len(ahead), taken=frozenset(other.rid for other in ahead))
+        if refusal is None:
+            return False
+        self.arrived.remove(message)
+        self.world.answer([refusal])
+        return True

@@ -1,0 +1,79 @@
+"""The world behind a scripted gate: one small interface, so that a script runs unchanged in both tiers.
+
+``sim`` implements it in one process with a simulated pipeline and simulated clients; ``server_world`` with real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.frontend.detokenizer import Decoder
+from engine.messages import ClientMessage, PipelineEvent, Reply
+from engine.pipeline.wire import StageView
+from scripted.rig.clients import Clients
+
+__all__ = ["World"]
+
+
+class World(Protocol):
+    """Clients, pipeline and faults of one tier. Every wait in it has a bound and raises when it is over."""
+
+    tier: str
+
+    @property
+    def clients(self) -> Clients:
+        """Everybody who talks to the engine from outside."""
+        ...
+
+    def limit_waits(self, seconds: float) -> None:
+        """From now on, whoever has to answer at once and says nothing for so long hangs."""
+        ...
+
+    def take_messages(self) -> list[ClientMessage]:
+        """Client messages that have arrived, in order, without waiting."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """The front end's tokenizer, as far as it turns tokens into text."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until a message may have arrived or a client has heard something."""
+        ...
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
+        ...
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Send replies outside a step: refusals, which change nothing in the scheduler."""
+        ...
+
+    def corruptions(self) -> Sequence[str]:
+        """What requests read from KV that was not theirs, as far as this tier can tell."""
+        ...
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Kill a stage and wait until its death is known."""
+        ...
+
+    def stall_stage(self, stage: int) -> None:
+        """Stop a stage."""
+        ...
+
+    def resume_stage(self, stage: int) -> None:
+        """Let a stopped stage go on."""
+        ...
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next forward pass fail."""
+        ...
+
+    def describe_stage(self, stage: int) -> StageView:
+        """The stage's own view."""
+        ...
+
+    def start_over(self) -> None:
+        """Forget what the last script left: connections, counters of stages. The engine is idle."""
+        ...

@@ -1,0 +1,102 @@
+"""Finds a script by file and name, in the process that runs it, with pytest's assertion introspection.
+
+A file is compiled once for each of its contents; its module is not registered under a name that the caller's modules
+have.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripted.errors import ScriptDefinitionError
+from scripted.script.decorator import ScriptedTest, ScriptFunction, spec_of
+
+__all__ = ["find_test", "load_script", "load_test"]
+
+_PACKAGE_ROOT = Path(__file__).parents[2]
+_modules: dict[tuple[str, str], types.ModuleType] = {}
+
+
+def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
+    """The generator function ``name`` of ``file``, decorated or not. Raises whatever importing the file raises."""
+    for path in import_paths:
+        if path not in sys.path:
+            sys.path.append(path)
+    module = _module(Path(file))
+    found: Any = getattr(module, name, None)
+    spec = getattr(found, "scripted", None)
+    function = spec.script if isinstance(spec, ScriptedTest) else found
+    if not inspect.isgeneratorfunction(function):
+        raise ScriptDefinitionError(
+            f"{file} has no generator function {name!r} at its top level; a script is found by its name"
+        )
+    return function
+
+
+def load_test(file: str, name: str) -> ScriptedTest:
+    """The decorated test ``name`` of ``file``, with its configuration. Raises whatever importing the file raises."""
+    module = _module(Path(file))
+    found: Any = getattr(module, name, None)
+    if isinstance(getattr(found, "scripted", None), ScriptedTest):
+        spec = spec_of(found)
+        # Marks above @scripted are on the test, not on the script; whoever runs the script needs its parameters.
+        spec.script.__dict__["pytestmark"] = getattr(found, "pytestmark", [])
+        return spec
+    there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]
+    raise ScriptDefinitionError(
+        f"{file} has no script {name!r} decorated with @scripted(config); "
+        + (f"its scripts are {', '.join(there)}" if there else "it has none at all")
+    )
+
+
+def find_test(spec: str) -> ScriptedTest:
+    """The script ``FILE::NAME``. Raises ScriptDefinitionError, with the reason, when there is no such script."""
+    file, separator, name = spec.partition("::")
+    if not separator or not name.isidentifier():
+        raise ScriptDefinitionError(
+            f"a script is given as FILE::NAME, got {spec!r}; give its parameters with --arg NAME=VALUE"
+        )
+    path = next((path for path in (Path(file), _PACKAGE_ROOT / file) if path.is_file()), None)
+    if path is None:
+        raise ScriptDefinitionError(f"there is no file {file!r} in {Path.cwd()}; give the path of a Python file")
+    # The console command's import path starts at its own folder; a script imports what its tests import.
+    for folder in (str(path.parent.resolve()), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    try:
+        return load_test(str(path.resolve()), name)
+    except ScriptDefinitionError:
+        raise
+    except Exception as exc:
+        raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
+
+
+def _module(path: Path) -> types.ModuleType:
+    source = path.read_bytes()
+    content = hashlib.blake2b(source, digest_size=8).hexdigest()
+    key = (str(path), content)
+    if key not in _modules:
+        module = types.ModuleType(f"scripted_file_{content}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module
+        exec(_compile(source, path), module.__dict__)  # noqa: S102 - a test file of the user's, as pytest would run it
+        _modules[key] = module
+    return _modules[key]
+
+
+def _compile(source: bytes, path: Path) -> types.CodeType:
+    """The file with its assertions rewritten, so that they say what they compared; as it is without pytest."""
+    tree = ast.parse(source, filename=str(path))
+    with contextlib.suppress(ImportError):
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        rewrite_asserts(tree, source, str(path))
+    return compile(tree, str(path), "exec", dont_inherit=True)

@@ -1,0 +1,31 @@
+"""How a script is run: its budgets, what is checked, what is kept. Travels with the script to its engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["DEFAULT_MAX_STEPS", "DEFAULT_RESULT_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "ScriptOptions"]
+
+DEFAULT_TIMEOUT_S = 120.0
+DEFAULT_MAX_STEPS = 10_000
+# A forward pass of a test model takes milliseconds, and so does every answer of the front end.
+DEFAULT_RESULT_TIMEOUT_S = 10.0
+
+
+class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a script is run.
+
+    ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
+    requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
+    ``must_reach`` has to be seen by ``t.sometimes``. ``record`` brings every step back with the result, for a trace. A
+    process that has to answer at once and says nothing for ``result_timeout_s`` hangs.
+    """
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    max_steps: int = DEFAULT_MAX_STEPS
+    oracle: bool = True
+    check_every_step: bool = True
+    must_reach: tuple[str, ...] = ()
+    record: bool = False
+    replay: str = ""
+    result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S

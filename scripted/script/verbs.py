@@ -1,0 +1,266 @@
+"""What a script can do to the engine: the verbs of ``t``.
+
+A verb goes the way a client goes, returns when its message has arrived at the gate, and becomes visible to the
+scheduler at the next step. Effects are checked, and a refused call raises with status and body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ContinueGeneration,
+    EvictCache,
+    FlushCache,
+    Generate,
+    PauseGeneration,
+    ReleasePressure,
+    SetPressure,
+    UpdateWeights,
+)
+from scripted.errors import BadCall, RequestRefused
+from scripted.prompts import prompt_of
+from scripted.rig.clients import Call
+from scripted.rig.handle import RequestHandle
+from scripted.rig.rig import Rig
+from scripted.script.waits import Steps, Wait, Waits
+
+__all__ = ["Verbs"]
+
+PAUSE_MODES: Final = ("retract", "in_place", "abort")
+
+
+class Verbs(Waits):
+    """The verbs of ``t``. Requests without a rid of their own are named ``<rid_prefix>-<number>``."""
+
+    def __init__(self, rig: Rig, *, rid_prefix: str = "scripted") -> None:
+        super().__init__(rig)
+        self._rid_prefix = rid_prefix
+        self._rids = 0
+
+    def start_req(
+        self,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        text: str | None = None,
+        prompt_seed: int = 0,
+        max_new_tokens: int = 8,
+        rid: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        temperature: float = 0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = True,
+    ) -> RequestHandle:
+        """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
+
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused,
+        with status and body, for a request that the server does not admit.
+        """
+        prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
+        sampling: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": float(temperature),
+            "top_p": float(top_p),
+            "top_k": top_k,
+            "stop": stop if isinstance(stop, str) else list(stop),
+            "stop_token_ids": list(stop_token_ids),
+            "ignore_eos": ignore_eos,
+        }
+        if seed is not None:
+            sampling["seed"] = seed
+        body = prompt | {
+            "rid": rid if rid is not None else self._next_rid(),
+            "sampling_params": sampling,
+            "stream": stream,
+            "priority": priority,
+            "return_logprob": return_logprob,
+            "top_logprobs_num": top_logprobs_num,
+        }
+        return self._start(body)
+
+    def abort(self, r: RequestHandle | str) -> Call:
+        """POST ``/abort_request`` for one request, by its exact rid."""
+        rid = r if isinstance(r, str) else r.rid
+        return self._call("/abort_request", Abort, {"rid": rid})
+
+    def abort_all(self) -> Call:
+        """POST ``/abort_request`` for everything that is alive."""
+        return self._call("/abort_request", AbortAll, {"abort_all": True})
+
+    def disconnect(self, r: RequestHandle) -> None:
+        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        if r.finished:
+            raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
+        if r.client.dropped:
+            raise BadCall(f"disconnect() takes a request whose client is connected, that of {r.rid} hung up before")
+        self._rig.world.clients.disconnect(r.client)
+        self._rig.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
+
+    def flush_cache(self, timeout_s: float | None = None) -> Call:
+        """POST ``/flush_cache``; with ``timeout_s``, in virtual seconds, the flush waits that long for its chance."""
+        path = "/flush_cache" if timeout_s is None else f"/flush_cache?timeout={timeout_s}"
+        return self._call(path, FlushCache)
+
+    def update_weights(self, model_path: str, timeout_s: float | None = None) -> Call:
+        """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
+
+        With ``timeout_s``, in virtual seconds, the update waits that long for its chance. The configured weights are
+        back before the next script.
+        """
+        body = {"model_path": model_path} | ({} if timeout_s is None else {"timeout": timeout_s})
+        return self._call("/update_weights_from_disk", UpdateWeights, body)
+
+    def pause_generation(self, mode: str = "retract") -> Call:
+        """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
+        if mode not in PAUSE_MODES:
+            raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+        return self._call("/pause_generation", PauseGeneration, {"mode": mode})
+
+    def continue_generation(self) -> Call:
+        """POST ``/continue_generation``."""
+        return self._call("/continue_generation", ContinueGeneration)
+
+    def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
+        """Put a prefix into the tree by a real request; use as ``yield from``."""
+        return self._wait("warmup_radix(...)", self._warmup_radix(prompt_ids))
+
+    # -- pressure: effective at once, given back before the next script --
+
+    def exhaust_kv(self, leave_pages: int) -> None:
+        """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
+        most = self.scheduler.memory.pressure.most_free_pages
+        _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
+        self._rig.intervene(SetPressure(leave_pages=leave_pages))
+
+    def exhaust_rows(self, leave_rows: int) -> None:
+        """Keep rows from requests until exactly ``leave_rows`` are free."""
+        most = self.scheduler.memory.pressure.most_free_rows
+        _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
+        self._rig.intervene(SetPressure(leave_rows=leave_rows))
+
+    def exhaust_locks(self, leave_unlocked: int) -> None:
+        """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
+        most = self.scheduler.memory.pressure.most_unlocked_nodes
+        _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
+        self._rig.intervene(SetPressure(leave_unlocked=leave_unlocked))
+
+    def release_exhausted(self) -> None:
+        """Give back every page, row and lock that the ``exhaust`` verbs keep; nothing to do when they keep none."""
+        self._rig.intervene(ReleasePressure())
+
+    def evict(self, pages: int | None = None) -> int:
+        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first; returns how many it was."""
+        before = self.scheduler.memory.tree.evictable_pages
+        if pages is not None and not 0 <= pages <= before:
+            raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages}")
+        self._rig.intervene(EvictCache(pages=pages))
+        return before - self.scheduler.memory.tree.evictable_pages
+
+    # -- results and faults --
+
+    def hold_results(self) -> None:
+        """Keep every completion back from the next step on, until it is released."""
+        self._rig.results.hold()
+
+    def release_results(self, n: int | None = None) -> None:
+        """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
+        if n is not None and n < 1:
+            raise BadCall(f"release_results() takes n >= 1, or None for all, got {n}")
+        self._rig.results.release(n)
+
+    def kill_stage(self, i: int) -> None:
+        """Kill a stage process: nothing in flight will come back. The server cannot be used after this script."""
+        self._check_stage(i)
+        if self.scheduler.limits.pp_size == 1:
+            raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
+        self._rig.kill_stage(i)
+
+    def stall_stage(self, i: int) -> None:
+        """Stop a stage; nothing completes until it is resumed."""
+        self._check_stage(i)
+        self._rig.world.stall_stage(i)
+        self._rig.results.stalled.add(i)
+
+    def resume_stage(self, i: int) -> None:
+        """End a stall."""
+        self._check_stage(i)
+        self._rig.world.resume_stage(i)
+        self._rig.results.stalled.discard(i)
+
+    def fail_next_step(self, i: int) -> None:
+        """Make the next microbatch that a stage computes fail; the engine goes on."""
+        self._check_stage(i)
+        self._rig.world.fail_next_step(i)
+
+    # -- inside --
+
+    def _start(self, body: dict[str, Any]) -> RequestHandle:
+        rid = body["rid"]
+        view = self._rig.world.clients.generate(rid, body)
+        message = self._rig.await_arrival(
+            lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
+        )
+        if message is None:
+            raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
+        assert isinstance(message, Generate)
+        handle = RequestHandle(message, view)
+        self._rig.handles.start(handle)
+        return handle
+
+    def _call(self, path: str, kind: type, body: dict[str, Any] | None = None) -> Call:
+        call = self._rig.world.clients.call(path, body)
+        message = self._rig.await_arrival(lambda m: isinstance(m, kind), refused=lambda: call.done)
+        if message is None:
+            raise RequestRefused(f"POST {path}", call.status or 0, call.text)
+        assert not isinstance(message, Generate), f"POST {path} arrived as {message}"
+        call.arrived, call.call_id = True, message.call_id
+        self._rig.handles.calls.append(call)
+        return call
+
+    def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:
+        r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)
+        yield from self.run_until_finished(r)
+        yield from self.run_until_idle()
+
+    def _next_rid(self) -> str:
+        self._rids += 1
+        return f"{self._rid_prefix}-{self._rids}"
+
+
+def _check_pressure(call: str, value: int, most: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadCall(f"{call} takes a whole number >= 0, got {value!r}")
+    if value > most:
+        raise BadCall(f"{call} is at most {most} now, because no more {what} while requests own the rest; got {value}")
+
+
+def _one_prompt(
+    prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
+) -> dict[str, Any]:
+    given = [
+        name
+        for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise BadCall(
+            f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
+        )
+    if prompt_len is not None:
+        if prompt_len < 1:
+            raise BadCall(f"start_req() takes prompt_len >= 1, got {prompt_len}")
+        return {"input_ids": prompt_of(prompt_len, prompt_seed)}
+    return {"input_ids": list(prompt_ids)} if prompt_ids is not None else {"text": text}

@@ -1,0 +1,143 @@
+"""Waiting in scripts: run steps until something holds, within a budget of steps.
+
+Every wait is used as ``yield from``. A spent budget raises at the script's line with the engine's state in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Final
+
+from scripted.errors import BadCall, BudgetSpent
+from scripted.rig.handle import RequestHandle
+from scripted.rig.rig import Rig
+from scripted.script.queries import Queries
+
+__all__ = ["DEFAULT_BUDGET_STEPS", "STAGES", "Steps", "Wait", "Waits"]
+
+DEFAULT_BUDGET_STEPS: Final = 400
+STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
+
+Steps = Generator[None, None, None]
+
+
+class Wait:
+    """A wait that was made and has to be run with ``yield from``; one that was not is an error of the script."""
+
+    def __init__(self, what: str, generator: Steps) -> None:
+        self.what = what
+        self.generator = generator
+        self.used = False
+
+    def __iter__(self) -> Steps:
+        self.used = True
+        return self.generator
+
+    def __repr__(self) -> str:
+        return f"<{self.what}>"
+
+
+class Waits(Queries):
+    """The waits of ``t``."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig)
+        self._made: list[Wait] = []
+
+    def run_until(self, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until ``predicate()`` is true; none at all if it is true already."""
+        if not callable(predicate):
+            raise BadCall(
+                f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda"
+            )
+        return self._wait("run_until(...)", self._until(predicate, max_steps, "the predicate never held"))
+
+    def run_until_finished(self, r: RequestHandle, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the request has ended, for whatever reason."""
+        return self._wait(
+            f"run_until_finished({r.rid})", self._until(lambda: r.finished, max_steps, f"{r.rid} did not finish")
+        )
+
+    def run_until_all_finished(self, rs: Iterable[RequestHandle], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until every one of these requests has ended."""
+        handles = list(rs)
+        return self._wait(
+            "run_until_all_finished(...)",
+            self._until(lambda: all(r.finished for r in handles), max_steps, f"not all of {handles} finished"),
+        )
+
+    def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the engine is fully idle."""
+        return self._wait(
+            "run_until_idle()",
+            self._until(lambda: self.scheduler.is_fully_idle, max_steps, "the engine did not get idle"),
+        )
+
+    def advance_to_nth_chunk(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until ``n`` parts of the request's prompt were launched."""
+        if n < 1:
+            raise BadCall(f"advance_to_nth_chunk() takes n >= 1, got {n}")
+        goal = f"{r.rid} never got to chunk {n}"
+        return self._wait(
+            f"advance_to_nth_chunk({r.rid}, {n})", self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal)
+        )
+
+    def advance_to_decode_step(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the scheduler has emitted ``n`` tokens of the request."""
+        if n < 1:
+            raise BadCall(f"advance_to_decode_step() takes n >= 1, got {n}")
+        goal = f"{r.rid} never got to {n} tokens"
+        return self._wait(
+            f"advance_to_decode_step({r.rid}, {n})",
+            self._live_until(r, lambda: len(r.output_ids) >= n, max_steps, goal),
+        )
+
+    def advance_to_stage(self, r: RequestHandle, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the request is at a named point of its life.
+
+        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there
+        yet; ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
+        """
+        reached: dict[str, Callable[[], bool]] = {
+            "first_chunk": lambda: r.chunks_done >= 1,
+            "last_chunk": lambda: r.req is not None and r.req.lease is not None and not r.is_chunking,
+            "first_decode": lambda: len(r.output_ids) >= 1,
+            "mid_decode": lambda: len(r.output_ids) >= max(1, r.sampling.max_new_tokens // 2),
+            "last_decode": lambda: len(r.output_ids) >= max(1, r.sampling.max_new_tokens - 1),
+        }
+        if stage not in reached:
+            raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}")
+        goal = f"{r.rid} never got to {stage}"
+        return self._wait(f"advance_to_stage({r.rid}, {stage})", self._live_until(r, reached[stage], max_steps, goal))
+
+    def check_waits(self) -> None:
+        """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
+        forgotten = next((wait for wait in self._made if not wait.used), None)
+        self._made.clear()
+        if forgotten is not None:
+            raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
+
+    # -- inside --
+
+    def _wait(self, what: str, generator: Steps) -> Wait:
+        wait = Wait(what, generator)
+        self._made.append(wait)
+        return wait
+
+    def _until(self, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
+        for _ in range(max_steps):
+            if predicate():
+                return
+            yield
+        if not predicate():
+            raise BudgetSpent(f"{goal} within {max_steps} steps; {self.state}")
+
+    def _live_until(self, r: RequestHandle, reached: Callable[[], bool], max_steps: int, goal: str) -> Steps:
+        for _ in range(max_steps):
+            if reached():
+                return
+            if r.finished:
+                raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}); {self.state}")
+            yield
+        if not reached():
+            raise BudgetSpent(f"{goal} within {max_steps} steps; {self.state}")

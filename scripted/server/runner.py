@@ -1,0 +1,284 @@
+"""The server tier from the test process: starts a real server with the scripted gate and runs scripts on it.
+
+Nobody waits for a timeout to learn of a death: every wait looks at the server's lifeline as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import EngineError, StartupError
+from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.limits import Limits
+from engine.messages import encode
+from engine.process.control import Serving
+from engine.process.death import describe_status, read_death_report
+from engine.scheduler import StepRecord
+from engine.settings import ServerSettings
+from scripted.errors import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.gate.run import ScriptSucceeded
+from scripted.report.failure import FailureKind, FailureReport, ProcessStack
+from scripted.script.decorator import ScriptedTest, ScriptFunction
+from scripted.script.options import ScriptOptions
+from scripted.server.gate import GateOptions, script_address
+from scripted.server.stacks import dump_stacks
+from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
+from scripted.sim.runner import config_text
+
+__all__ = ["ScriptedServer"]
+
+SCRIPTED_GATE: Final = "scripted.server.gate:scripted_gate"
+BOOT_TIMEOUT_S: Final = 120.0
+# The gate's own timeouts fire first and say more; this is how much later the test process gives up.
+PATIENCE_S: Final = 1.0
+# A server that a death has hit is gone within 2 s.
+DEATH_TIMEOUT_S: Final = 3.0
+SHUTDOWN_TIMEOUT_S: Final = 5.0
+KEPT_STEPS: Final = 64
+LOG_TAIL_BYTES: Final = 4096
+RECONNECT_INTERVAL_MS: Final = 5
+UNBOUNDED: Final = 0
+_ERROR_OF: Final = {
+    FailureKind.FAILED: ScriptFailed,
+    FailureKind.TIMEOUT: ScriptTimeout,
+    FailureKind.DIED: ServerDied,
+    FailureKind.DIRTY: ServerDirty,
+}
+
+
+class ScriptedServer:
+    """One real server under the scripted gate. Make it with ``start``; a context manager.
+
+    ``usable`` is false once it was shut down, died, hung or could not be brought to idle; ``has_failed`` is true once a
+    script failed on it.
+    """
+
+    def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
+        self.config = config
+        self.mutant = mutant
+        self.serving: Serving | None = None
+        self.usable = True
+        self.has_failed = False
+        self._open = True
+        self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._limits: Limits | None = None
+        with ExitStack() as stack:
+            parent = parent or stack.enter_context(PreloadedParent.start())
+            self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
+            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._log = self._folder / "server.log"
+            self._socket = self._connect(stack)
+            self._process = stack.enter_context(
+                contextlib.closing(parent.serve(self._settings(), self._folder, self._log))
+            )
+            self._stack = stack.pop_all()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._process.fileno(), zmq.POLLIN)
+
+    @classmethod
+    def start(
+        cls, config: EngineConfig, *, mutant: str | None = None, parent: PreloadedParent | None = None
+    ) -> ScriptedServer:
+        """A server, warmed up and frozen before its first script; a context manager.
+
+        ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
+        fraction of one. Raises StartupError with the cause when the server does not come up.
+        """
+        server = cls(config, mutant=mutant, parent=parent)
+        try:
+            server._await_hook()
+        except BaseException:
+            server.usable = False
+            server.shutdown()
+            raise
+        return server
+
+    def run(
+        self,
+        script: ScriptFunction,
+        *args: Any,
+        timeout_s: float = ScriptOptions().timeout_s,
+        options: ScriptOptions | None = None,
+        **kwargs: Any,
+    ) -> ScriptSucceeded:
+        """Run a top-level generator function. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
+        if not self.usable:
+            raise EngineError("this server is shut down or not usable any more; start another one")
+        options = options or ScriptOptions(timeout_s=timeout_s)
+        spec = getattr(script, "scripted", None)
+        function = spec.script if isinstance(spec, ScriptedTest) else script
+        if "." in function.__qualname__ or function.__name__ == "<lambda>":
+            raise ScriptDefinitionError(
+                f"{function.__qualname__} must be defined at the top of its file, where it is found by its name"
+            )
+        self._steps.clear()
+        command = RunScript(
+            file=function.__code__.co_filename,
+            name=function.__name__,
+            args=args,
+            kwargs=kwargs,
+            options=options,
+            import_paths=tuple(sys.path),
+        )
+        self._socket.send(encode(command))
+        return self._await_result(command)
+
+    @property
+    def base_url(self) -> str:
+        """The server's own URL, on loopback."""
+        assert self.serving is not None
+        return self.serving.base_url
+
+    def shutdown(self) -> None:
+        """End the server and leave nothing behind; idempotent."""
+        if self._open:
+            self._open = False
+            self._end(self._process)
+            self.usable = False
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # -- starting --
+
+    def _settings(self) -> ServerSettings:
+        options = msgspec.json.encode(GateOptions(mutant=self.mutant)).decode()
+        return ServerSettings(**self.config.model_dump(), port=0, gate=SCRIPTED_GATE, gate_options=options)
+
+    def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:
+        context = stack.enter_context(zmq.Context())
+        socket = stack.enter_context(context.socket(zmq.PAIR))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.set_hwm(UNBOUNDED)
+        # The gate binds later than this connects; zmq's own pause between attempts would dominate a warm start.
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
+        socket.connect(script_address(self._folder))
+        return socket
+
+    # -- waiting --
+
+    def _await_hook(self) -> None:
+        self.serving = self._process.wait_ready(BOOT_TIMEOUT_S)
+        reply = self._next_reply(time.monotonic() + BOOT_TIMEOUT_S)
+        if not isinstance(reply, HookReady):
+            report = read_death_report(self._folder)
+            cause = report.cause if report is not None else self._log_tail()
+            raise StartupError(f"the server did not get to its first script: {cause}")
+
+    def _await_result(self, command: RunScript) -> ScriptSucceeded:
+        reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
+        if isinstance(reply, ScriptSucceeded):
+            self.usable = not reply.spent
+            return reply
+        if isinstance(reply, ScriptFailedReply):
+            raise self._error(reply.report)
+        raise self._error(self._overdue(command) if reply is None and self._alive() else self._died(command))
+
+    def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
+        """The gate's next word; None when the server is gone without one, or when the time is up."""
+        while (left_s := deadline - time.monotonic()) > 0:
+            readable = dict(self._poller.poll(int(left_s * 1000) + 1))
+            if self._socket in readable:
+                reply = decode_reply(self._socket.recv())
+                if not isinstance(reply, Progress):
+                    return reply
+                self._steps.append(reply.record)
+                self._limits = reply.limits
+            elif self._process.fileno() in readable:
+                return None
+        return None
+
+    def _alive(self) -> bool:
+        poller = zmq.Poller()
+        poller.register(self._process.fileno(), zmq.POLLIN)
+        return not poller.poll(0)
+
+    # -- reports --
+
+    def _error(self, report: FailureReport) -> ScriptError:
+        """The error of a report, completed with what this side knows. Only a failed script leaves a usable server."""
+        self.has_failed = True
+        if report.kind is not FailureKind.FAILED:
+            self.usable = False
+        if report.kind is FailureKind.DIED:
+            report = self._with_death(report)
+        if report.kind is FailureKind.TIMEOUT:
+            report = msgspec.structs.replace(report, stacks=self._stacks())
+        return _ERROR_OF[report.kind](
+            msgspec.structs.replace(report, config=config_text(self.config), mutant=self.mutant)
+        )
+
+    def _with_death(self, report: FailureReport) -> FailureReport:
+        """Wait for the end of the server and take the supervisor's word for which process died first, and why."""
+        status = 0
+        with contextlib.suppress(TimeoutError):
+            status = self._process.wait(DEATH_TIMEOUT_S)
+        death = read_death_report(self._folder)
+        if death is None and status < 0:
+            # Whoever kills the supervisor leaves nobody to write a report; its processes follow it.
+            return msgspec.structs.replace(report, dead_process="supervisor", cause=describe_status(status))
+        if death is None:
+            return report if report.cause else msgspec.structs.replace(report, cause=self._log_tail())
+        return msgspec.structs.replace(report, dead_process=death.process, cause=death.cause)
+
+    def _died(self, command: RunScript) -> FailureReport:
+        return self._bare(command, FailureKind.DIED, "the server died under the script")
+
+    def _overdue(self, command: RunScript) -> FailureReport:
+        return self._bare(
+            command, FailureKind.TIMEOUT, f"the script did not end within timeout_s={command.options.timeout_s}"
+        )
+
+    def _bare(self, command: RunScript, kind: FailureKind, error: str) -> FailureReport:
+        """A report of a script whose process could not make one itself."""
+        return FailureReport(
+            kind=kind,
+            error=error,
+            script=f"{command.file}::{command.name}",
+            tier="server",
+            records=tuple(self._steps),
+            limits=self._limits,
+            replay=command.options.replay,
+        )
+
+    def _stacks(self) -> tuple[ProcessStack, ...]:
+        return dump_stacks(self.serving.pids if self.serving is not None else {}, self._log)
+
+    def _log_tail(self) -> str:
+        try:
+            return self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        except FileNotFoundError:
+            return "it left no log"
+
+    def _end(self, process: ServerProcess) -> None:
+        """In order if it can, by force if it must."""
+        if self.usable:
+            self._socket.send(encode(Shutdown()))
+        else:
+            process.terminate()
+        try:
+            process.wait(SHUTDOWN_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            with contextlib.suppress(TimeoutError):
+                process.wait(SHUTDOWN_TIMEOUT_S)

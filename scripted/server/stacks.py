@@ -1,0 +1,106 @@
+"""Stacks of the engine's processes, for the report of a script that hangs.
+
+Every process writes its Python stacks to the server's log when it gets the stack signal; this asks them one by one,
+and looks at who computes meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from engine.process.signals import STACK_SIGNAL
+from scripted.report.failure import Activity, ProcessStack
+
+__all__ = ["dump_stacks", "readable_stack"]
+
+# A process that runs writes its stacks in a millisecond.
+STACK_TIMEOUT_S: Final = 0.5
+_LOOK_INTERVAL_S: Final = 0.01
+_QUIET_S: Final = 0.05
+# A process that uses more than this share of a core while everybody is looked at computes; one that waits uses none.
+_BUSY_SHARE: Final = 0.2
+# Below these lines of a stack is how the process was started, which is the same for all of them.
+_START_OF_PROCESS: Final = ("engine/launch/child.py", "threading.py", "runpy")
+# A thread of every stage that does nothing but wait for the supervisor's end.
+_IDLE_THREAD: Final = "_end_with_supervisor"
+_STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
+
+
+def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
+    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead."""
+    started, before = time.monotonic(), {pid: _cpu_s(pid) for pid in pids.values()}
+    texts = {name: _ask(pid, log) if _can_answer(pid) else "" for name, pid in pids.items()}
+    passed_s = time.monotonic() - started
+    return tuple(
+        ProcessStack(f"{name} (pid {pid})", readable_stack(texts[name]), _activity(pid, before[pid], passed_s))
+        for name, pid in pids.items()
+    )
+
+
+def readable_stack(text: str) -> str:
+    """Python's own dump without what is the same in every process: how it was started, and threads that idle."""
+    threads = [_inner_lines(thread) for thread in text.split("\n\n") if not _is_idle(thread)]
+    return "\n\n".join(threads)
+
+
+def _is_idle(thread: str) -> bool:
+    """A thread that waits for the supervisor, or that is in nobody's code but Python's own."""
+    files = [line for line in thread.splitlines() if line.lstrip().startswith('File "')]
+    return _IDLE_THREAD in thread or (bool(files) and all(_STANDARD_LIBRARY in line for line in files))
+
+
+def _inner_lines(thread: str) -> str:
+    lines: list[str] = []
+    for line in thread.splitlines():
+        if lines and any(part in line for part in _START_OF_PROCESS):
+            break
+        lines.append(line.replace(f'"{Path.cwd()}/', '"').replace(f'"{_STANDARD_LIBRARY}/', '"'))
+    return "\n".join(lines)
+
+
+def _can_answer(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _activity(pid: int, cpu_before_s: float, passed_s: float) -> Activity:
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return Activity.GONE
+    if status == psutil.STATUS_STOPPED:
+        return Activity.STOPPED
+    return Activity.COMPUTES if _cpu_s(pid) - cpu_before_s > _BUSY_SHARE * passed_s else Activity.WAITS
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _ask(pid: int, log: Path) -> str:
+    start = log.stat().st_size
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACK_SIGNAL)
+    deadline, size, quiet_since = time.monotonic() + STACK_TIMEOUT_S, start, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_INTERVAL_S)
+        if log.stat().st_size != size:
+            size, quiet_since = log.stat().st_size, time.monotonic()
+        elif size > start and time.monotonic() - quiet_since > _QUIET_S:
+            break
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", "replace").strip() or f"it did not answer within {STACK_TIMEOUT_S} s"

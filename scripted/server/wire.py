@@ -1,0 +1,77 @@
+"""The harness's own wire: what the test process and the scripted gate say to each other over a private socket.
+
+Typed msgpack structs, never pickle. A script travels as the file and the name of its function, and plain arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.limits import Limits
+from engine.scheduler import StepRecord
+from scripted.gate.run import ScriptSucceeded
+from scripted.report.failure import FailureReport
+from scripted.script.options import ScriptOptions
+
+__all__ = [
+    "HookReady",
+    "Progress",
+    "RunScript",
+    "ScriptFailedReply",
+    "Shutdown",
+    "decode_command",
+    "decode_reply",
+]
+
+
+class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments.
+
+    ``import_paths`` are the caller's import paths, so that the file imports in the engine what it imports in the test.
+    """
+
+    file: str
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    options: ScriptOptions = ScriptOptions()
+    import_paths: tuple[str, ...] = ()
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the server."""
+
+
+class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The server is warmed up, drained and frozen; scripts may come."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A step of the running script, told as it happens: what is known of a script whose process leaves no last word."""
+
+    record: StepRecord
+    limits: Limits
+
+
+class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The script did not pass."""
+
+    report: FailureReport
+
+
+_command_decoder: msgspec.msgpack.Decoder[RunScript | Shutdown] = msgspec.msgpack.Decoder(RunScript | Shutdown)
+_reply_decoder: msgspec.msgpack.Decoder[HookReady | Progress | ScriptSucceeded | ScriptFailedReply] = (
+    msgspec.msgpack.Decoder(HookReady | Progress | ScriptSucceeded | ScriptFailedReply)
+)
+
+
+def decode_command(data: bytes) -> RunScript | Shutdown:
+    """Decode a command to the gate. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _command_decoder.decode(data)
+
+
+def decode_reply(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
+    """Decode a reply of the gate. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _reply_decoder.decode(data)

@@ -1,0 +1,182 @@
+"""The world of the server tier: real clients, real stage processes, faults by signals.
+
+Lives in the scheduler process. Every wait listens to the supervisor as well, so that a death ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, cast
+
+import zmq
+
+from engine.config import embedded_seed
+from engine.errors import EngineError, ProcessDiedError
+from engine.frontend.detokenizer import Decoder
+from engine.frontend.tokenizer import load_tokenizer
+from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
+from engine.pipeline.wire import StageView
+from engine.process.control import ProcessDied, Shutdown
+from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.live_gate import STAGE_PREFIX
+from scripted.errors import Silence
+from scripted.gate.stop_strings import ByteDecoder
+from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
+from scripted.server.clients import HttpClients
+
+__all__ = ["ServerWorld", "ShutdownAsked"]
+
+DEATH_TIMEOUT_S: Final = 5.0
+
+
+class ShutdownAsked(Exception):  # noqa: N818 - it is what happened
+    """The supervisor told this process to end in the middle of a script."""
+
+
+class StagePipeline(Protocol):
+    """What both real pipelines offer to the harness beyond the Pipeline protocol."""
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        """The next completion."""
+        ...
+
+    def wake_sources(self) -> Sequence[Any]:
+        """What to wait on."""
+        ...
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make a stage's next forward raise."""
+        ...
+
+    def forget(self) -> None:
+        """Reset the stages' counters."""
+        ...
+
+    def describe(self) -> tuple[StageView, ...]:
+        """Every stage's own view."""
+        ...
+
+
+class ServerWorld:
+    """Everything around the scheduler of a real server."""
+
+    tier = "server"
+
+    def __init__(self, context: GateContext) -> None:
+        self._context = context
+        self._control = context.control
+        self._pipeline = cast(StagePipeline, context.pipeline)
+        self._dead_stage: PipelineFailed | None = None
+        self._silence_s = DEFAULT_RESULT_TIMEOUT_S
+        self.clients = HttpClients(context.base_url, pause=self._pause)
+        self._poller = zmq.Poller()
+        for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+        self._results = zmq.Poller()
+        for source in (self._control.fileno(), *self._pipeline.wake_sources()):
+            self._results.register(source, zmq.POLLIN)
+
+    def limit_waits(self, seconds: float) -> None:
+        """Stages and front end get so long to answer."""
+        self._silence_s = self.clients.silence_s = seconds
+
+    def take_messages(self) -> list[ClientMessage]:
+        """What the front end sent."""
+        return self._context.inbox.drain()
+
+    def decoder(self) -> Decoder:
+        """Loaded when a script first needs it; the embedded model's needs no loading."""
+        settings = self._context.settings
+        if embedded_seed(settings.model, settings.seed) is not None:
+            return ByteDecoder()
+        return load_tokenizer(settings)[0]
+
+    def wait(self) -> None:
+        """Wait for a message or for news of a client."""
+        if not self._pause(self._silence_s):
+            raise Silence(f"nothing arrived at the gate within {self._silence_s} s of a call: the front end hangs")
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """Wait for the completion of the oldest microbatch, or for the death of a stage."""
+        deadline = time.monotonic() + self._silence_s
+        while self._dead_stage is None:
+            completion = self._pipeline.next_completion(0)
+            if completion is not None:
+                return completion
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise Silence(f"microbatch {microbatch_id} did not come back within {self._silence_s} s: a stage hangs")
+            self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
+        return self._dead_stage
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Send replies to the front end."""
+        self._context.outbox.send(replies)
+
+    def corruptions(self) -> Sequence[str]:
+        """A stage that checks its KV fails the microbatch that read it; there is nothing to ask."""
+        return ()
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Kill the process and wait until the supervisor says so."""
+        os.kill(self._pid(stage), signal.SIGKILL)
+        deadline = time.monotonic() + DEATH_TIMEOUT_S
+        while self._dead_stage is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise EngineError(f"stage {stage} was killed, but the supervisor said nothing for {DEATH_TIMEOUT_S} s")
+            self._pause(left_s)
+        return self._dead_stage
+
+    def stall_stage(self, stage: int) -> None:
+        """Stop the process. A single stage lives in this one, which must go on: the gate holds its results back."""
+        if self._context.stage_pids:
+            os.kill(self._pid(stage), signal.SIGSTOP)
+
+    def resume_stage(self, stage: int) -> None:
+        """Let the process go on."""
+        if self._context.stage_pids:
+            os.kill(self._pid(stage), signal.SIGCONT)
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next forward raise."""
+        self._pipeline.fail_next_step(stage)
+
+    def describe_stage(self, stage: int) -> StageView:
+        """The stage's own view."""
+        return self._pipeline.describe()[stage]
+
+    def start_over(self) -> None:
+        """Reset what the stages count and remember."""
+        self._pipeline.forget()
+
+    def close(self) -> None:
+        """End the clients."""
+        self.clients.close()
+
+    def _pid(self, stage: int) -> int:
+        """The process of a stage; a single stage lives in this very process."""
+        pids = self._context.stage_pids
+        return pids[stage] if pids else os.getpid()
+
+    def _pause(self, timeout_s: float) -> bool:
+        """Wait until anything happens; False when nothing did."""
+        readable = dict(self._poller.poll(int(timeout_s * 1000) + 1))
+        self.clients.clear()
+        self._listen_if(readable)
+        return bool(readable)
+
+    def _listen_if(self, readable: dict[Any, int]) -> None:
+        """Take the supervisor's word, if it spoke: a dead stage is an event, any other death ends this process."""
+        if self._control.fileno() not in readable:
+            return
+        message = self._control.receive()
+        if isinstance(message, ProcessDied) and message.process.startswith(STAGE_PREFIX):
+            self._dead_stage = PipelineFailed(process=message.process, cause=message.cause)
+        elif isinstance(message, ProcessDied):
+            raise ProcessDiedError(message.process, message.cause)
+        elif isinstance(message, Shutdown):
+            raise ShutdownAsked("the supervisor ended the server in the middle of a script")

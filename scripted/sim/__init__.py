@@ -1,0 +1,1 @@
+"""The sim tier: scripts over a simulated pipeline and simulated clients, in one process."""

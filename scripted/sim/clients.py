@@ -1,0 +1,171 @@
+"""The clients of the sim tier, with their front end: verbs become messages at once, replies what a client receives.
+
+Plays the real front end's own rules for bodies, text and stop strings; no HTTP, no sockets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.frontend.admission import request_of
+from engine.frontend.answer import Answer, joined
+from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
+from engine.limits import Limits
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    ClientMessage,
+    ContinueGeneration,
+    FinishReason,
+    FlushCache,
+    Generate,
+    PauseGeneration,
+    PauseMode,
+    Refusal,
+    Reply,
+    TokenOutput,
+    UpdateWeights,
+)
+from scripted.gate.stop_strings import ByteDecoder
+from scripted.rig.clients import Call, Chunk, ClientView
+
+__all__ = ["SimClients"]
+
+
+class _OpenRequest:
+    """One request on its way to its client: the front end's own answer, given at once or piece by piece."""
+
+    def __init__(self, message: Generate, view: ClientView) -> None:
+        self.view = view
+        self._answer = Answer(ByteDecoder(), message)
+        self._pieces: list[GenerateAnswer] = []
+
+    def take(self, output: TokenOutput) -> bool:
+        """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
+        if output.finish_reason is FinishReason.ERROR:
+            self.view.fail(
+                output.error or "the engine could not compute this request", None if self.view.status else 500
+            )
+            return False
+        found_before = self._answer.stop_found
+        self._pieces.append(self._answer.piece(output))
+        if self.view.streams:
+            self._receive(self._pieces.pop())
+        elif output.finish_reason is not None:
+            self._receive(joined(self._pieces))
+        return self._answer.stop_found and not found_before and output.finish_reason is None
+
+    def _receive(self, piece: GenerateAnswer) -> None:
+        reason = piece.meta_info.finish_reason
+        if not piece.output_ids and reason is None:
+            return
+        self.view.status = 200
+        self.view.receive(Chunk(text=piece.text, token_ids=piece.output_ids, finish_reason=reason and reason.value))
+        self.view.closed = reason is not None
+
+
+class SimClients:
+    """Clients and front end in one: verbs become messages at once, replies become what a client receives."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._sent: list[ClientMessage] = []
+        self._open: dict[str, _OpenRequest] = {}
+        self._calls: dict[str, Call] = {}
+        self._numbers = itertools.count()
+
+    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
+        """Check the body as ``/generate`` does and send it."""
+        view = ClientView(rid, streams=bool(body.get("stream")))
+        try:
+            checked = parse_body(GenerateBody, msgspec.json.encode(body))
+            text = checked.text
+            ids = tuple(text.encode()) if text is not None else tuple(checked.input_ids or ())
+            message = request_of(checked, ids, self._limits)
+            self._check_unique(rid)
+        except ApiError as exc:
+            view.fail(exc.body.error.message, exc.status)
+            return view
+        self._open[rid] = _OpenRequest(message, view)
+        self._sent.append(message)
+        return view
+
+    def call(self, path: str, body: dict[str, Any] | None = None) -> Call:
+        """Send the message of an administrative route."""
+        call = Call(path)
+        call_id = f"call-{next(self._numbers)}"
+        self._calls[call_id] = call
+        self._sent.append(_message_of(path, body or {}, call_id))
+        return call
+
+    def disconnect(self, view: ClientView) -> None:
+        """Hang up; the front end aborts the request."""
+        view.dropped = view.closed = True
+        self._sent.append(Abort(rid=view.rid))
+
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
+        """Nothing to wait for: replies are with the clients when they are sent."""
+
+    def forget(self) -> None:
+        """Drop what is still open."""
+        self._open.clear()
+        self._calls.clear()
+        self._sent.clear()
+
+    def take_sent(self) -> list[ClientMessage]:
+        """What was sent since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """The scheduler's outbox: hand replies to the clients."""
+        for reply in replies:
+            if isinstance(reply, TokenOutput):
+                self._output(reply)
+            elif isinstance(reply, Refusal):
+                self._refusal(reply)
+            elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
+                call.answer(200 if reply.ok else 400, reply.message)
+
+    def _check_unique(self, rid: str) -> None:
+        if rid in self._open:
+            kind, message = ProblemType.DUPLICATE, f"rid must be unique among live requests, got {rid!r}, which is"
+            raise ApiError(409, kind, message, param="rid")
+
+    def _output(self, output: TokenOutput) -> None:
+        request = self._open.get(output.rid)
+        if request is None:
+            return
+        if output.finish_reason is not None:
+            del self._open[output.rid]
+        if not request.view.dropped and request.take(output):
+            self._sent.append(Abort(rid=output.rid, finish_reason=FinishReason.STOP))
+
+    def _refusal(self, refusal: Refusal) -> None:
+        error = ApiError.of_refusal(refusal)
+        request = self._open.pop(refusal.rid, None)
+        if request is not None:
+            request.view.fail(error.body.error.message, error.status)
+
+
+def _message_of(path: str, body: dict[str, Any], call_id: str) -> ClientMessage:
+    url = urllib.parse.urlsplit(path)
+    if url.path == "/flush_cache":
+        timeout = dict(urllib.parse.parse_qsl(url.query)).get("timeout")
+        return FlushCache(call_id=call_id, timeout_s=None if timeout is None else float(timeout))
+    if url.path == "/update_weights_from_disk":
+        return UpdateWeights(call_id=call_id, model_path=body["model_path"], timeout_s=body.get("timeout"))
+    if url.path == "/abort_request":
+        return AbortAll(call_id=call_id) if body.get("abort_all") else Abort(rid=body["rid"], call_id=call_id)
+    if url.path == "/pause_generation":
+        return PauseGeneration(call_id=call_id, mode=PauseMode(body["mode"]))
+    if url.path == "/continue_generation":
+        return ContinueGeneration(call_id=call_id)
+    raise ValueError(f"no such route: {path}")

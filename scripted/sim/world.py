@@ -1,0 +1,86 @@
+"""The world of the sim tier: simulated clients and a simulated pipeline, in this process. Nothing in it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import (
+    ClientMessage,
+    PipelineEvent,
+    Reply,
+)
+from engine.pipeline.wire import StageView
+from scripted.gate.stop_strings import ByteDecoder
+from scripted.sim.clients import SimClients
+from scripted.simulated_pipeline import SimulatedPipeline
+
+__all__ = ["SimWorld"]
+
+
+class SimWorld:
+    """The world of the sim tier."""
+
+    tier = "sim"
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.pipeline = SimulatedPipeline(limits)
+        self.clients = SimClients(limits)
+
+    def limit_waits(self, seconds: float) -> None:
+        """Nothing waits in here."""
+
+    def take_messages(self) -> list[ClientMessage]:
+        """What the clients sent."""
+        return self.clients.take_sent()
+
+    def decoder(self) -> ByteDecoder:
+        """Tokens as text."""
+        return ByteDecoder()
+
+    def wait(self) -> None:
+        """Never needed: what can come is there."""
+        raise EngineError("a verb waits for a message that its client never sent")
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """The completion of the oldest microbatch."""
+        event = self.pipeline.next_completion(0)
+        assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
+        return event
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Hand replies to the clients."""
+        self.clients.send(replies)
+
+    def corruptions(self) -> Sequence[str]:
+        """What requests read that was not theirs."""
+        return self.pipeline.corruptions
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Lose the pipeline."""
+        self.pipeline.kill_stage(stage)
+        event = self.pipeline.next_completion(0)
+        assert event is not None
+        return event
+
+    def stall_stage(self, stage: int) -> None:
+        """Stop a stage."""
+        self.pipeline.stall_stage(stage)
+
+    def resume_stage(self, stage: int) -> None:
+        """Let a stage go on."""
+        self.pipeline.resume_stage(stage)
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next microbatch fail."""
+        self.pipeline.fail_next_step(stage)
+
+    def describe_stage(self, stage: int) -> StageView:
+        """The stage's own view."""
+        return self.pipeline.describe()[stage]
+
+    def start_over(self) -> None:
+        """A new pipeline: the old one's KV is nobody's."""
+        self.pipeline.forget()

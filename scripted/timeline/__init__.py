@@ -1,6 +1,0 @@
-"""The timeline: a run as one HTML page that explains itself, and as a Perfetto trace."""
-
-from scripted.timeline.page import render_timeline
-from scripted.timeline.perfetto import to_perfetto
-
-__all__ = ["render_timeline", "to_perfetto"]

@@ -1,0 +1,111 @@
+"""A recorded run: one script, run once by hand, with everything that is worth keeping of it.
+
+What ``scripted run``, the gallery and the demo are made of. Starts no harness and prints nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+
+from engine.limits import Limits
+from scripted.errors import ScriptError
+from scripted.gate.run import ScriptSucceeded
+from scripted.report.trace import Trace, TraceHeader
+from scripted.script.decorator import ScriptedTest
+from scripted.script.options import ScriptOptions
+
+__all__ = ["Harness", "RecordedRun", "run_recorded"]
+
+TierName = Literal["sim", "server"]
+
+
+class Harness(Protocol):
+    """A started ``ScriptedSim`` or ``ScriptedServer``."""
+
+    def run(
+        self, script: Any, *args: Any, timeout_s: float = ..., options: ScriptOptions | None = None, **kwargs: Any
+    ) -> ScriptSucceeded:
+        """Run one script."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """How a run ended: a success or an error, never both. ``trace`` is None when no step was run."""
+
+    success: ScriptSucceeded | None
+    error: ScriptError | None
+    trace: Trace | None
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """The script ended, and every check held."""
+        return self.success is not None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the script that are known of."""
+        return self.success.steps if self.success is not None else len(self.trace.records) if self.trace else 0
+
+
+def run_recorded(
+    harness: Harness,
+    test: ScriptedTest,
+    *,
+    title: str,
+    tier: str,
+    mutant: str | None = None,
+    every_step: bool = True,
+    arguments: dict[str, Any] | None = None,
+    replay: str = "",
+) -> RecordedRun:
+    """Run a decorated script on a harness of its configuration and keep what happened; a ScriptError is kept too.
+
+    ``mutant`` says what the harness was started with; ``every_step`` audits the engine's books after each step.
+    """
+    options = msgspec.structs.replace(test.options, record=True, check_every_step=every_step, replay=replay)
+    header = _Header(title, cast(TierName, tier), test, mutant)
+    started = time.perf_counter()
+    try:
+        success = harness.run(test.script, options=options, **(arguments or {}))
+    except ScriptError as exc:
+        return RecordedRun(success=None, error=exc, trace=header.failed(exc), seconds=time.perf_counter() - started)
+    return RecordedRun(success=success, error=None, trace=header.passed(success), seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What is known of a trace before the run ends."""
+
+    title: str
+    tier: TierName
+    test: ScriptedTest
+    mutant: str | None
+
+    def passed(self, success: ScriptSucceeded) -> Trace | None:
+        if success.limits is None:
+            return None
+        return Trace(self._header(success.limits, "passed", died=False), success.records, success.notes)
+
+    def failed(self, error: ScriptError) -> Trace | None:
+        report = error.report
+        if report.limits is None or not report.records:
+            return None
+        died = report.records[-1].error is not None
+        return Trace(self._header(report.limits, report.headline, died=died), report.records, report.notes)
+
+    def _header(self, limits: Limits, outcome: str, *, died: bool) -> TraceHeader:
+        return TraceHeader(
+            title=self.title,
+            tier=self.tier,
+            config=self.test.config.model_dump(),
+            limits=limits,
+            outcome=outcome,
+            mutant=self.mutant,
+            died=died,
+        )

@@ -1,0 +1,91 @@
+"""The demo's story and its verdict, on runs of its script in the sim tier."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scripted.demo.race import flush_race
+from scripted.demo.show import BUG, Half
+from scripted.demo.story import Race
+from scripted.gallery import mutant_named
+from scripted.script.decorator import spec_of
+from scripted.script.loader import load_test
+from scripted.sim.runner import ScriptedSim
+from scripted.traced_run import RecordedRun, run_recorded
+
+REGISTERED = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flight.py"
+
+
+def run_race(mutant: str | None) -> RecordedRun:
+    test = spec_of(flush_race)
+    with ScriptedSim.start(test.config, mutant=mutant) as sim:
+        return run_recorded(sim, test, title="race", tier="sim", mutant=mutant, every_step=mutant is None)
+
+
+@pytest.fixture(scope="module")
+def bug() -> RecordedRun:
+    return run_race(BUG)
+
+
+@pytest.fixture(scope="module")
+def engine() -> RecordedRun:
+    return run_race(None)
+
+
+def half(outcome: RecordedRun, *, with_bug: bool) -> Half:
+    return Half(title="half", mutant=mutant_named(BUG) if with_bug else None, outcome=outcome, pids={"scheduler": 7})
+
+
+def test_the_story_tells_the_turning_points(bug, engine):
+    crash, refusal = Race.of(bug.trace.records), Race.of(engine.trace.records)
+    assert [step for step, _ in crash.sentences()] == [2, 3, 7]
+    assert [step for step, _ in refusal.sentences()] == [2, 3, 14]
+    told = " ".join(sentence for _, sentence in crash.sentences())
+    assert "200" in told
+    assert "another tree" in told
+    assert "refused 400: in_flight=2" in " ".join(sentence for _, sentence in refusal.sentences())
+
+
+def test_both_halves_show_what_they_should(bug, engine):
+    assert half(bug, with_bug=True).problems() == []
+    assert half(engine, with_bug=False).problems() == []
+
+
+def test_a_half_that_shows_something_else_is_a_failure(bug, engine):
+    """The demo must not be green whatever happens."""
+    assert len(half(engine, with_bug=True).problems()) == 3
+    assert len(half(bug, with_bug=False).problems()) == 3
+
+
+def test_a_run_without_its_window_is_no_race(engine):
+    assert Race.of(engine.trace.records[:1]) is None
+    assert half(RecordedRun(success=None, error=None, trace=None, seconds=0), with_bug=False).problems()
+
+
+def test_what_is_printed_is_ascii_and_has_table_and_story(bug):
+    out = io.StringIO()
+    half(bug, with_bug=True).show(Console(file=out, width=118, color_system=None, highlight=False, markup=False))
+    text = out.getvalue()
+    assert text.isascii()
+    assert "scheduler (7)" in text
+    assert "DIED HERE" in text
+    assert "step 3" in text
+
+
+def test_the_demo_runs_the_race_of_the_registered_test(engine):
+    """Same configuration and same plans: the demo shows what the suite tests."""
+    registered = load_test(str(REGISTERED), "test_flush_while_chunk_results_are_in_flight")
+    assert registered.config == spec_of(flush_race).config
+    with ScriptedSim.start(registered.config) as sim:
+        run = run_recorded(sim, registered, title="test", tier="sim")
+    assert shapes(run) == shapes(engine)
+
+
+def shapes(run: RecordedRun) -> list[list[tuple[int, int]]]:
+    """Where each segment of each microbatch starts and how long it is: the plan without the names of requests."""
+    launched = [record.microbatch for record in run.trace.records if record.microbatch is not None]
+    return [[(segment.start, len(segment.token_ids)) for segment in microbatch.segments] for microbatch in launched]

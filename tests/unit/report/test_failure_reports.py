@@ -1,0 +1,252 @@
+"""What a person reads when a script fails: the line, the reason, the steps, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import EngineConfig
+from scripted import (
+    BadCall,
+    ScriptDefinitionError,
+    ScriptedSim,
+    ScriptError,
+    ScriptFailed,
+    ScriptOptions,
+    ScriptTimeout,
+    ServerDied,
+)
+from scripted.report.failure import Activity, FailureKind, FailureReport, ProcessStack
+from scripted.server.stacks import readable_stack
+
+PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
+REPORT_WIDTH = 120
+
+
+def run(script, **options) -> ScriptError:
+    with ScriptedSim.start(PP2) as sim, pytest.raises(ScriptError) as caught:
+        sim.run(script, options=ScriptOptions(**options))
+    return caught.value
+
+
+def fails(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=3)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 4, f"{len(r.output_ids)} tokens"
+
+
+def test_failing_script_shows_line_steps_and_state() -> None:
+    """D02, D07"""
+    error = run(fails, replay="pytest here")
+    assert isinstance(error, ScriptFailed)
+    text = str(error)
+    assert "in fails\n>       assert len(r.output_ids) == 4" in text
+    assert "E       3 tokens" in text
+    assert "decode" in text
+    assert "ends: length" in text
+    assert "in flight: nothing" in text
+    assert "sim tier, pp_size=2" in text
+    assert "Replay:  pytest here" in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("E ")) <= REPORT_WIDTH
+
+
+def spends(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=30)
+    yield from t.run_until_finished(r, max_steps=5)
+
+
+def test_spent_budget_shows_the_state_at_the_scripts_line() -> None:
+    """D07"""
+    text = str(run(spends))
+    assert "scripted-1 did not finish within 5 steps; step 5: waiting=[]" in text
+    assert "scripted/script/waits.py" not in text
+
+
+def never_ends(t):
+    while True:
+        yield
+
+
+def test_script_without_end_is_stopped_by_its_budget_of_steps() -> None:
+    """D07"""
+    assert "ran its max_steps=20 steps" in str(run(never_ends, max_steps=20))
+
+
+def never_yields(t):
+    yield
+    while True:
+        pass
+
+
+def test_script_that_neither_yields_nor_ends_is_stopped() -> None:
+    """D06: at its own line."""
+    error = run(never_yields, timeout_s=0.05)
+    assert isinstance(error, ScriptTimeout)
+    assert "did not end within timeout_s=0.05" in str(error)
+    assert "in never_yields" in str(error)
+
+
+def forgets(t):
+    r = t.start_req(prompt_len=10)
+    t.run_until_finished(r)
+    yield
+
+
+def yields_a_wait(t):
+    yield t.run_until_idle()
+
+
+def yields_a_number(t):
+    yield 3
+
+
+def asks_in_vain(t):
+    yield from t.run_until(lambda: t.state.nonsense)
+
+
+def waits_for_a_value(t):
+    yield from t.run_until(t.state.queues_clear)
+
+
+def is_refused(t):
+    t.start_req(prompt_len=9000)
+    yield
+
+
+def prompts_twice(t):
+    t.start_req(prompt_len=3, text="abc")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (forgets, "write 'yield from t.run_until_finished(scripted-1)'"),
+        (yields_a_wait, "write 'yield from t.run_until_idle()'"),
+        (yields_a_number, "a script yields nothing, got 3"),
+        (asks_in_vain, "'State' object has no attribute 'nonsense'"),
+        (waits_for_a_value, "write a lambda"),
+        (is_refused, "refused with 400: the prompt has 9000 tokens"),
+        (prompts_twice, "exactly one of prompt_len, prompt_ids and text"),
+    ],
+)
+def test_mistake_is_explained_at_the_scripts_line(script, words: str) -> None:
+    """D02: the harness's own lines are not shown."""
+    text = str(run(script))
+    assert words in text
+    assert f"in {script.__name__}" in text
+    assert "in _" not in text.split("State:")[0]
+
+
+def stops_the_engine(t):
+    r = t.start_req(prompt_len=10)
+    yield
+    t.scheduler.books.in_flight.clear()
+    yield from t.run_until_finished(r)
+
+
+def test_broken_books_are_reported_with_the_scripts_position() -> None:
+    text = str(run(stops_the_engine))
+    assert "IntegrityError" in text
+    assert "in stops_the_engine" in text
+
+
+def dies(t):
+    t.scheduler.planner.plan = None
+    yield
+
+
+def test_scheduler_that_dies_is_named_with_its_traceback() -> None:
+    """D06: and the step that it died in."""
+    error = run(dies)
+    assert isinstance(error, ServerDied)
+    assert "The scheduler process was the first to die" in str(error)
+    assert "planner.plan()" in str(error)
+    assert "DIED HERE" in str(error)
+
+
+def kills(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=3)
+    late = t.start_req(prompt_len=100, prompt_seed=1, max_new_tokens=3)
+    yield
+    refused = t.start_req(prompt_len=10)
+    t.kill_stage(1)
+    yield from t.run_until_all_finished([r, late, refused])
+    for request in (r, late, refused):
+        assert (request.finish_reason, request.client.finish_reason) == ("error", "error")
+        assert "stage-1" in request.client.error
+        assert "stage-1" in request.error
+
+
+def test_script_goes_on_after_it_killed_a_stage() -> None:
+    """D06, D09: every client is told which one died, also of a request that had only just arrived."""
+    with ScriptedSim.start(PP2) as sim:
+        assert sim.run(kills).spent
+
+
+def not_a_script(t):
+    return 3
+
+
+def test_function_that_never_yields_is_refused() -> None:
+    """D08"""
+    with ScriptedSim.start(PP2) as sim, pytest.raises((ScriptDefinitionError, ScriptFailed), match="generator"):
+        sim.run(not_a_script)
+
+
+def misses(t):
+    t.sometimes("a window", condition=False)
+    yield
+
+
+def test_window_that_was_never_reached_is_named() -> None:
+    """D03"""
+    assert "never reached 'a window'" in str(run(misses, must_reach=("a window",)))
+
+
+def test_notes_of_bad_calls_change_nothing() -> None:
+    def script(t):
+        for call in (
+            lambda: t.release_results(0),
+            lambda: t.kill_stage(2),
+            lambda: t.pause_generation("hard"),
+            lambda: t.sometimes("", True),
+            lambda: t.advance_to_stage(None, "middle"),
+        ):
+            with pytest.raises(BadCall):
+                call()
+        yield
+        assert t.history[0].events == ()
+
+    with ScriptedSim.start(PP2) as sim:
+        sim.run(script)
+
+
+# -- the report itself --
+
+
+def timeout_of(*stacks: ProcessStack) -> str:
+    return FailureReport(kind=FailureKind.TIMEOUT, error="late", stacks=stacks).render()
+
+
+def test_hang_deadlock_and_slowness_are_told_apart() -> None:
+    """D06"""
+    waits = ProcessStack("stage-0 (pid 1)", "in poll")
+    stopped = ProcessStack("stage-1 (pid 2)", "", Activity.STOPPED)
+    busy = ProcessStack("scheduler (pid 3)", "in loop", Activity.COMPUTES)
+    assert "stage-1 (pid 2) is stopped by a signal (SIGSTOP): nothing can get past it" in timeout_of(waits, stopped)
+    assert "scheduler (pid 3) still computes" in timeout_of(waits, busy)
+    assert "which is a deadlock" in timeout_of(waits, waits)
+    assert "--- stage-0 (pid 1) waits ---\nin poll" in timeout_of(waits)
+
+
+def test_dead_process_leads_the_headline() -> None:
+    report = FailureReport(kind=FailureKind.DIED, error="gone\nand more", dead_process="stage-1", cause="killed")
+    assert report.headline == "the stage-1 process died: gone"
+    assert "The stage-1 process was the first to die:\nkilled" in report.render()
+
+
+def test_stack_is_shown_without_what_every_process_has() -> None:
+    stage = 'Current thread 0x1 (most recent call first):\n  File "/x/stage.py", line 1 in run\n'
+    start = '  File "/x/engine/launch/child.py", line 147 in _run\n  File "/x/preload.py", line 3 in main'
+    idle = 'Thread 0x2 (most recent call first):\n  File "/x/y.py", line 1 in _end_with_supervisor'
+    assert readable_stack(f"{idle}\n\n{stage}{start}") == stage.rstrip()

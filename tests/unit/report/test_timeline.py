@@ -1,0 +1,385 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from race_records import LIMITS, PP4, flush_race, generate, race_traces, record_run
+
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    Completion,
+    ContinueGeneration,
+    Event,
+    FinishReason,
+    FlushCache,
+    GetStats,
+    PauseGeneration,
+    PipelineFailed,
+    Refusal,
+    RefusalKind,
+    Reply,
+    TokenOutput,
+)
+from engine.scheduler.ports import StepRecord
+from scripted.report.timeline import page, render_timeline, to_perfetto
+from scripted.report.timeline.difference import first_difference
+from scripted.report.timeline.palette import COLOURS, colours_of
+from scripted.report.timeline.positions import in_window, launches, pipeline_at
+from scripted.report.trace import Trace, TraceHeader
+from scripted.report.wording import event_text, reply_text, short_rid
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Element(msgspec.Struct):
+    tag: str
+    attributes: dict[str, str | None]
+    text: str = ""
+
+    @property
+    def classes(self) -> set[str]:
+        return set((self.attributes.get("class") or "").split())
+
+    @property
+    def place(self) -> dict[str, float]:
+        """The numbers of the style's variables, by name."""
+        return {
+            name: float(value) for name, value in re.findall(r"--(\w+):([\d.]+)", self.attributes.get("style") or "")
+        }
+
+
+class Document(HTMLParser):
+    """The elements of a page in order; fails when tags do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[Element] = []
+        self._open: list[Element] = []
+        self.feed(html)
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice in {tag}: {attrs}"
+        element = Element(tag, dict(attrs))
+        self.elements.append(element)
+        if tag not in VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        for element in self._open:
+            element.text += data
+
+    def of_class(self, *names: str) -> list[Element]:
+        return [element for element in self.elements if element.classes >= set(names)]
+
+    def one(self, *names: str) -> Element:
+        (element,) = self.of_class(*names)
+        return element
+
+
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
+    return race_traces(monkeypatch)
+
+
+def trace_of(records: Sequence[StepRecord], **header: object) -> Trace:
+    fields = {"title": "t", "tier": "sim", "config": PP4.model_dump(), "limits": LIMITS, "outcome": "passed"} | header
+    return Trace(TraceHeader(**fields), tuple(records))
+
+
+# -- where microbatches are --
+
+
+def test_a_microbatch_is_one_stage_further_each_step() -> None:
+    records = flush_race()
+    at = [pipeline_at(record, launches(records), 4) for record in records[:7]]
+    assert [p.stages for p in at[:5]] == [
+        (0, None, None, None),
+        (1, 0, None, None),
+        (None, 1, 0, None),
+        (None, None, 1, 0),
+        (None, None, None, 1),
+    ]
+    assert [p.results for p in at[3:]] == [(), (0,), (0, 1), (1,)]
+    assert [in_window(record) for record in records[:8]] == [False] + 6 * [True] + [False]
+
+
+# -- the page --
+
+
+def test_the_page_needs_nothing_from_outside(race: tuple[Trace, Trace]) -> None:
+    html = render_timeline(race)
+    document = Document(html)
+    policy = next(e for e in document.elements if e.attributes.get("http-equiv") == "Content-Security-Policy")
+    assert (policy.attributes["content"] or "").startswith("default-src 'none'")
+    assert not [e for e in document.elements if {"src", "href", "srcset"} & set(e.attributes)]
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "prefers-color-scheme: dark" in html
+    assert "width=device-width" in html
+
+
+def test_both_runs_are_there_with_their_ends(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race))
+    assert [e.text for e in document.of_class("verdict")] == ["passed", "died"]
+    assert document.one("mutant").text == "mutant: idle-ignores-in-flight"
+    assert [e.text.split() for e in document.of_class("config")] == 2 * [
+        ["pp_size=4", "pp_async_depth=2", "chunked_prefill_size=64"]
+    ]
+    assert "This request holds the node from another tree" in document.one("outcome").text
+
+
+def test_microbatches_move_diagonally_and_their_results_wait(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race[:1]))
+    boxes = [e for e in document.of_class("box", "stage") if e.text.startswith("#0")]
+    assert [box.place["x"] for box in boxes] == [0, 1, 2, 3]
+    first = boxes[0].place["y"]
+    assert [box.place["y"] - first for box in boxes] == pytest.approx([0, 1, 2, 3])
+    assert boxes[0].text == "#0a[0:64]"
+    waiting = [e.place["x"] for e in document.of_class("box", "result") if e.text.startswith("#0")]
+    assert waiting == [4, 5]
+    assert len([e for e in document.elements if e.tag == "polyline"]) == 3
+
+
+def test_the_window_is_shaded_and_says_what_it_is(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race[:1]))
+    assert document.one("band", "window").place == {"x": 1, "n": 6}
+    assert document.one("says").text == "every queue is empty, yet results are in flight"
+    assert not document.of_class("band", "failed")
+
+
+def test_the_failing_step_is_lit_with_its_error(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race))
+    died = len(race[1].records) - 1
+    assert document.one("band", "failed").place["x"] == died
+    assert document.one("step", "failed").text == str(race[1].records[-1].step)
+    callout = document.one("callout")
+    assert f"died in step {died + 1}" in callout.text
+    assert str(race[1].records[-1].error) in callout.text
+    columns = next(e for e in document.elements if e.attributes.get("id") == "timeline").place["columns"]
+    assert callout.place["x"] < columns
+
+
+def test_a_run_that_died_without_writing_its_last_step_is_lit_too(race: tuple[Trace, Trace]) -> None:
+    broken = Trace(race[1].header, race[1].records[:-1])
+    document = Document(render_timeline([broken]))
+    assert document.one("band", "failed").place["x"] == len(broken.records) - 1
+    assert f"died after step {broken.records[-1].step}" in document.one("callout").text
+    assert broken.header.outcome in document.one("callout").text
+
+
+def test_the_first_difference_is_marked_and_opened(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race))
+    assert document.one("apart").place["x"] == 2
+    words = " ".join(document.one("parts").text.split())
+    assert words == (
+        "First difference to run 1: step 3, replies: flush -> refused 400: in_flight=2 there, "
+        "flush -> 200: flushed 0 cached pages here."
+    )
+    shown = [e for e in document.of_class("state") if "hidden" not in e.attributes]
+    assert [(e.attributes["data-run"], e.attributes["data-x"]) for e in shown] == [("0", "2"), ("1", "2")]
+
+
+def test_every_step_has_its_full_state(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race))
+    states = [e for e in document.of_class("state") if "ended" not in e.classes]
+    assert len(states) == len(race[0].records) + len(race[1].records)
+    text = " ".join(states[1].text.split())
+    for part in (
+        "step 2: the window: every queue is empty, 2 microbatches in flight",
+        "the window is open",
+        "#1 prefill, 61 tokens",
+        "a[64:125] in row 0, new pages 4 to 7, samples a token",
+        "stage 0: #1 prefill of a, launched in step 2",
+        "waiting, chunked and running are empty",
+        race[0].records[1].digest,
+    ):
+        assert part in text
+    assert "waiting=0 chunked=0 running=0 in_flight=2" in states[2].text
+
+
+def test_events_and_answers_are_marks_in_their_step(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race[:1]))
+    marks = {(e.text, e.place["x"]) for e in document.of_class("chip")}
+    assert {("FLUSH", 2), ("generate a (125 tokens)", 0), ("flush -> refused 400: in_flight=2", 2)} <= marks
+    assert ("the window is open", 1) in marks
+    assert ("#0 (chunk)", 6) in marks
+
+
+HOSTILE = "\"><script>alert(1)</script><style>'{{7*7}}</style><!--\x1b\n"
+
+
+def test_hostile_names_cannot_inject(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil, tame = race_traces(monkeypatch, rid=HOSTILE), race_traces(monkeypatch, rid="tame")
+    header = msgspec.structs.replace(evil[1].header, title=HOSTILE, outcome=HOSTILE, mutant=HOSTILE)
+    evil_page = render_timeline([evil[0], msgspec.structs.replace(evil[1], header=header)])
+    tags = [element.tag for element in Document(evil_page).elements]
+    assert tags == [element.tag for element in Document(render_timeline(tame)).elements]
+    assert tags.count("script") == 1
+    assert "<script>alert" not in evil_page
+    assert "\x1b" not in evil_page
+    assert evil_page.count("49") == evil_page.replace("{{7*7}}", "").count("49")
+
+
+def test_the_same_traces_give_the_same_page(race: tuple[Trace, Trace]) -> None:
+    again = msgspec.json.decode(msgspec.json.encode(race), type=tuple[Trace, Trace])
+    assert render_timeline(race) == render_timeline(again)
+
+
+def test_a_request_has_one_colour_in_all_runs(race: tuple[Trace, Trace]) -> None:
+    many = trace_of(record_run(lambda step, _: [generate(f"r{i}", tokens=4) for i in range(10)] if step == 1 else []))
+    other = trace_of(record_run(lambda step, _: [generate("r3", tokens=4), generate("new")] if step == 1 else []))
+    colours = colours_of([many, other])
+    assert [colours[f"r{i}"] for i in range(10)] == [i % COLOURS for i in range(10)]
+    assert colours["new"] == 1, "the second request of a run that made up its own rids"
+    document = Document(render_timeline([many, other]))
+    named = [e for e in document.elements if e.tag == "i" and e.text == "r3[0:4]"]
+    assert named
+    assert all("r3" in element.classes for element in named)
+
+
+def test_many_of_a_kind_are_counted_not_dropped() -> None:
+    trace = trace_of(record_run(lambda step, _: [generate(f"r{i}", tokens=4) for i in range(10)] if step == 1 else []))
+    document = Document(render_timeline([trace]))
+    more = next(e for e in document.of_class("chip", "more") if e.place["x"] == 0)
+    assert more.text == "+7 more"
+    assert "generate r9 (4 tokens)" in str(more.attributes["title"])
+    assert document.of_class("box", "stage")[0].text == "#0r0[0:4]r1[0:4]r2[0:4]+7"
+
+
+def test_a_long_run_shows_the_steps_that_matter(race: tuple[Trace, Trace], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_COLUMNS", 4)
+    died = Trace(race[1].header, race[1].records)
+    document = Document(render_timeline([died]))
+    steps = [e.text for e in document.of_class("step") if e.tag == "button"]
+    assert steps == [str(record.step) for record in died.records[-4:]]
+    assert "the others are left out" in document.one("legend").text
+    assert document.one("band", "failed").place["x"] == 3
+    assert "#0" in {e.text[:2] for e in document.of_class("box")}, "launches before the first column are known"
+
+
+def test_the_smallest_inputs() -> None:
+    with pytest.raises(ValueError, match="at least one trace"):
+        render_timeline([])
+    assert not Document(render_timeline([trace_of([])])).of_class("box")
+    assert Document(render_timeline([trace_of(flush_race()[-1:])])).of_class("chip")
+
+
+# -- the first difference --
+
+
+def test_equal_runs_have_no_difference(race: tuple[Trace, Trace]) -> None:
+    assert first_difference(race[0], race[0]) is None
+    renamed = [
+        msgspec.structs.replace(
+            record,
+            now=record.now + 9,
+            events=tuple(FlushCache(call_id="other") if type(e) is FlushCache else e for e in record.events),
+            replies=tuple(
+                msgspec.structs.replace(r, call_id="other") if type(r) is CallAnswer else r for r in record.replies
+            ),
+        )
+        for record in race[0].records
+    ]
+    assert first_difference(race[0], trace_of(renamed)) is None, "time and call ids are not what a run did"
+
+
+def test_the_field_that_differs_is_named(race: tuple[Trace, Trace]) -> None:
+    found = first_difference(*race)
+    assert found is not None
+    assert (found.index, found.field) == (2, "replies")
+    records = list(race[0].records)
+    records[5] = msgspec.structs.replace(records[5], pages_free=3)
+    found = first_difference(race[0], trace_of(records))
+    assert found is not None
+    assert (found.index, found.field, found.right) == (5, "pages_free", "3")
+
+
+def test_a_run_that_ends_early_differs_there(race: tuple[Trace, Trace]) -> None:
+    short = trace_of(race[0].records[:9])
+    found = first_difference(race[0], short)
+    assert found is not None
+    assert (found.index, found.field, found.left, found.right) == (9, "length", "goes on", "ends")
+    assert Document(render_timeline([race[0], short])).one("apart").place["x"] == 9
+
+
+# -- words --
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (generate("a", tokens=1), "generate a (1 token)"),
+        (Abort(rid="a"), "abort a"),
+        (Abort(rid="a", finish_reason=FinishReason.STOP), "end a (stop)"),
+        (AbortAll(), "abort all"),
+        (FlushCache(call_id="f"), "FLUSH"),
+        (FlushCache(call_id="f", timeout_s=2.5), "FLUSH, waits up to 2.5 s"),
+        (PauseGeneration(call_id="p"), "pause (retract)"),
+        (ContinueGeneration(call_id="c"), "continue"),
+        (GetStats(call_id="s"), "get stats"),
+        (Completion(microbatch_id=3), "result #3 (chunk)"),
+        (Completion(microbatch_id=3, token_ids=(5, 6)), "result #3 -> 5 6"),
+        (Completion(microbatch_id=3, token_ids=tuple(range(9))), "result #3 -> 0 1 2 3 +5 more"),
+        (Completion(microbatch_id=3, error="no\nmemory"), "result #3 FAILED: no\\nmemory"),
+        (PipelineFailed(process="stage 2", cause="signal 9"), "stage 2 DIED: signal 9"),
+    ],
+)
+def test_every_event_has_words(event: Event, words: str) -> None:
+    assert event_text(event) == words
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (TokenOutput(rid="a", token_ids=(5,)), "a -> token 5"),
+        (TokenOutput(rid="a", token_ids=(5,), finish_reason=FinishReason.LENGTH), "a -> token 5, ends: length"),
+        (TokenOutput(rid="a", finish_reason=FinishReason.ERROR, error="x"), "a -> ends: error, x"),
+        (Refusal(rid="a", kind=RefusalKind.BUSY, message="9 wait"), "a -> refused (busy): 9 wait"),
+        (CallAnswer(call_id="f", ok=True, message="done"), "flush -> 200: done"),
+        (CallAnswer(call_id="f", ok=False, message="busy: waiting=0 in_flight=2"), "flush -> refused 400: in_flight=2"),
+        (CallAnswer(call_id="f", ok=False, message="another waits"), "flush -> refused 400: another waits"),
+        (CallAnswer(call_id="unknown", ok=True, message="m"), "call -> 200: m"),
+    ],
+)
+def test_every_reply_has_words(reply: Reply, words: str) -> None:
+    assert reply_text(reply, {"f": "flush"}) == words
+
+
+def test_long_rids_keep_head_and_tail() -> None:
+    assert short_rid("a" * 14) == "a" * 14
+    assert short_rid("0123456789abcdef") == "01234..9abcdef"
+    assert short_rid("a\x1b\u4f60") == "a\\x1b\\u4f60"
+
+
+# -- Perfetto --
+
+
+def test_the_perfetto_export_has_a_track_a_stage(race: tuple[Trace, Trace]) -> None:
+    text = to_perfetto(race[1])
+    assert text == to_perfetto(race[1])
+    events = json.loads(text)["traceEvents"]
+    tracks = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    assert list(tracks)[:5] == ["scheduler", "stage 0", "stage 1", "stage 2", "stage 3"]
+    first = {e["tid"]: e["ts"] for e in events if e["ph"] == "X" and e["name"].startswith("#0")}
+    assert [first[tracks[f"stage {stage}"]] for stage in range(4)] == [1000, 2000, 3000, 4000]
+    marks = [e["name"] for e in events if e["ph"] == "i"]
+    assert "FLUSH" in marks
+    assert marks[-1].startswith("DIED: IntegrityError")
+    sizes = [e["args"] for e in events if e["ph"] == "C"]
+    assert len(sizes) == len(race[1].records)
+    assert sizes[1] == {"waiting": 0, "chunked": 0, "running": 0, "in_flight": 2}

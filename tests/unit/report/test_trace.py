@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from race_records import LIMITS, PP4, race_traces
+
+from engine.errors import EngineError
+from scripted.report.trace import Trace, TraceError, read_trace, write_trace
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    return race_traces(monkeypatch)[1]
+
+
+def test_a_trace_survives_the_way_through_a_file(trace: Trace, tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.jsonl", trace)
+    again = read_trace(tmp_path / "a.jsonl")
+    assert again == trace
+    assert again.header.died
+    assert again.records[-1].error is not None
+    assert again.header.limits == LIMITS
+    assert again.header.config["pp_async_depth"] == PP4.pp_async_depth
+    assert type(again.records[0].events[0]).__name__ == "Generate"
+
+
+def test_the_same_trace_gives_the_same_bytes(trace: Trace, tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.jsonl", trace)
+    write_trace(tmp_path / "b.jsonl", read_trace(tmp_path / "a.jsonl"))
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_a_line_is_a_step_so_that_a_log_tool_can_read_it(trace: Trace, tmp_path: Path) -> None:
+    write_trace(str(tmp_path / "a.jsonl"), trace)
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + len(trace.records) + len(trace.notes)
+    assert lines[0].startswith('{"format":"lockstep-trace-1"')
+
+
+def _replace_line(number: int, text: str) -> object:
+    def damage(lines: list[str]) -> list[str]:
+        return [*lines[: number - 1], text, *lines[number:]]
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda lines: [], "line 1: not the header of a trace"),
+        (lambda lines: lines[1:], "line 1: not the header of a trace"),
+        (
+            lambda lines: [lines[0].replace("lockstep-trace-1", "lockstep-trace-9"), *lines[1:]],
+            "got 'lockstep-trace-9'",
+        ),
+        (_replace_line(3, "{"), "line 3: not a step or a note"),
+        (_replace_line(3, "{}"), "line 3: must hold one step or one note"),
+        (_replace_line(3, '{"record":{"step":"two"}}'), r"\$\.record\.step"),
+        (_replace_line(3, '{"recordd":1}'), "line 3: .*recordd"),
+        (lambda lines: [*lines, lines[1]], "steps must grow, got step 1 after"),
+        (lambda lines: [lines[0], lines[1][: len(lines[1]) // 2]], "line 2: not a step or a note"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_name_and_line(trace: Trace, tmp_path: Path, damage, says: str) -> None:
+    path = tmp_path / "damaged.jsonl"
+    write_trace(path, trace)
+    path.write_text("\n".join(damage(path.read_text().splitlines())))
+    with pytest.raises(TraceError, match=says) as caught:
+        read_trace(path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, EngineError)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TraceError, match="line 1: not the header"):
+        read_trace(tmp_path / "binary")

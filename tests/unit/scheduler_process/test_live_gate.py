@@ -1,0 +1,267 @@
+"""The live gate: wakes for every source, takes events in order, never wakes for nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from engine.clock import MonotonicClock
+from engine.errors import ProcessDiedError
+from engine.messages import Abort, Completion, PipelineEvent, PipelineFailed, encode
+from engine.plan import Microbatch
+from engine.process.control import Control, ProcessDied, Serving, Shutdown
+from engine.scheduler.ports import Step, StepResult
+from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
+from engine.scheduler_process.live_gate import LiveGate
+
+DEPTH = 3
+NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)
+AGAIN = StepResult(step=1, microbatch=None, replies=(), again=True, deadline=None)
+
+
+class RemotePipeline:
+    """Completions come by a socket, as from stage processes: all that are there are read at once."""
+
+    def __init__(self, results: zmq.Socket[bytes]) -> None:
+        self._results = results
+        self._read: deque[Completion] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._read)
+
+    def launch(self, microbatch: Microbatch) -> None:
+        raise AssertionError(f"a gate launches nothing, got {microbatch}")
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        assert timeout_s == 0
+        while self._results.poll(0):
+            self._read.append(msgspec.msgpack.decode(self._results.recv(), type=Completion))
+        return self._read.popleft() if self._read else None
+
+    def wake_sources(self) -> Sequence[Any]:
+        return [self._results]
+
+    def close(self) -> None:
+        return
+
+
+class InProcessPipeline:
+    """Completions are computed when asked for; computing one may let a message arrive."""
+
+    def __init__(self, completions: Sequence[Completion]) -> None:
+        self.launched = deque(completions)
+        self.while_computing = lambda: None
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.launched)
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
+        if not self.launched:
+            return None
+        self.while_computing()
+        return self.launched.popleft()
+
+    def wake_sources(self) -> Sequence[Any]:
+        return ()
+
+
+class World:
+    """A gate and everything that it waits on."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None) -> None:
+        self.inbox = Inbox(context, "inproc://requests")
+        self.client = context.socket(zmq.PUSH)
+        self.client.connect("inproc://requests")
+        self.results = context.socket(zmq.PULL)
+        self.results.bind("inproc://results")
+        self.last_stage = context.socket(zmq.PUSH)
+        self.last_stage.connect("inproc://results")
+        self.supervisor, theirs = Pipe()
+        self.control = Control(theirs)
+        self.pipeline = pipeline or RemotePipeline(self.results)
+        self.gate = LiveGate(
+            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these five
+                inbox=self.inbox,
+                pipeline=self.pipeline,
+                control=self.control,
+                clock=MonotonicClock(),
+                limits=SimpleNamespace(depth=DEPTH),
+            )
+        )
+
+    def send(self, rid: str) -> None:
+        self.client.send(encode(Abort(rid=rid)))
+
+    def complete(self, number: int) -> None:
+        self.last_stage.send(encode(Completion(microbatch_id=number)))
+
+    def say(self, message: msgspec.Struct) -> None:
+        self.supervisor.send_bytes(msgspec.msgpack.encode(message))
+
+    def close(self) -> None:
+        for end in (self.client, self.results, self.last_stage):
+            end.close(linger=0)
+        self.inbox.close()
+        self.control.close()
+        self.supervisor.close()
+
+
+@pytest.fixture
+def make_world():
+    with zmq.Context() as context:
+        worlds: list[World] = []
+
+        def make(pipeline: Any = None) -> World:
+            worlds.append(World(context, pipeline))
+            worlds[-1].gate.__enter__()
+            return worlds[-1]
+
+        yield make
+        for world in worlds:
+            world.close()
+
+
+@pytest.fixture
+def world(make_world) -> World:
+    return make_world()
+
+
+def _waiting_step(world: World, previous: StepResult | None = NOTHING) -> tuple[threading.Thread, list[Step | None]]:
+    """A thread that is inside next_step, and where its result will be."""
+    steps: list[Step | None] = []
+    thread = threading.Thread(target=lambda: steps.append(world.gate.next_step(previous)), daemon=True)
+    thread.start()
+    return thread, steps
+
+
+@pytest.mark.parametrize("source", ["message", "completion", "shutdown"])
+def test_every_source_wakes_a_waiting_gate(world: World, source: str) -> None:
+    """A03"""
+    thread, steps = _waiting_step(world)
+    match source:
+        case "message":
+            world.send("a")
+        case "completion":
+            world.complete(7)
+        case "shutdown":
+            world.say(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive()
+    expected = {"message": (Abort(rid="a"),), "completion": (Completion(microbatch_id=7),), "shutdown": None}[source]
+    assert (steps[0] and steps[0].events) == expected
+
+
+def test_idle_gate_does_not_wake(world: World) -> None:
+    """A01, A03: what was no event (the supervisor's good news) is one wake-up, and the wait itself none."""
+    thread, _ = _waiting_step(world)
+    world.say(Serving(base_url="", pids={}))
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert world.gate.wakeups == 1
+    world.send("a")
+    thread.join(5)
+    assert world.gate.wakeups == 2
+
+
+def test_message_between_check_and_wait_is_not_lost(world: World) -> None:
+    """G27: everything is there before the wait begins, so nothing but the sockets themselves can tell."""
+    world.send("a")
+    assert world.gate.next_step(NOTHING).events == (Abort(rid="a"),)
+    world.send("b")
+    world.send("c")
+    assert world.gate.next_step(NOTHING).events[0] == Abort(rid="b")
+
+
+def test_completions_come_before_messages_in_arrival_order(world: World) -> None:
+    world.send("a")
+    world.send("b")
+    world.complete(1)
+    world.complete(2)
+    expected = (Completion(microbatch_id=1), Completion(microbatch_id=2), Abort(rid="a"), Abort(rid="b"))
+    assert world.gate.next_step(NOTHING).events == expected
+
+
+def test_a_source_that_has_nothing_is_not_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A02: an empty answer costs as much as a full one, each token."""
+
+    def unasked(*_: object) -> None:
+        raise AssertionError("asked although it had nothing")
+
+    world.send("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.pipeline, "next_completion", unasked)
+        assert world.gate.next_step(NOTHING).events == (Abort(rid="a"),)
+    world.complete(1)
+    monkeypatch.setattr(world.inbox, "drain", unasked)
+    assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=1),)
+
+
+def test_a_step_takes_messages_up_to_the_bound(world: World) -> None:
+    """A04: tested at bound + 1."""
+    for number in range(MAX_MESSAGES_A_STEP + 1):
+        world.send(str(number))
+    assert len(world.gate.next_step(NOTHING).events) == MAX_MESSAGES_A_STEP
+    assert world.gate.next_step(NOTHING).events == (Abort(rid=str(MAX_MESSAGES_A_STEP)),)
+
+
+def test_no_wait_when_the_scheduler_has_more_to_do(world: World) -> None:
+    assert world.gate.next_step(AGAIN).events == ()
+    world.send("a")
+    assert world.gate.next_step(AGAIN).events == (Abort(rid="a"),)
+
+
+def test_deadline_is_a_step_without_events(world: World) -> None:
+    now = MonotonicClock().now()
+    step = world.gate.next_step(msgspec.structs.replace(NOTHING, deadline=now + 0.002))
+    assert step.events == ()
+    assert step.now >= now + 0.002
+    assert world.gate.wakeups == 1
+
+
+def test_work_in_this_process_is_taken_one_at_a_time(make_world) -> None:
+    """Messages that came while one microbatch was computed are seen before the next one is."""
+    pipeline = InProcessPipeline([Completion(microbatch_id=1), Completion(microbatch_id=2)])
+    world = make_world(pipeline)
+    pipeline.while_computing = lambda: world.send("late")
+    assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=1), Abort(rid="late"))
+    pipeline.while_computing = lambda: None
+    assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=2),)
+
+
+def test_dead_stage_is_an_event_and_then_the_end(world: World) -> None:
+    """A06"""
+    world.say(ProcessDied(process="stage-2", cause="killed"))
+    assert world.gate.next_step(NOTHING).events == (PipelineFailed(process="stage-2", cause="killed"),)
+    with pytest.raises(ProcessDiedError, match="stage-2 process died: killed"):
+        world.gate.next_step(NOTHING)
+
+
+def test_dead_front_end_ends_the_loop_at_once(world: World) -> None:
+    world.say(ProcessDied(process="frontend", cause="killed"))
+    with pytest.raises(ProcessDiedError, match="frontend"):
+        world.gate.next_step(NOTHING)
+
+
+def test_dead_supervisor_ends_the_loop_at_once(world: World) -> None:
+    world.supervisor.close()
+    with pytest.raises(ProcessDiedError, match="supervisor"):
+        world.gate.next_step(NOTHING)
+
+
+def test_first_step_waits(world: World) -> None:
+    thread, steps = _waiting_step(world, None)
+    thread.join(0.02)
+    assert thread.is_alive()
+    world.send("a")
+    thread.join(5)
+    assert steps[0].events == (Abort(rid="a"),)

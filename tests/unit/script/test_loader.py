@@ -1,0 +1,64 @@
+"""Scripts are found by file and name, with pytest's assertions, and anew when the file has changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripted import ScriptDefinitionError
+from scripted.script.loader import load_script, load_test
+
+SCRIPT = "def script(t):\n    value = {}\n    assert value == 2\n    yield\n"
+HEAD = "from engine import EngineConfig\nfrom scripted import scripted\n\n"
+TEST = f"{HEAD}@scripted(EngineConfig())\ndef test_it(t):\n    yield\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "test_scripts.py"
+
+
+def test_assertions_show_values(file: Path) -> None:
+    file.write_text(SCRIPT.format(3))
+    with pytest.raises(AssertionError, match="assert 3 == 2"):
+        next(load_script(str(file), "script")(None))
+
+
+def test_changed_file_is_loaded_anew_and_the_same_is_not(file: Path) -> None:
+    file.write_text(SCRIPT.format(2))
+    first = load_script(str(file), "script")
+    assert load_script(str(file), "script") is first
+    file.write_text(SCRIPT.format(3))
+    assert load_script(str(file), "script") is not first
+
+
+def test_decorated_test_is_found_with_its_script(file: Path) -> None:
+    file.write_text(TEST)
+    assert load_test(str(file), "test_it").script is load_script(str(file), "test_it")
+
+
+@pytest.mark.parametrize("text", ["x = 3\n", "def script(t):\n    return 3\n", "script = 3\n"])
+def test_what_is_no_generator_function_is_refused(file: Path, text: str) -> None:
+    """D08"""
+    file.write_text(text)
+    with pytest.raises(ScriptDefinitionError, match="no generator function 'script' at its top level"):
+        load_script(str(file), "script")
+
+
+def test_file_without_that_test_names_those_it_has(file: Path) -> None:
+    file.write_text(TEST)
+    with pytest.raises(ScriptDefinitionError, match="its scripts are test_it"):
+        load_test(str(file), "test_other")
+
+
+def test_import_paths_of_the_caller_are_used(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D01"""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    (folder / "a_module_beside_the_script.py").write_text("VALUE = 2\n")
+    file.write_text(f"from a_module_beside_the_script import VALUE\n{SCRIPT.format('VALUE')}")
+    assert load_script(str(file), "script", [str(folder)])
+    monkeypatch.delitem(sys.modules, "a_module_beside_the_script")

@@ -1,0 +1,69 @@
+"""``scripted new``: the test that it writes, and the names that it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.errors import ConfigError
+from scripted.cli import app
+from scripted.cli.new import new_test
+from scripted.errors import ScriptDefinitionError, ServerDied
+from scripted.new_files import command_of, write_new
+from scripted.script.loader import load_test
+from scripted.script.options import ScriptOptions
+from scripted.sim.runner import ScriptedSim
+
+
+@pytest.mark.parametrize("pp_size", [1, 2, 4])
+def test_what_is_written_passes_at_once(tmp_path, pp_size):
+    path = new_test("it_is_mine", folder=tmp_path, pp_size=pp_size)
+    test = load_test(str(path), "test_it_is_mine")
+    assert test.config.pp_size == pp_size
+    assert test.tiers == ("sim", "server")
+    done = ScriptedSim(test.config).run(test.script, options=test.options)
+    assert done.reached == {test.options.must_reach[0]: 1}
+    assert done.compared == 1
+
+
+@pytest.mark.parametrize("pp_size", [1, 4])
+def test_what_is_written_fails_under_its_mutant(tmp_path, pp_size):
+    path = new_test("it_is_mine", folder=tmp_path, pp_size=pp_size)
+    assert "Mutant: flush-ignores-in-flight." in path.read_text()
+    test = load_test(str(path), "test_it_is_mine")
+    # Audited at the end, as every run with a mutant is.
+    options = ScriptOptions(check_every_step=False)
+    with pytest.raises(ServerDied, match="This request holds the node from another tree"):
+        ScriptedSim(test.config, mutant="flush-ignores-in-flight").run(test.script, options=options)
+
+
+@pytest.mark.parametrize("name", ["", "Big", "1st", "a-b", "test_it", "a b", "../a", "a.py"])
+def test_a_bad_name_is_refused(tmp_path, name):
+    with pytest.raises(ScriptDefinitionError, match="a test is named by small letters"):
+        new_test(name, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_in_any_folder_is_refused(tmp_path):
+    there = new_test("race", folder=tmp_path / "inner")
+    there.write_text("mine")
+    for folder in (tmp_path, tmp_path / "inner"):
+        with pytest.raises(ScriptDefinitionError, match="is there already; choose another name"):
+            new_test("race", folder=folder)
+    assert there.read_text() == "mine"
+    with pytest.raises(ScriptDefinitionError, match="is there already"):
+        write_new(there, "yours")
+    assert there.read_text() == "mine"
+
+
+def test_stages_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="pp_size"):
+        new_test("race", folder=tmp_path, pp_size=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_how_to_run_it(tmp_path):
+    done = CliRunner().invoke(app, ["new", "race", "--dir", str(tmp_path), "--pp-size", "2"])
+    assert done.exit_code == 0
+    path = tmp_path / "test_race.py"
+    assert done.output.splitlines() == [f"{path} is written; run it:", command_of(path)]

@@ -1,0 +1,179 @@
+"""The scripted command: outcomes, traces and exit statuses of single runs, and one clear line for every bad command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import scripted.gallery
+from scripted.cli import main
+from scripted.gallery import MUTANTS
+from scripted.report.timeline.positions import in_window
+from scripted.report.trace import read_trace
+from scripted.script.loader import find_test
+
+FLUSH = "tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight"
+BUG = "flush-ignores-in-flight"
+SIGNATURE = "This request holds the node from another tree"
+
+SCRIPTS = """
+import pytest
+from engine import EngineConfig
+from scripted import scripted
+
+@scripted(EngineConfig(chunked_prefill_size=8))
+def test_one(t):
+    r = t.start_req(prompt_len=12, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+
+@scripted(EngineConfig())
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_tokens(t, tokens):
+    r = t.start_req(prompt_len=5, max_new_tokens=tokens)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == 3
+
+@scripted(EngineConfig(), tiers=("sim",))
+def test_only_sim(t):
+    yield
+
+@scripted(EngineConfig(), tiers=("sim",))
+def test_fails_at_once(t):
+    raise RuntimeError("at once")
+    yield
+
+def plain(t):
+    yield
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "scripts_of_a_user.py"
+    file.write_text(SCRIPTS)
+    return file
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["scripted", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_a_run_that_passes_says_how_and_leaves_its_trace(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "new folder" / "trace.jsonl"
+    assert run_main(monkeypatch, "run", FLUSH, "--tier", "sim", "--trace", str(path)) == 0
+    out = capsys.readouterr().out
+    trace = read_trace(path)
+    assert f"passed: {FLUSH} (sim tier), {len(trace.records)} steps" in out
+    assert trace.records[-1].digest in out
+    assert trace.header.outcome == "passed"
+    assert trace.header.config["pp_size"] == 4
+    assert [in_window(record) for record in trace.records if record.step == trace.notes[0].step] == [True]
+
+
+def test_a_run_with_the_mutant_fails_with_its_report_and_its_last_step(monkeypatch, capsys, tmp_path):
+    """D11: the race's test goes red with the original signature."""
+    path = tmp_path / "trace.jsonl"
+    assert run_main(monkeypatch, "run", FLUSH, "--mutant", BUG, "--trace", str(path)) == 1
+    out = capsys.readouterr().out
+    assert SIGNATURE in out
+    assert f"scripted run {FLUSH} --tier sim --mutant {BUG}" in out
+    trace = read_trace(path)
+    assert trace.header.died
+    assert trace.header.mutant == BUG
+    assert SIGNATURE in (trace.records[-1].error or "")
+
+
+def test_parameters_are_given_as_json(monkeypatch, capsys, scripts):
+    assert run_main(monkeypatch, "run", f"{scripts}::test_tokens", "--arg", "tokens=3") == 0
+    assert run_main(monkeypatch, "run", f"{scripts}::test_tokens", "--arg", "tokens=4") == 1
+    out = capsys.readouterr().out
+    assert "assert 4 == 3" in out
+    assert "--arg tokens=4" in out
+
+
+def test_a_run_without_steps_writes_no_trace_and_says_so(monkeypatch, capsys, scripts, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    assert run_main(monkeypatch, "run", f"{scripts}::test_fails_at_once", "--trace", str(path)) == 1
+    assert "no trace" in capsys.readouterr().out
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "{file}"], "FILE::NAME"),
+        (["run", "{file}::test_tokens[3]"], "--arg NAME=VALUE"),
+        (["run", "nowhere.py::test_one"], "no file 'nowhere.py'"),
+        (["run", "{file}::test_onne"], "its scripts are test_one, test_tokens, test_only_sim, test_fails_at_once"),
+        (["run", "{file}::plain"], "decorated with @scripted"),
+        (["run", "{file}::test_tokens"], "tokens, one of 3, 4; add --arg tokens=VALUE"),
+        (["run", "{file}::test_one", "--arg", "chunk=4"], "takes no parameter 'chunk'; it takes none at all"),
+        (["run", "{file}::test_one", "--arg", "chunk"], "NAME=VALUE, got 'chunk'"),
+        (["run", "{file}::test_only_sim", "--tier", "server"], "runs in sim only"),
+        (["run", "{file}::test_one", "--mutant", "flush-ignores"], f"did you mean '{BUG}'"),
+        (["view", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["view", "{file}"], "not the header of a trace"),
+        (["gallery", "run"], "--all"),
+        (["gallery", "run", "flush-ignores"], f"did you mean '{BUG}'"),
+    ],
+)
+def test_a_bad_command_is_one_clear_line(monkeypatch, capsys, scripts, arguments, said):
+    assert run_main(monkeypatch, *[word.format(file=scripts) for word in arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.startswith("scripted: ")
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_a_file_that_cannot_be_imported_says_why(monkeypatch, capsys, scripts):
+    scripts.write_text("import a_module_that_is_not_there\n")
+    assert run_main(monkeypatch, "run", f"{scripts}::test_one") == 2
+    assert "cannot be imported: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_traces_become_pages_and_perfetto_traces(monkeypatch, capsys, tmp_path):
+    left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
+    run_main(monkeypatch, "run", FLUSH, "--trace", str(left))
+    run_main(monkeypatch, "run", FLUSH, "--mutant", BUG, "--trace", str(right))
+    capsys.readouterr()
+    assert run_main(monkeypatch, "view", str(left), str(right)) == 0
+    page = left.with_suffix(".html")
+    assert str(page) in capsys.readouterr().out
+    assert SIGNATURE in page.read_text()
+    chrome = tmp_path / "chrome.json"
+    assert run_main(monkeypatch, "view", str(left), "--perfetto", str(chrome)) == 0
+    assert json.loads(chrome.read_text())["traceEvents"]
+    assert run_main(monkeypatch, "view", str(left), str(right), "--perfetto", str(chrome)) == 2
+
+
+def test_the_gallery_is_listed_with_the_test_of_each_mutant(monkeypatch, capsys):
+    assert run_main(monkeypatch, "gallery") == 0
+    out = capsys.readouterr().out
+    for mutant in MUTANTS:
+        assert mutant.name in out
+        assert mutant.test in out
+        assert find_test(mutant.test).tiers
+
+
+def test_the_gallery_shows_green_without_and_red_with(monkeypatch, capsys):
+    """D11: each registered race has a mutant that it catches."""
+    assert run_main(monkeypatch, "gallery", "run", BUG, "--tier", "sim") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("without: passed" in line for line in lines)
+    assert any("with:    FAILED" in line and SIGNATURE in line for line in lines)
+
+
+def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
+    escaped = replace(MUTANTS[0], signature="something else")
+    monkeypatch.setattr(scripted.gallery, "MUTANTS", (escaped,))
+    assert run_main(monkeypatch, "gallery", "run", "--all", "--tier", "sim") == 1
+    assert "NOT CAUGHT: 'something else'" in capsys.readouterr().out

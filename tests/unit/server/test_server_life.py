@@ -1,0 +1,202 @@
+"""Real servers under scripts that kill, stop and spoil them: who is named, how soon, and that nothing stays behind.
+
+Two stages keep it light; all servers are forked from one preloaded parent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine import EngineConfig
+from engine.errors import EngineError
+from engine.launch.preload import PreloadedParent
+from engine.limits import EMBEDDED_FACTS, Limits
+from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
+from scripted.server.pool import ServerPool
+
+PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
+# The contract's bound, and as much again for a test machine whose cores are shared.
+DEATH_IS_TOLD_WITHIN_S = 4.0
+GONE_WITHIN_S = 10.0
+HANG_OPTIONS = ScriptOptions(result_timeout_s=1.0, timeout_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[PreloadedParent]:
+    with PreloadedParent.start() as parent:
+        yield parent
+
+
+@pytest.fixture
+def server(parent: PreloadedParent) -> Iterator[ScriptedServer]:
+    """A server, and afterwards the certainty that its processes and its folder are gone."""
+    with ScriptedServer.start(PP2, parent=parent) as server:
+        assert server.serving is not None
+        pids, folder = list(server.serving.pids.values()), server._folder
+        yield server
+    await_true(lambda: not any(is_alive(pid) for pid in pids), f"the end of {pids}")
+    assert not folder.exists()
+
+
+def await_true(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {GONE_WITHIN_S} s in vain for {what}"
+        threading.Event().wait(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+# -- scripts, which run in the scheduler process --
+
+
+def says(t, tokens=3):
+    r = t.start_req(prompt_len=100, max_new_tokens=tokens)
+    yield from t.run_until_finished(r)
+    assert len(r.client.token_ids) == tokens
+
+
+def leaves_everything(t):
+    t.hold_results()
+    t.stall_stage(1)
+    t.exhaust_kv(900)
+    t.pause_generation("in_place")
+    for seed in range(3):
+        t.start_req(prompt_len=200, prompt_seed=seed, max_new_tokens=30, rid=f"left-{seed}")
+    yield
+    t.start_req(prompt_len=20, rid="never stepped")
+    raise ValueError("left in the middle")
+
+
+def starts_over(t):
+    assert (t.state.step, t.state.kv.free, t.state.paused) == (0, t.state.kv.total, None)
+    rs = [t.start_req(prompt_len=20, max_new_tokens=2, rid=rid) for rid in ("left-0", "never stepped")]
+    yield from t.run_until_all_finished(rs)
+    assert [r.finish_reason for r in rs] == ["length", "length"]
+
+
+def pids_of(t) -> dict[str, int]:
+    me = psutil.Process()
+    stages = t._rig.world._context.stage_pids
+    others = [child.pid for child in me.parent().children() if child.pid not in (me.pid, *stages)]
+    return {"scheduler": me.pid, "stage-1": stages[1], "frontend": others[-1], "supervisor": me.ppid()}
+
+
+def kills_behind_the_harness(t, name, note):
+    r = t.start_req(prompt_len=100, max_new_tokens=100)
+    yield
+    Path(note).write_text(repr(time.time()))
+    os.kill(pids_of(t)[name], signal.SIGKILL)
+    yield from t.run_until_finished(r)
+
+
+def stops_behind_the_harness(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=3)
+    yield
+    os.kill(pids_of(t)["stage-1"], signal.SIGSTOP)
+    yield from t.run_until_finished(r)
+
+
+def kills_by_verb(t):
+    r = t.start_req(prompt_len=100, max_new_tokens=30)
+    yield
+    t.kill_stage(1)
+    yield from t.run_until_finished(r)
+    assert (r.finish_reason, r.client.finish_reason) == ("error", "error")
+    assert "stage-1" in r.client.error
+
+
+def leaks(t):
+    r = t.start_req(prompt_len=20, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+    t.scheduler.memory.rows.allocate()
+    t.scheduler.memory.rows.free += 1
+    raise ValueError("after a leak")
+
+
+# -- tests --
+
+
+def test_one_server_runs_what_comes_and_survives_failures(server: ScriptedServer, tmp_path: Path) -> None:
+    """D04, D05: what a failed script left is aborted and told so, and the next one may use the same rids."""
+    first = server.run(says)
+    with pytest.raises(ScriptFailed, match="left in the middle"):
+        server.run(leaves_everything)
+    assert server.run(starts_over).steps
+    assert server.run(says).digest == first.digest
+    file = tmp_path / "any_file.py"
+    for steps in (2, 3):
+        file.write_text(f"def script(t):\n    for _ in range({steps}):\n        yield\n")
+        namespace: dict[str, Callable[..., object]] = {}
+        exec(compile(file.read_text(), str(file), "exec"), namespace)
+        assert server.run(namespace["script"]).steps == steps  # type: ignore[arg-type]
+    file.write_text("import no_such_module\n")
+    with pytest.raises(ScriptFailed, match="no_such_module"):
+        server.run(namespace["script"])  # type: ignore[arg-type]
+    server.shutdown()
+    server.shutdown()
+    with pytest.raises(EngineError, match="shut down"):
+        server.run(says)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "stage-1", "frontend", "supervisor"])
+def test_killed_process_is_named_in_time(server: ScriptedServer, name: str, tmp_path: Path) -> None:
+    """D06"""
+    note = tmp_path / "killed"
+    with pytest.raises(ServerDied) as caught:
+        server.run(kills_behind_the_harness, name, str(note))
+    assert time.time() - float(note.read_text()) < DEATH_IS_TOLD_WITHIN_S
+    assert f"The {name} process was the first to die" in str(caught.value)
+    assert "SIGKILL" in str(caught.value)
+    assert not server.usable
+
+
+def test_stage_that_hangs_is_told_with_every_stack(server: ScriptedServer) -> None:
+    """D06"""
+    with pytest.raises(ScriptTimeout) as caught:
+        server.run(stops_behind_the_harness, options=HANG_OPTIONS)
+    text = str(caught.value)
+    assert "did not come back within 1.0 s: a stage hangs" in text
+    assert "is stopped by a signal (SIGSTOP): nothing can get past it" in text
+    assert "in stops_behind_the_harness" in text
+    for process in ("stage-0", "scheduler", "frontend"):
+        assert f"--- {process} (pid" in text
+
+
+def test_script_goes_on_behind_a_stage_that_it_killed(server: ScriptedServer) -> None:
+    """D06, D09: and the server is not used again."""
+    assert server.run(kills_by_verb).spent
+    assert not server.usable
+
+
+def test_pool_replaces_what_was_spoilt_and_leaves_nothing() -> None:
+    """D05, D06: a dirty server refuses; the pool's next one is fresh."""
+    me = psutil.Process()
+    before = ({child.pid for child in me.children(recursive=True)}, me.num_fds(), threading.active_count())
+    pool = ServerPool()
+    with pool.lend(PP2, None) as server:
+        with pytest.raises(ScriptFailed, match="after a leak"):
+            server.run(leaks)
+        with pytest.raises(ServerDirty, match="could not be reset"):
+            server.run(says)
+    with pool.lend(PP2, None) as fresh, ScriptedServer.start(PP2, parent=pool._parent) as second:
+        assert fresh is not server
+        assert fresh.run(says).digest == second.run(says).digest
+    pool.close()
+    await_true(lambda: {child.pid for child in me.children(recursive=True)} <= before[0], "the end of every process")
+    assert (me.num_fds(), threading.active_count()) == before[1:]
+
+
+def test_limits_are_those_of_the_sim_tier() -> None:
+    """D01: a script meets the same numbers in both tiers."""
+    assert Limits.of(PP2, EMBEDDED_FACTS).total_pages == 1024

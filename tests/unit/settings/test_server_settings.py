@@ -1,0 +1,61 @@
+"""Settings: one definition, read from flags over environment over defaults, with errors that name their origin."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import EngineConfig
+from engine.errors import ConfigError
+from engine.settings import LIVE_GATE, ServerSettings
+from engine.settings_sources import read_settings
+
+
+def test_defaults_serve_the_embedded_model_on_loopback() -> None:
+    """C08"""
+    settings = read_settings({}, {})
+    assert (settings.model, settings.host, settings.port, settings.gate) == ("embedded", "127.0.0.1", 30_000, LIVE_GATE)
+
+
+def test_flag_wins_over_environment_and_environment_over_default() -> None:
+    """C09"""
+    environment = {"ENGINE_PORT": " 1234 ", "ENGINE_PP_SIZE": "4", "ENGINE_RADIX_CACHE": "false"}
+    settings = read_settings({"port": "4321", "pp_size": None}, environment)
+    assert (settings.port, settings.pp_size, settings.radix_cache) == (4321, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        ({}, {"ENGINE_PP_SIZE": "-1"}, "ENGINE_PP_SIZE must be >= 1, got '-1'"),
+        ({}, {"ENGINE_PORT": "x"}, "ENGINE_PORT must be a valid integer"),
+        ({"port": "99999"}, {}, "port must be <= 65535, got '99999'"),
+        ({"port": "99999"}, {"ENGINE_PORT": "1"}, "port must be <= 65535, got '99999'"),
+        ({"gate": "nonsense"}, {}, "gate "),
+        ({"log_level": "loud"}, {}, "log_level must be"),
+    ],
+)
+def test_error_names_origin_rule_and_value(flags: dict[str, str], environment: dict[str, str], message: str) -> None:
+    """A08, C09"""
+    with pytest.raises(ConfigError) as caught:
+        read_settings(flags, environment)
+    assert str(caught.value).startswith(message)
+
+
+def test_misspelled_variable_is_not_ignored() -> None:
+    """C09"""
+    with pytest.raises(ConfigError, match="ENGINE_PP_SZIE must be spelled ENGINE_PP_SIZE"):
+        read_settings({}, {"ENGINE_PP_SZIE": "4"})
+    assert read_settings({}, {"ENGINE_ROOM": "hot", "PP_SIZE": "4"}).pp_size == 1
+
+
+def test_empty_variable_counts_as_unset() -> None:
+    assert read_settings({}, {"ENGINE_PP_SIZE": " "}).pp_size == 1
+
+
+def test_settings_extend_a_configuration_and_survive_json() -> None:
+    config = EngineConfig(pp_size=4, pp_async_depth=2)
+    settings = ServerSettings(**config.model_dump(), port=0, gate_options='{"a": 1}')
+    again = ServerSettings.model_validate_json(settings.model_dump_json())
+    assert again == settings
+    assert again.depth == 6
+    assert hash(again) == hash(settings)

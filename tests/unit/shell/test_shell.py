@@ -1,0 +1,286 @@
+"""``scripted shell``: sessions from text, what they show, what they change, and the tests that they write."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from engine.config import EngineConfig
+from scripted.cli import app
+from scripted.errors import ServerDied
+from scripted.script.loader import load_test
+from scripted.script.options import ScriptOptions
+from scripted.shell import DebugSession, FilePrompt
+from scripted.shell.commands import _CALLS, _READERS, HELP, BadCommand, read_command
+from scripted.shell.statements import StepOn, lines_of
+from scripted.sim.runner import ScriptedSim
+
+PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
+RACE = ["start prompt_len=125 max_new_tokens=2", "until state.in_flight and state.queues_clear", "flush"]
+MUTANT = "flush-ignores-in-flight"
+# As a run with a mutant is audited everywhere: after each step the ledger would see the bug before it shows.
+AT_THE_END = ScriptOptions(check_every_step=False)
+
+
+class Typed:
+    """A session that was fed with these lines, and what it showed."""
+
+    def __init__(self, *lines: str, config: EngineConfig = PP4, mutant: str | None = None) -> None:
+        out = io.StringIO()
+        console = Console(file=out, width=120)
+        prompt = FilePrompt(io.StringIO("\n".join(lines) + "\n"), console.print)
+        self.session = DebugSession(config, prompt, console, mutant=mutant)
+        self.passed = self.session.run()
+        self.output = out.getvalue()
+
+    @property
+    def script(self) -> list[str]:
+        return list(lines_of(self.session.statements))
+
+    @property
+    def states(self) -> list[str]:
+        return [line for line in self.output.splitlines() if line.startswith("step ") and ": waiting=" in line]
+
+
+def test_the_flagship_race_by_hand():
+    typed = Typed(*RACE, "until r1.finished")
+    assert typed.passed
+    assert typed.session.refused == 0
+    assert "r1 ended: length, 2 tokens" in typed.output
+    assert "call_1 /flush_cache -> 400: flush refused" in typed.output
+    assert "in_flight=2" in typed.output
+    assert typed.states[1].startswith("step 2: waiting=[] chunked=None running=[] in flight: #0 prefill of r1")
+    assert typed.script == [
+        "r1 = t.start_req(rid='r1', prompt_len=125, max_new_tokens=2)",
+        "yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)",
+        "call_1 = t.flush_cache()",
+        "yield from t.run_until(lambda: r1.finished)",
+    ]
+
+
+def test_undo_leaves_the_engine_as_if_it_had_not_been():
+    straight = Typed(*RACE[:2], "step 3", "abort r1", "step 4")
+    detour = Typed(*RACE, "until r1.finished", "undo 2", "step 3", "pause retract", "undo", "abort r1", "step 4")
+    assert detour.states[-1] == straight.states[-1]
+    assert detour.script == straight.script
+    digest = straight.output.splitlines()[-1]
+    assert "digest" in digest
+    assert detour.output.splitlines()[-1] == digest
+
+
+def test_an_undo_of_more_than_there_is_changes_nothing():
+    typed = Typed("step 2", "undo 2", "state")
+    assert "! there are 1 commands to undo, got undo 2" in typed.output
+    assert typed.script == ["for _ in range(2):", "    yield"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("start rid=r1", "rid must be unique among live requests"),
+        ("start prompt_len=0", "start_req() takes prompt_len >= 1, got 0"),
+        ("until nobody.finished", "NameError: name 'nobody' is not defined"),
+        ("until state.step == 0", "the predicate never held within 400 steps"),
+        ("until r1.finished and 1 / 0", "ZeroDivisionError"),
+        ("exhaust_kv 99999", "is at most"),
+        ("release 0", "release_results() takes n >= 1"),
+        ("fail 9", "stage must be 0 to 3, got 9"),
+        ("disconnect nobody", "name 'nobody' is not defined"),
+    ],
+)
+def test_a_command_that_fails_changes_nothing(line, why):
+    without = Typed("start prompt_len=20", "step 2", "step 1")
+    typed = Typed("start prompt_len=20", "step 2", line, "step 1")
+    assert why in typed.output
+    assert "! nothing was changed" in typed.output
+    assert typed.session.refused == 1
+    assert typed.passed
+    assert typed.states[-1] == without.states[-1]
+    assert typed.output.splitlines()[-1] == without.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("bogus", "there is no command 'bogus'"),
+        ("step x", "step takes a whole number, got 'x'"),
+        ("step 0", "step takes 1 to 10000 steps"),
+        ("step 1 2", "step takes a whole number, got 1 2"),
+        ("until (", "until takes a Python expression"),
+        ("until (yield)", "only looks"),
+        ("until (x := 1)", "only looks"),
+        ("start speed=9", "start takes rid, prompt_len"),
+        ("start stream=7", "takes true or false"),
+        ("start rid=a-b", "it must be a name that is free"),
+        ("start rid=t", "it must be a name that is free"),
+        ("start rid=len", "it must be a name that is free"),
+        ("start rid=call_1", "it must be a name that is free"),
+        ("abort", "abort takes a rid, or all"),
+        ("pause slowly", "pause takes one of retract, in_place, abort"),
+        ("continue now", "continue stands alone"),
+        ("flush soon", "flush takes seconds"),
+        ("flush -1", "seconds from 0 on"),
+        ("advance nan", "seconds from 0 on"),
+        ("undo 0", "undo takes 1 or more"),
+        ("history 0", "history takes 1 step or more"),
+        ("save it.py", "test_<name>.py"),
+        ("save test_it.txt", "test_<name>.py"),
+        ("hold 'x", "a quote that does not end"),
+    ],
+)
+def test_what_is_no_command_is_refused_in_words(line, why):
+    with pytest.raises(BadCommand) as refusal:
+        read_command(line, [])
+    assert why in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("step", ["yield"]),
+        ("until len(r1.output_ids) >= 2 and not state.paused", None),
+        (
+            "start rid=a priority=2 ignore_eos=true",
+            ["a = t.start_req(rid='a', prompt_len=16, priority=2, ignore_eos=True)"],
+        ),
+        ("abort all", ["call_1 = t.abort_all()"]),
+        ("abort a-b", ["call_1 = t.abort('a-b')"]),
+        ("flush 2.5", ["call_1 = t.flush_cache(timeout_s=2.5)"]),
+        ("pause in_place", ["call_1 = t.pause_generation('in_place')"]),
+        ("continue", ["call_1 = t.continue_generation()"]),
+        ("hold", ["t.hold_results()"]),
+        ("release", ["t.release_results()"]),
+        ("release 2", ["t.release_results(2)"]),
+        ("exhaust_rows 1", ["t.exhaust_rows(1)"]),
+        ("release_exhausted", ["t.release_exhausted()"]),
+        ("evict", ["t.evict()"]),
+        ("disconnect a", ["t.disconnect(a)"]),
+        ("advance 3", ["t.clock.advance(3.0)"]),
+    ],
+)
+def test_a_command_is_a_line_of_script(line, script):
+    expected = script or ["yield from t.run_until(lambda: len(r1.output_ids) >= 2 and (not t.state.paused))"]
+    assert list(lines_of([read_command(line, [])])) == expected
+
+
+HELP_WORDS = [
+    part.split()[0]
+    for line in HELP.splitlines()
+    if not line.startswith(" ")
+    for part in line.split("  ")[0].split(", ")
+]
+
+
+@pytest.mark.parametrize("word", HELP_WORDS)
+def test_every_command_of_the_help_is_one(word):
+    """The help names no command that is none: without its arguments a word is read, or refused for their sake."""
+    why = ""
+    try:
+        read_command(word, [])
+    except BadCommand as exc:
+        why = str(exc)
+    assert not why or why.startswith(f"{word} takes")
+
+
+def test_the_help_names_the_commands():
+    assert set(HELP_WORDS) == {*_READERS, *_CALLS, "start", "until"}
+
+
+def test_names_of_requests_and_calls_count_on():
+    first = read_command("start", [])
+    second = read_command("start", [first, StepOn(1)])
+    assert (first.name, second.name) == ("r1", "r2")
+    assert read_command("flush", [first, read_command("flush", [])]).name == "call_2"
+
+
+def test_memory_results_and_time():
+    typed = Typed(
+        "start prompt_len=20 max_new_tokens=3",
+        "hold",
+        "step 12",
+        "release 1",
+        "step 1",
+        "release",
+        "pause retract",
+        "advance 2",
+        "step 8",
+        "continue",
+        "until t.is_fully_idle",
+        "evict",
+        "exhaust_kv 1",
+        "state",
+        "release_exhausted",
+        "requests",
+        "history 2",
+        "script",
+        "help",
+    )
+    assert typed.passed, typed.output
+    assert typed.session.refused == 0
+    assert "r1 ended: length, 3 tokens" in typed.output
+    assert "1 free, 0 cached, 1023 held (1023 reserved) of 1024" in typed.output
+    assert "| r1  | finished |" in typed.output
+    assert "FLUSH" not in typed.output
+    assert HELP.splitlines()[0] in typed.output
+
+
+def test_a_death_is_shown_and_undone(tmp_path):
+    typed = Typed(
+        *RACE, "until r1.finished", "step", "history 2", "script", "undo 2", "until r1.finished", mutant=MUTANT
+    )
+    assert "This request holds the node from another tree" in typed.output
+    assert "! the engine is dead; undo first" in typed.output
+    assert typed.output.count("DIED HERE") == 2
+    assert typed.passed
+    assert "r1 ended: length, 2 tokens" in typed.output
+
+
+def test_a_session_that_ends_dead_has_not_passed():
+    assert not Typed(*RACE, "until r1.finished", mutant=MUTANT).passed
+
+
+def test_a_saved_session_passes_and_fails_under_its_mutant(tmp_path):
+    path = tmp_path / "test_saved_race.py"
+    typed = Typed(*RACE, "until r1.finished", "start rid=late", "step", f"save {path}", "step")
+    assert f"{path}: 6 commands" in typed.output
+    assert typed.script[-1] == "yield", "the session goes on behind a save"
+    text = path.read_text()
+    assert 'assert r1.finish_reason == "length"' in text
+    assert "assert call_1.status == 400" in text
+    assert "assert not late.finished" in text
+    test = load_test(str(path), "test_saved_race")
+    assert test.config == PP4
+    assert ScriptedSim(test.config).run(test.script, options=test.options).steps == 15
+    with pytest.raises(ServerDied, match="another tree"):
+        ScriptedSim(test.config, mutant=MUTANT).run(test.script, options=AT_THE_END)
+
+
+def test_a_session_that_died_under_a_mutant_is_saved_as_the_test_that_finds_it(tmp_path):
+    path = tmp_path / "test_found.py"
+    typed = Typed(*RACE, "until r1.finished", f"save {path}", mutant=MUTANT)
+    assert not typed.passed
+    assert f"Mutant: {MUTANT}." in path.read_text()
+    test = load_test(str(path), "test_found")
+    assert ScriptedSim(test.config).run(test.script).steps > 0
+
+
+def test_save_overwrites_nothing_and_writes_no_empty_test(tmp_path):
+    path = tmp_path / "test_mine.py"
+    empty = Typed("start", f"save {path}")
+    assert "the session runs no step" in empty.output
+    assert not path.exists()
+    path.write_text("mine")
+    assert "is there already" in Typed("step", f"save {path}").output
+    assert path.read_text() == "mine"
+
+
+def test_the_command_reads_a_file_and_tells_by_its_status():
+    run = CliRunner()
+    good = run.invoke(app, ["shell", "--pp-size", "1"], input="# a comment\n\nstart\nuntil r1.finished\nquit\nbogus\n")
+    assert good.exit_code == 0, good.output
+    assert "step 0> start" in good.output
+    assert run.invoke(app, ["shell"], input="bogus\n").exit_code == 1
+    assert run.invoke(app, ["shell", "--tier", "server"], input="").exit_code == 2
