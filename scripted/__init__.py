@@ -11,7 +11,6 @@ from scripted.errors import (
     BadCall,
     BudgetSpent,
     RequestRefused,
-    ScriptDefinitionError,
     ScriptError,
     ScriptFailed,
     ScriptTimeout,
@@ -19,6 +18,7 @@ from scripted.errors import (
     ServerDirty,
 )
 from scripted.gate.run import ScriptSucceeded
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.decorator import scripted
 from scripted.script.options import ScriptOptions
 from scripted.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown

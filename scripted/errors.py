@@ -16,7 +16,6 @@ __all__ = [
     "NotIdle",
     "Overdue",
     "RequestRefused",
-    "ScriptDefinitionError",
     "ScriptError",
     "ScriptFailed",
     "ScriptTimeout",
@@ -88,7 +87,3 @@ class BadCall(ValueError):  # noqa: N818 - it reads as what happened
     """A script called a verb in a way that it does not take."""
 
     is_meant_for_the_script = True
-
-
-class ScriptDefinitionError(Exception):
-    """A function cannot be a script; raised where it is decorated, so that pytest shows it at collection."""

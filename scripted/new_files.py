@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["command_of", "render_source", "write_new"]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.config import EMBEDDED_MODEL
 
-__all__ = ["prompt_ids", "prompt_of", "weights_of"]
+__all__ = ["prompt_ids", "prompt_of", "seed_of", "weights_of"]
 
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
 _FIRST_PROMPT_ID: Final = 32
@@ -39,3 +39,9 @@ def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[
 def weights_of(seed: int) -> str:
     """The embedded model's weights of ``seed``, as an update names them."""
     return f"{EMBEDDED_MODEL}:{seed}"
+
+
+def seed_of(weights: str | None) -> int | None:
+    """The seed of the embedded model's weights that an update names; None for any others."""
+    model, _, seed = (weights or "").partition(":")
+    return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None

@@ -14,8 +14,8 @@ import typer
 
 from engine.errors import EngineError
 from scripted.cli.search import add_commands
-from scripted.errors import ScriptDefinitionError
 from scripted.gallery import UnknownMutant
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["app", "main"]
 

@@ -30,7 +30,7 @@ def explore(
         str | None,
         typer.Argument(help="a workload, a schedule, or FILE::NAME of a script or Schedule; default: all workloads"),
     ] = None,
-    strategy: Annotated[StrategyName, typer.Option(help="sweep is exhaustive")] = StrategyName.EXHAUSTIVE,
+    strategy: Annotated[StrategyName, typer.Option(help="what is added to a target")] = StrategyName.EXHAUSTIVE,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after so many")] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="stop after so long")] = None,
     seed: Annotated[int, typer.Option(help="of random and pct")] = 0,

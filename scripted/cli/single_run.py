@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from scripted.errors import ScriptDefinitionError
 from scripted.gallery import Mutant, mutant_named
+from scripted.refusals import ScriptDefinitionError
 from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test

@@ -14,7 +14,7 @@ from rich.table import Table
 from engine.plan import ForwardMode
 from engine.scheduler import Place, Scheduler
 from engine.scheduler.books import Launched
-from scripted.actions import Action, kind_of, target_of
+from scripted.actions import Action
 
 __all__ = ["Cell", "Coverage", "cell_of"]
 
@@ -31,14 +31,14 @@ class Cell(msgspec.Struct, frozen=True):
 
 def cell_of(action: Action, scheduler: Scheduler) -> Cell:
     """The cell of an action that the next step will see."""
-    target = target_of(action)
-    if target is None:
+    rid = action.target_rid
+    if rid is None:
         places = sorted({request.place.value for request in scheduler.books.live()})
         state = "+".join(places) or "nobody"
     else:
-        request = scheduler.find_request(target)
+        request = scheduler.find_request(rid)
         state = _OUT_OF_REACH if request is None else request.place.value
-    return Cell(kind_of(action), state, _pipeline(scheduler))
+    return Cell(action.kind, state, _pipeline(scheduler))
 
 
 def _pipeline(scheduler: Scheduler) -> str:

@@ -33,7 +33,7 @@ class Frozen(Generic[_T]):
     """A copy of ``engine`` as it is now, which never runs itself and can be thawed any number of times."""
 
     def __init__(self, engine: _T) -> None:
-        plan = _Plan()
+        plan = _CopyList()
         plan.add(engine)
         self._plan = plan
         # The first thaw is what all others are copied from: the engine itself goes on and changes.
@@ -46,7 +46,7 @@ class Frozen(Generic[_T]):
         return self._plan.thaw()[0]  # type: ignore[no-any-return]
 
 
-class _Plan:
+class _CopyList:
     """Every object that a copy needs, by its place in one list, and what has to be put into which.
 
     ``shells`` make each object from its entry of ``sources``, with whatever cannot change in it already inside;
@@ -211,19 +211,19 @@ def _build_launched(what: Launched, items: list[Any]) -> Launched:
     return Launched(what.microbatch, tuple(items), what.step)
 
 
-_PLANNERS: Final[dict[type, Callable[[_Plan, Any], int | None]]] = {
-    list: _Plan.add_list,
-    tuple: _Plan.add_tuple,
-    dict: _Plan.add_dict,
-    set: _Plan.add_set,
-    deque: _Plan.add_deque,
-    bytearray: _Plan.add_bytearray,
-    types.MethodType: _Plan.add_method,
-    Launched: _Plan.add_launched,
+_PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
+    list: _CopyList.add_list,
+    tuple: _CopyList.add_tuple,
+    dict: _CopyList.add_dict,
+    set: _CopyList.add_set,
+    deque: _CopyList.add_deque,
+    bytearray: _CopyList.add_bytearray,
+    types.MethodType: _CopyList.add_method,
+    Launched: _CopyList.add_launched,
 }
 
 
-def _planner_of(kind: type) -> Callable[[_Plan, Any], int | None] | None:
+def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None] | None:
     """How to copy objects of a class; None when they never change."""
     if issubclass(kind, msgspec.Struct | Enum | type):
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
     from scripted.explore.units import SearchPlan, Unit, UnitResult

@@ -14,7 +14,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
 from scripted.actions import Placed, parse_placed
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["Schedule", "config_values", "limits_of"]
 

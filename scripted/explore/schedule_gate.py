@@ -13,44 +13,18 @@ from typing import Final, Self
 from engine.clock import VirtualClock
 from engine.errors import IntegrityError
 from engine.memory import KVMemory
-from engine.messages import (
-    Abort,
-    AbortAll,
-    ContinueGeneration,
-    Event,
-    EvictCache,
-    FlushCache,
-    Generate,
-    GetStats,
-    OperatorEvent,
-    PauseGeneration,
-    PipelineFailed,
-    ReleasePressure,
-    Reply,
-    SamplingParams,
-    SetPressure,
-    UpdateWeights,
-)
+from engine.messages import Event, GetStats, OperatorEvent, PipelineFailed, ReleasePressure, Reply, SetPressure
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
 from scripted.actions import (
-    AbortEverything,
-    AbortRequest,
     Action,
     AdvanceClock,
-    DisconnectClient,
-    Evict,
-    FailStage,
     Flush,
-    HoldResults,
-    KillStage,
-    Pause,
     Placed,
-    Press,
     ReleaseResults,
     Relieve,
     Resume,
+    ResumeStage,
     StartRequest,
-    Update,
 )
 from scripted.checks.clients import Ledger, Violation
 from scripted.checks.promises import Promises
@@ -58,7 +32,6 @@ from scripted.checks.tokens_alone import check_tokens
 from scripted.explore.coverage import Cell, cell_of
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.silent_digests import SilentDigests
-from scripted.prompts import weights_of
 from scripted.rig.history import record_step
 from scripted.rig.results import Results
 from scripted.simulated_pipeline import SimulatedPipeline
@@ -67,8 +40,6 @@ __all__ = ["STEPS_LIMIT", "SimulatedGate"]
 
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
-# These act on the world, not on the scheduler: before the completions of their step are taken, as a script's verbs do.
-_CONTROLS: Final = (HoldResults, ReleaseResults, AdvanceClock, FailStage, KillStage, Press, Relieve, Evict)
 
 
 class SimulatedGate:
@@ -116,7 +87,7 @@ class SimulatedGate:
         self._after: dict[int, list[Placed]] = {}
         for placed in schedule.placed:
             if placed.step > self.step:
-                into = self._before if isinstance(placed.action, _CONTROLS) else self._after
+                into = self._before if placed.action.is_control else self._after
                 into.setdefault(placed.step, []).append(placed)
 
     # -- the gate protocol --
@@ -211,13 +182,17 @@ class SimulatedGate:
         """Nothing will happen by itself."""
         previous = self._previous
         moving = previous is not None and previous.again
-        return not moving and (self._holding or not self._results.due_steps())
+        held = self._holding or self._results.stalled
+        return not moving and (bool(held) or not self._results.due_steps())
 
     def _settle(self) -> bool:
         """Undo one thing that stands in the way of an end; False when nothing does."""
         deadline = None if self._previous is None else self._previous.deadline
         if self._holding:
             self._imply(ReleaseResults())
+            self._take_due()
+        elif self._results.stalled:
+            self._imply(ResumeStage(stage=min(self._results.stalled)))
             self._take_due()
         elif self._pressing:
             self._imply(Relieve())
@@ -236,7 +211,7 @@ class SimulatedGate:
 
     def _imply(self, action: Action) -> None:
         self.implied.append(Placed(self.step, action))
-        self._take(action)
+        action.apply(self)
 
     # -- actions --
 
@@ -244,77 +219,86 @@ class SimulatedGate:
         for placed in here:
             if not isinstance(placed.action, StartRequest):
                 self.cells.append(cell_of(placed.action, self.scheduler))
-                if not self._reaches(placed.action):
+                if not placed.action.reaches(self):
                     self.unreached.append(placed)
-            self._take(placed.action)
+            placed.action.apply(self)
 
-    def _reaches(self, action: Action) -> bool:
-        """Whether there is something for the action to act on."""
-        if isinstance(action, AbortRequest | DisconnectClient):
-            return action.rid in self.ledger.live_rids()
-        if isinstance(action, Resume):
-            return self.ledger.paused
-        if isinstance(action, ReleaseResults):
-            return self._holding
-        if isinstance(action, Press | Relieve | Evict):
-            return self._can_press(action)
-        if isinstance(action, HoldResults | FailStage | KillStage | AbortEverything | Pause):
-            return not self.ledger.is_settled
-        return self.scheduler.failure is None
+    # -- what an action acts on --
 
-    def _take(self, action: Action) -> None:
-        """Turn an action into what the scheduler sees of it."""
-        if isinstance(action, StartRequest):
-            self._events.append(_generate(action))
-        elif isinstance(action, HoldResults):
-            self._holding = True
-            self._results.hold()
-        elif isinstance(action, ReleaseResults):
-            self._holding = self._holding and action.count is not None
-            self._results.release(action.count)
-        elif isinstance(action, Press | Relieve | Evict):
-            self._press(action)
-        elif isinstance(action, AdvanceClock):
-            self.clock.advance(action.seconds)
-        elif isinstance(action, FailStage):
-            self.pipeline.fail_next_step(action.stage % self.limits.pp_size)
-        elif isinstance(action, KillStage):
-            self._kill(action.stage % self.limits.pp_size)
-        else:
-            self._events.append(self._message(action))
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        return self.ledger.is_settled
 
-    def _can_press(self, action: Press | Relieve | Evict) -> bool:
-        """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
-        memory = self.scheduler.memory
-        if isinstance(action, Relieve):
-            return self._pressing
-        if isinstance(action, Evict):
-            return memory.tree.evictable_pages >= max(1, action.pages or 0)
-        asked, most = (action.pages, action.rows, action.unlocked), _most(memory)
-        return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
+    @property
+    def is_paused(self) -> bool:
+        """Generation is paused."""
+        return self.ledger.paused
 
-    def _press(self, action: Press | Relieve | Evict) -> None:
+    @property
+    def is_holding(self) -> bool:
+        """Results are held."""
+        return self._holding
+
+    @property
+    def is_pressed(self) -> bool:
+        """An operator keeps memory from requests."""
+        return self._pressing
+
+    @property
+    def stalled_stages(self) -> set[int]:
+        """Stages that are stopped."""
+        return self._results.stalled
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        return rid in self.ledger.live_rids()
+
+    def new_call_id(self) -> str:
+        """The id of the next administrative call."""
+        self._calls += 1
+        return f"call-{self._calls}"
+
+    def give(self, event: Event) -> None:
+        """The next step sees this event."""
+        self._events.append(event)
+
+    def intervene(self, event: OperatorEvent) -> None:
         """Between two steps, as an operator does, and looked at right away. Raises Violation."""
-        if isinstance(action, Relieve):
-            self._intervene(ReleasePressure())
-            self._pressing = False
-        elif isinstance(action, Evict):
-            self._intervene(EvictCache(pages=action.pages))
-        else:
-            most = _most(self.scheduler.memory)
-            asked = pages, rows, unlocked = action.pages, action.rows, action.unlocked
-            self._intervene(SetPressure(leave_pages=pages, leave_rows=rows, leave_unlocked=unlocked))
-            self._pressing = True
-            for count, limit, left in zip(asked, most, _left(self.scheduler.memory), strict=True):
-                if count is not None and left != min(count, limit):
-                    raise Violation(f"{count} of at most {limit} were to be left by {action}, but {left} are")
-
-    def _intervene(self, event: OperatorEvent) -> None:
+        most = _most(self.scheduler.memory)
         self.scheduler.intervene(event)
         self._events.insert(self._interventions, event)
         self._interventions += 1
+        if isinstance(event, SetPressure):
+            self._pressing = True
+            self._check_pressure(event, most)
+        elif isinstance(event, ReleasePressure):
+            self._pressing = False
 
-    def _kill(self, stage: int) -> None:
+    def hold_results(self) -> None:
+        """Keep results back from this step on."""
+        self._holding = True
+        self._results.hold()
+
+    def release_results(self, count: int | None) -> None:
+        """Let the oldest ``count`` through, or all and stop holding."""
+        self._holding = self._holding and count is not None
+        self._results.release(count)
+
+    def stall_stage(self, stage: int) -> None:
+        """Stop a stage: nothing comes back until it goes on."""
+        self._results.stalled.add(stage)
+
+    def resume_stage(self, stage: int) -> None:
+        """Let a stopped stage go on."""
+        self._results.stalled.discard(stage)
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make a stage's next microbatch fail."""
+        self.pipeline.fail_next_step(stage)
+
+    def kill_stage(self, stage: int) -> None:
+        """Kill a stage of an engine that lives."""
         if self.scheduler.failure is not None:
             return
         self.pipeline.kill_stage(stage)
@@ -324,20 +308,11 @@ class SimulatedGate:
         self._results.lose()
         self._holding = False
 
-    def _message(self, action: Action) -> Event:
-        if isinstance(action, DisconnectClient):
-            return Abort(rid=action.rid)
-        self._calls += 1
-        call = f"call-{self._calls}"
-        if isinstance(action, AbortRequest):
-            return Abort(rid=action.rid, call_id=call)
-        if isinstance(action, Flush):
-            return FlushCache(call_id=call, timeout_s=action.timeout_s)
-        if isinstance(action, Update):
-            return UpdateWeights(call_id=call, model_path=weights_of(action.seed), timeout_s=action.timeout_s)
-        if isinstance(action, Pause):
-            return PauseGeneration(call_id=call, mode=action.mode)
-        return ContinueGeneration(call_id=call) if isinstance(action, Resume) else AbortAll(call_id=call)
+    def _check_pressure(self, asked: SetPressure, most: tuple[int, int, int]) -> None:
+        counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked
+        for count, limit, left in zip(counts, most, _left(self.scheduler.memory), strict=True):
+            if count is not None and left != min(count, limit):
+                raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
 
 
 def _most(memory: KVMemory) -> tuple[int, int, int]:
@@ -349,9 +324,3 @@ def _most(memory: KVMemory) -> tuple[int, int, int]:
 def _left(memory: KVMemory) -> tuple[int, int, int]:
     """Pages and rows that are free, nodes that are unlocked."""
     return memory.pages.free, memory.rows.free, sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
-
-
-def _generate(action: StartRequest) -> Generate:
-    stop = () if action.stop is None else (action.stop,)
-    sampling = SamplingParams(max_new_tokens=action.new, temperature=0.0, stop_token_ids=stop)
-    return Generate(rid=action.rid, prompt_ids=action.prompt_ids, sampling=sampling, priority=action.priority)

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import keyword
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import Final
 
 from engine.config import EngineConfig
-from scripted.actions import (
-    AbortEverything,
-    AbortRequest,
-    Action,
-    AdvanceClock,
-    DisconnectClient,
-    Evict,
-    FailStage,
-    Flush,
-    HoldResults,
-    KillStage,
-    Pause,
-    Placed,
-    Press,
-    ReleaseResults,
-    Relieve,
-    Resume,
-    StartRequest,
-    Update,
-)
+from scripted.actions import Action, Flush, Placed, StartRequest, variable_of
 from scripted.explore.execution import Failure, finish
 from scripted.explore.schedule import Schedule, config_values
 from scripted.explore.schedule_gate import SimulatedGate
-from scripted.prompts import weights_of
 
 __all__ = ["script_text"]
 
@@ -50,9 +28,7 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
     implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
     writer = _Writer(schedule, refused, judged=outcome.failure is None or outcome.failure.type == "Violation")
     unreached = set(outcome.unreached)
-    # Verbs that refuse to act on nothing.
-    strict = (DisconnectClient, Press, Evict)
-    placed = [one for one in schedule.placed if not (one in unreached and isinstance(one.action, strict))]
+    placed = [one for one in schedule.placed if not (one in unreached and one.action.is_strict)]
     body = "\n".join(writer.body([*placed, *implied]))
     return "\n".join(
         [
@@ -66,7 +42,7 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
             "",
             "",
             "@scripted(CONFIG)",
-            f"def test_{_identifier(name)}(t):",
+            f"def test_{variable_of(name)}(t):",
             body,
             "",
         ]
@@ -127,66 +103,14 @@ class _Writer:
         return f"yield from t.run_until_all_finished([{', '.join(dict.fromkeys(self._handles))}])"
 
     def _verb(self, action: Action) -> list[str]:
-        if isinstance(action, StartRequest):
-            return self._start(action)
-        return _press_texts(action) if isinstance(action, Press) else [_call_text(action)]
-
-    def _start(self, start: StartRequest) -> list[str]:
-        handle = _identifier(start.rid)
-        prompt = f"prompt_len={start.prompt}, prompt_seed={start.seed}"
-        if start.shared:
-            self._shares = True
-            own = f"*prompt_of({max(0, start.prompt - start.shared)}, {start.tail})"
-            prompt = f"prompt_ids=[*prompt_of({min(start.shared, start.prompt)}, {start.seed}), {own}]"
-        given = f'rid="{start.rid}", {prompt}, max_new_tokens={start.new}'
-        given += f", priority={start.priority}" if start.priority else ""
-        given += f", stop_token_ids=[{start.stop}]" if start.stop is not None else ""
-        call = f"t.start_req({given})"
-        if start.rid in self._refused:
-            return ["with pytest.raises(RequestRefused):", f"{_INDENT}{call}"]
-        self._handles.append(handle)
-        return [f"{handle} = {call}"]
-
-
-def _press_texts(action: Press) -> list[str]:
-    given = {"exhaust_kv": action.pages, "exhaust_rows": action.rows, "exhaust_locks": action.unlocked}
-    return [f"t.{verb}({count})" for verb, count in given.items() if count is not None]
-
-
-def _call_text(action: Action) -> str:
-    """One verb of ``t``."""
-    match action:
-        case AbortRequest(rid=rid):
-            return f't.abort("{rid}")'
-        case DisconnectClient(rid=rid):
-            return f"t.disconnect({_identifier(rid)})"
-        case AbortEverything():
-            return "t.abort_all()"
-        case Flush(timeout_s=timeout_s):
-            return f"t.flush_cache({'' if timeout_s is None else f'timeout_s={timeout_s}'})"
-        case Update(seed=seed, timeout_s=timeout_s):
-            later = "" if timeout_s is None else f", timeout_s={timeout_s}"
-            return f't.update_weights("{weights_of(seed)}"{later})'
-        case Pause(mode=mode):
-            return f't.pause_generation("{mode.value}")'
-        case Resume():
-            return "t.continue_generation()"
-        case Relieve():
-            return "t.release_exhausted()"
-        case Evict(pages=pages):
-            return f"t.evict({'' if pages is None else pages})"
-        case HoldResults():
-            return "t.hold_results()"
-        case ReleaseResults(count=count):
-            return f"t.release_results({'' if count is None else count})"
-        case FailStage(stage=stage):
-            return f"t.fail_next_step({stage})"
-        case KillStage(stage=stage):
-            return f"t.kill_stage({stage})"
-        case AdvanceClock(seconds=seconds):
-            return f"t.clock.advance({seconds})"
-        case _:
-            raise AssertionError(f"no verb does {action}")
+        lines = [str(verb) for verb in action.verbs()]
+        if not isinstance(action, StartRequest):
+            return lines
+        self._shares |= bool(action.shared)
+        if action.rid in self._refused:
+            return ["with pytest.raises(RequestRefused):", *(_INDENT + line for line in lines)]
+        self._handles.append(action.variable)
+        return [f"{action.variable} = {line}" for line in lines]
 
 
 def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
@@ -211,12 +135,6 @@ def _config_text(config: EngineConfig) -> str:
     values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
     text = f"EngineConfig({values})"
     return text if len(text) < _WIDTH - 10 else "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
-
-
-def _identifier(name: str) -> str:
-    words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
-    words = f"r_{words}" if words[0].isdigit() else words
-    return f"{words}_" if keyword.iskeyword(words) or words in {"t", "judge"} else words
 
 
 def _ascii(text: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from scripted.actions import AbortRequest, Action, DisconnectClient, Flush, Placed, StartRequest, Update
+from scripted.actions import Placed
 from scripted.explore.execution import execute
 from scripted.explore.schedule import Schedule, config_values
 
@@ -72,7 +72,7 @@ class _Search:
         return True
 
     def _drop_events(self) -> None:
-        """Halves first, single events last; behind a success go on with what is left."""
+        """Halves first, single events last; after a success go on with what is left."""
         size = max(1, len(self.best.placed) // 2)
         while size:
             index = 0
@@ -102,27 +102,9 @@ def _earlier(schedule: Schedule) -> Iterator[Schedule]:
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
     """Shorter prompts and outputs, no priorities."""
     for index, one in enumerate(schedule.placed):
-        for action in _smaller_actions(one.action):
+        for action in one.action.smaller():
             placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
             yield Schedule(schedule.config, placed)
-
-
-def _smaller_actions(action: Action) -> Iterator[Action]:
-    """What says the same with less."""
-    if isinstance(action, StartRequest):
-        yield from _smaller_starts(action)
-    elif isinstance(action, DisconnectClient):
-        yield AbortRequest(rid=action.rid)
-    elif isinstance(action, Flush | Update) and action.timeout_s is not None:
-        yield msgspec.structs.replace(action, timeout_s=None)
-
-
-def _smaller_starts(start: StartRequest) -> Iterator[StartRequest]:
-    for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
-        value = getattr(start, name)
-        for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
-            if least <= smaller < value:
-                yield msgspec.structs.replace(start, **{name: smaller})
 
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:

@@ -15,29 +15,11 @@ import msgspec
 
 from engine.errors import IntegrityError
 from engine.messages import Generate
-from scripted.actions import (
-    AbortEverything,
-    AbortRequest,
-    Action,
-    DisconnectClient,
-    Evict,
-    FailStage,
-    Flush,
-    HoldResults,
-    KillStage,
-    Pause,
-    Placed,
-    Press,
-    Relieve,
-    Resume,
-    StartRequest,
-    Update,
-)
-from scripted.errors import ScriptDefinitionError, ScriptError
+from scripted.actions import Action, FailStage, Placed, StartRequest
+from scripted.errors import ScriptError
 from scripted.explore.execution import Failure, Outcome, Prefixes
 from scripted.explore.schedule import Schedule
 from scripted.explore.workloads import WORKLOADS
-from scripted.prompts import weights_of
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
 from scripted.sim.runner import ScriptedSim
@@ -183,54 +165,11 @@ def _starts_of(t: Any) -> list[StartRequest]:
 def _do(t: Any, action: Action) -> bool:
     """Call the verb of an action; False when there was nothing to act on, or the engine refused it."""
     try:
-        return _call(t, action)
+        return action.perform(t)
     except Exception as exc:
         if isinstance(exc, IntegrityError):
             raise
         return False
-
-
-def _call(t: Any, action: Action) -> bool:
-    match action:
-        case StartRequest(rid=rid, prompt=prompt, new=new, seed=seed, priority=priority):
-            t.start_req(rid=rid, prompt_len=prompt, prompt_seed=seed, max_new_tokens=new, priority=priority)
-        case AbortRequest(rid=rid):
-            t.abort(rid)
-            return t.find_req_by_rid(rid) is not None
-        case DisconnectClient():
-            return False  # To a script's engine it is an abort, which is tried as well.
-        case AbortEverything():
-            t.abort_all()
-        case Flush(timeout_s=timeout_s):
-            t.flush_cache(timeout_s)
-        case Update(seed=seed, timeout_s=timeout_s):
-            t.update_weights(weights_of(seed), timeout_s)
-        case Pause(mode=mode):
-            t.pause_generation(mode.value)
-        case Resume():
-            t.continue_generation()
-        case Press():
-            _press(t, action)
-        case Relieve():
-            t.release_exhausted()
-        case Evict(pages=pages):
-            t.evict(pages)
-        case HoldResults():
-            t.hold_results()
-        case FailStage(stage=stage):
-            t.fail_next_step(stage)
-        case KillStage(stage=stage):
-            t.kill_stage(stage)
-        case _:
-            raise ScriptDefinitionError(f"a script cannot be given {action}")
-    return True
-
-
-def _press(t: Any, action: Press) -> None:
-    verbs = {t.exhaust_kv: action.pages, t.exhaust_rows: action.rows, t.exhaust_locks: action.unlocked}
-    for verb, count in verbs.items():
-        if count is not None:
-            verb(count)
 
 
 def _failure_of(exc: ScriptError) -> Failure:

@@ -11,7 +11,7 @@ import msgspec
 from scripted.actions import Placed
 from scripted.explore.coverage import Cell, Coverage
 from scripted.explore.execution import Failure
-from scripted.explore.strategies import Pairs, Pct, RandomEvents, Strategy, StrategyName, Sweep
+from scripted.explore.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
 from scripted.explore.targets import Target, target_named
 
 __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "run_unit", "strategy_of"]
@@ -69,8 +69,8 @@ class UnitResult(msgspec.Struct, frozen=True):
 def strategy_of(plan: SearchPlan) -> Strategy:
     """The strategy of a plan."""
     match plan.strategy:
-        case StrategyName.EXHAUSTIVE | StrategyName.SWEEP:
-            return Sweep()
+        case StrategyName.EXHAUSTIVE:
+            return Exhaustive()
         case StrategyName.PAIRS:
             return Pairs()
         case StrategyName.RANDOM:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from scripted.errors import ScriptDefinitionError
 from scripted.explore.schedule import Schedule
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["FLAGSHIP", "WORKLOADS", "workload_named"]
 

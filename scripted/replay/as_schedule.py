@@ -14,53 +14,17 @@ import msgspec
 from engine.config import CHUNKING_OFF, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
-from engine.messages import (
-    Abort,
-    AbortAll,
-    Completion,
-    ContinueGeneration,
-    Event,
-    EvictCache,
-    FinishReason,
-    FlushCache,
-    Generate,
-    PauseGeneration,
-    PipelineFailed,
-    ReleasePressure,
-    SetPressure,
-    TokenOutput,
-    UpdateWeights,
-)
+from engine.messages import Completion, Event, FinishReason, FlushCache, Generate, TokenOutput, UpdateWeights
 from engine.plan import Microbatch
 from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
-from scripted.actions import (
-    AbortEverything,
-    AbortRequest,
-    Action,
-    AdvanceClock,
-    DisconnectClient,
-    Evict,
-    FailStage,
-    Flush,
-    HoldResults,
-    KillStage,
-    Pause,
-    Placed,
-    Press,
-    ReleaseResults,
-    Relieve,
-    Resume,
-    StartRequest,
-    Update,
-)
+from scripted.actions import Action, AdvanceClock, HoldResults, Placed, Recipe, ReleaseResults, action_of
 from scripted.explore.execution import record
 from scripted.explore.schedule import Schedule, limits_of
 
 __all__ = ["Translation", "translate"]
 
 _ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
-_STAGE: Final = "stage-"
 
 
 class Translation(msgspec.Struct, frozen=True):
@@ -89,14 +53,6 @@ def translate(recording: Recording, replayed: Sequence[StepRecord]) -> Translati
     return Translation(schedule, len(recording.steps), same, tuple(translator.notes()))
 
 
-class _Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
-
-    seed: int
-    shared: int = 0
-    tail: int = 0
-
-
 class _Translator:
     """``steps`` are the schedule's steps that stand for the recorded ones."""
 
@@ -105,7 +61,7 @@ class _Translator:
         self._recorded = recording.steps
         self._lengths = _lengths_of(replayed)
         self._timed = any(_deadline_of(event) is not None for step in recording.steps for event in step.events)
-        self._recipes: dict[tuple[int, ...], _Recipe] = {}
+        self._recipes: dict[tuple[int, ...], Recipe] = {}
         self._seeds = self._partly_shared = 0
         self._sampled = 0
         self._launch_steps: list[int] = []
@@ -115,7 +71,8 @@ class _Translator:
     def placed(self) -> Iterator[Placed]:
         """The schedule's actions. Results are held and released one by one: they came when they came."""
         yield Placed(1, HoldResults())
-        now, fails = 0.0, {}
+        now = 0.0
+        fails: dict[int, Action] = {}
         for recorded in self._recorded:
             step = self._step_of(recorded)
             self.steps.append(step)
@@ -126,9 +83,11 @@ class _Translator:
             if results:
                 yield Placed(step, ReleaseResults(count=len(results)))
             for event in recorded.events:
-                if isinstance(event, Completion) and event.error is not None:
-                    fails[self._launch_steps[event.microbatch_id]] = FailStage()
-                elif (action := self._action_of(event)) is not None:
+                action = action_of(event, self)
+                if isinstance(event, Completion):
+                    if action is not None:
+                        fails[self._launch_steps[event.microbatch_id]] = action
+                elif action is not None:
                     yield Placed(step, action)
             if recorded.plan:
                 self._launch_steps.append(step)
@@ -151,60 +110,33 @@ class _Translator:
                 step = max(step, self._launch_steps[event.microbatch_id] + self._limits.depth)
         return step
 
-    def _action_of(self, event: Event) -> Action | None:
-        match event:
-            case Generate():
-                return self._start(event)
-            case Abort():
-                name = self.names.get(event.rid, "nobody")
-                return DisconnectClient(rid=name) if event.call_id is None else AbortRequest(rid=name)
-            case AbortAll():
-                return AbortEverything()
-            case FlushCache():
-                return Flush(timeout_s=event.timeout_s)
-            case UpdateWeights():
-                return Update(timeout_s=event.timeout_s)
-            case PauseGeneration():
-                return Pause(mode=event.mode)
-            case ContinueGeneration():
-                return Resume()
-            case SetPressure():
-                return Press(pages=event.leave_pages, rows=event.leave_rows, unlocked=event.leave_unlocked)
-            case ReleasePressure():
-                return Relieve()
-            case EvictCache():
-                return Evict(pages=event.pages)
-            case PipelineFailed() if event.process.startswith(_STAGE):
-                return KillStage(stage=int(event.process.removeprefix(_STAGE)))
-        return None
+    # -- for the actions that are read back --
 
-    def _start(self, message: Generate) -> StartRequest:
-        name = self.names.setdefault(message.rid, f"r{len(self.names) + 1}")
+    def name_of(self, rid: str) -> str:
+        """What the request of this rid is called here."""
+        return self.names.get(rid, "unknown")
+
+    def new_name_of(self, rid: str) -> str:
+        """The same for a request that begins."""
+        return self.names.setdefault(rid, f"r{len(self.names) + 1}")
+
+    def new_tokens_of(self, message: Generate) -> int:
+        """As long as it became."""
         self._sampled += message.sampling.temperature != 0
         most = message.sampling.max_new_tokens
         lives = self._lengths.get(message.rid)
-        new = lives.pop(0) if lives else most
-        recipe = self._make(message.prompt_ids)
-        return StartRequest(
-            rid=name,
-            prompt=len(message.prompt_ids),
-            new=max(0, min(new, most)),
-            seed=recipe.seed,
-            shared=recipe.shared,
-            tail=recipe.tail,
-            priority=message.priority,
-        )
+        return max(0, min(lives.pop(0) if lives else most, most))
 
-    def _make(self, prompt: tuple[int, ...]) -> _Recipe:
+    def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
         """How a schedule makes a prompt that shares with those before it what this one does."""
         common, like = max(((_common(prompt, other), other) for other in self._recipes), default=(0, ()))
         if common < self._limits.page_size and common < len(prompt):
-            recipe = _Recipe(seed=self._next_seed())
+            recipe = Recipe(seed=self._next_seed())
         else:
             recipe = self._recipes[like]
             if common < min(len(prompt), len(like)):
                 self._partly_shared += common > recipe.shared > 0
-                recipe = _Recipe(seed=recipe.seed, shared=min(common, recipe.shared or common), tail=self._next_seed())
+                recipe = Recipe(seed=recipe.seed, shared=min(common, recipe.shared or common), tail=self._next_seed())
         self._recipes.setdefault(prompt, recipe)
         return recipe
 

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from engine.limits import Limits
 from engine.scheduler.ports import StepRecord
+from scripted.phrases import printable, short_rid
 from scripted.report.timeline.positions import Launch, controls_of, in_window, launches, pipeline_at, queues_are_clear
-from scripted.report.wording import call_names, event_text, microbatch_text, printable, reply_text, short_rid
+from scripted.report.wording import call_names, event_text, microbatch_text, reply_text
 
 __all__ = ["AROUND_STEPS", "render_text", "step_table"]
 

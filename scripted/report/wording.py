@@ -11,70 +11,34 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from engine.messages import (
-    Abort,
-    AbortAll,
     CallAnswer,
     Completion,
-    ContinueGeneration,
     Event,
-    EvictCache,
-    FinishReason,
-    FlushCache,
-    Generate,
     GetStats,
-    OperatorEvent,
-    PauseGeneration,
-    PipelineFailed,
     Refusal,
-    ReleasePressure,
     Reply,
-    SetPressure,
     StartProfile,
     StatsAnswer,
     StopProfile,
     TokenOutput,
-    UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler.ports import StepRecord
+from scripted.actions import name_in_answers, words_of
+from scripted.phrases import printable, short_rid
 
 __all__ = [
     "answer_text",
     "call_names",
     "event_text",
     "microbatch_text",
-    "plural",
-    "printable",
     "reply_text",
     "segment_text",
-    "short_rid",
 ]
 
-# A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
-_RID_CHARACTERS: Final = 14
-_RID_HEAD: Final = 5
-_RID_TAIL: Final = 7
 # A batch names so many of its requests or tokens, and counts the others.
 _NAMED: Final = 4
 _BUSY_COUNT: Final = re.compile(r"\b[a-z_]+=\d+\b")
-
-
-def printable(text: str) -> str:
-    """The text in one line of printable ASCII: control characters, newlines and the like become escapes."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-
-
-def short_rid(rid: str) -> str:
-    """A rid as a label; a long one keeps head and tail."""
-    rid = printable(rid)
-    return rid if len(rid) <= _RID_CHARACTERS else f"{rid[:_RID_HEAD]}..{rid[-_RID_TAIL:]}"
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 token``, ``2 tokens``, ``2 microbatches``."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def call_names(records: Iterable[StepRecord]) -> dict[str, str]:
@@ -84,30 +48,15 @@ def call_names(records: Iterable[StepRecord]) -> dict[str, str]:
         for event in record.events:
             call_id = getattr(event, "call_id", None)
             if call_id is not None:
-                names[call_id] = _call_name(event)
+                names[call_id] = name_in_answers(event) or _other_words(event)
     return names
 
 
 def event_text(event: Event, controls: Collection[int] = ()) -> str:
     """One event of a step, as what arrived at the scheduler; ``controls`` are microbatches that have no requests."""
-    match event:
-        case Completion() if event.microbatch_id in controls and event.error is None:
-            return f"result #{event.microbatch_id} (done)"
-        case SetPressure() | ReleasePressure() | EvictCache():
-            return _pressure_text(event)
-        case Generate():
-            return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"
-        case Completion():
-            return _completion_text(event)
-        case PipelineFailed():
-            return f"{printable(event.process)} DIED: {printable(event.cause)}"
-        case Abort() if event.finish_reason is not FinishReason.ABORT:
-            return f"end {short_rid(event.rid)} ({event.finish_reason})"
-        case FlushCache() if event.timeout_s is not None:
-            return f"FLUSH, waits up to {event.timeout_s:g} s"
-        case FlushCache():
-            return "FLUSH"
-    return _call_name(event)
+    if isinstance(event, Completion) and event.error is None:
+        return _completion_text(event, is_control=event.microbatch_id in controls)
+    return words_of(event) or _other_words(event)
 
 
 def microbatch_text(microbatch: Microbatch) -> str:
@@ -151,20 +100,9 @@ def answer_text(answer: CallAnswer) -> str:
     return f"refused 400: {' '.join(busy) or message}"
 
 
-def _call_name(event: Event) -> str:
+def _other_words(event: Event) -> str:
+    """What no action makes."""
     match event:
-        case Abort():
-            return f"abort {short_rid(event.rid)}"
-        case AbortAll():
-            return "abort all"
-        case FlushCache():
-            return "flush"
-        case UpdateWeights():
-            return f"weights {printable(event.model_path or 'as configured')}"
-        case PauseGeneration():
-            return f"pause ({event.mode})"
-        case ContinueGeneration():
-            return "continue"
         case StartProfile():
             return "start profile"
         case StopProfile():
@@ -174,20 +112,11 @@ def _call_name(event: Event) -> str:
     return type(event).__name__
 
 
-def _pressure_text(event: OperatorEvent) -> str:
-    if isinstance(event, ReleasePressure):
-        return "pressure off"
-    if isinstance(event, EvictCache):
-        return "evict the cache" if event.pages is None else f"evict {plural(event.pages, 'page')}"
-    left = ((event.leave_pages, "free page"), (event.leave_rows, "free row"), (event.leave_unlocked, "unlocked node"))
-    return "pressure: " + ", ".join(plural(count, what) for count, what in left if count is not None)
-
-
-def _completion_text(completion: Completion) -> str:
-    if completion.error is not None:
-        return f"result #{completion.microbatch_id} FAILED: {printable(completion.error)}"
-    tokens = _some([str(token) for token in completion.token_ids])
-    return f"result #{completion.microbatch_id} {f'-> {tokens}' if tokens else '(chunk)'}"
+def _completion_text(completion: Completion, *, is_control: bool) -> str:
+    tokens = "(done)" if is_control else _some([str(token) for token in completion.token_ids])
+    if tokens and not is_control:
+        tokens = f"-> {tokens}"
+    return f"result #{completion.microbatch_id} {tokens or '(chunk)'}"
 
 
 def _output_text(output: TokenOutput) -> str:

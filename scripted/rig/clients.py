@@ -1,7 +1,6 @@
 """What a script's clients saw: the view of one request, and of one administrative call.
 
-Filled by whoever plays the client (real HTTP in the server tier, the simulated front end in the sim tier); read by
-scripts.
+Filled by what plays the client: real HTTP in the server tier, the simulated front end in the sim tier. Read by scripts.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.messages import Reply
+from scripted.actions import AdministrativeCall
 
 __all__ = ["Call", "Chunk", "ClientView", "Clients"]
 
@@ -106,14 +106,14 @@ class Call:
 
 
 class Clients(Protocol):
-    """Everybody who talks to the engine from outside, played for a script."""
+    """All clients of the engine, played for a script."""
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
         """POST ``body`` to ``/generate``."""
         ...
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> Call:
-        """POST to an administrative route."""
+    def call(self, action: AdministrativeCall) -> Call:
+        """Make an administrative call."""
         ...
 
     def disconnect(self, view: ClientView) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.config import EngineConfig
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
 
 __all__ = [

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, spec_of
 
 __all__ = ["find_test", "load_script", "load_test"]

@@ -7,19 +7,21 @@ scheduler at the next step. Effects are checked, and a refused call raises with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-from engine.messages import (
-    Abort,
-    AbortAll,
-    ContinueGeneration,
-    EvictCache,
-    FlushCache,
-    Generate,
-    PauseGeneration,
-    ReleasePressure,
-    SetPressure,
-    UpdateWeights,
+from engine.messages import Abort, Generate, PauseMode
+from scripted.actions import (
+    PAUSE_MODES,
+    AbortEverything,
+    AbortRequest,
+    AdministrativeCall,
+    Evict,
+    Flush,
+    Pause,
+    Press,
+    Relieve,
+    Resume,
+    Update,
 )
 from scripted.errors import BadCall, RequestRefused
 from scripted.prompts import prompt_of
@@ -29,8 +31,6 @@ from scripted.rig.rig import Rig
 from scripted.script.waits import Steps, Wait, Waits
 
 __all__ = ["Verbs"]
-
-PAUSE_MODES: Final = ("retract", "in_place", "abort")
 
 
 class Verbs(Waits):
@@ -94,11 +94,11 @@ class Verbs(Waits):
     def abort(self, r: RequestHandle | str) -> Call:
         """POST ``/abort_request`` for one request, by its exact rid."""
         rid = r if isinstance(r, str) else r.rid
-        return self._call("/abort_request", Abort, {"rid": rid})
+        return self._call(AbortRequest(rid=rid))
 
     def abort_all(self) -> Call:
         """POST ``/abort_request`` for everything that is alive."""
-        return self._call("/abort_request", AbortAll, {"abort_all": True})
+        return self._call(AbortEverything())
 
     def disconnect(self, r: RequestHandle) -> None:
         """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
@@ -111,8 +111,7 @@ class Verbs(Waits):
 
     def flush_cache(self, timeout_s: float | None = None) -> Call:
         """POST ``/flush_cache``; with ``timeout_s``, in virtual seconds, the flush waits that long for its chance."""
-        path = "/flush_cache" if timeout_s is None else f"/flush_cache?timeout={timeout_s}"
-        return self._call(path, FlushCache)
+        return self._call(Flush(timeout_s=timeout_s))
 
     def update_weights(self, model_path: str, timeout_s: float | None = None) -> Call:
         """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
@@ -120,18 +119,17 @@ class Verbs(Waits):
         With ``timeout_s``, in virtual seconds, the update waits that long for its chance. The configured weights are
         back before the next script.
         """
-        body = {"model_path": model_path} | ({} if timeout_s is None else {"timeout": timeout_s})
-        return self._call("/update_weights_from_disk", UpdateWeights, body)
+        return self._call(Update(path_of_weights=model_path, timeout_s=timeout_s))
 
     def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
         if mode not in PAUSE_MODES:
             raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
-        return self._call("/pause_generation", PauseGeneration, {"mode": mode})
+        return self._call(Pause(mode=PauseMode(mode)))
 
     def continue_generation(self) -> Call:
         """POST ``/continue_generation``."""
-        return self._call("/continue_generation", ContinueGeneration)
+        return self._call(Resume())
 
     def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
         """Put a prefix into the tree by a real request; use as ``yield from``."""
@@ -143,30 +141,30 @@ class Verbs(Waits):
         """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
         most = self.scheduler.memory.pressure.most_free_pages
         _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
-        self._rig.intervene(SetPressure(leave_pages=leave_pages))
+        self._rig.intervene(Press(pages=leave_pages).operator_event())
 
     def exhaust_rows(self, leave_rows: int) -> None:
         """Keep rows from requests until exactly ``leave_rows`` are free."""
         most = self.scheduler.memory.pressure.most_free_rows
         _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
-        self._rig.intervene(SetPressure(leave_rows=leave_rows))
+        self._rig.intervene(Press(rows=leave_rows).operator_event())
 
     def exhaust_locks(self, leave_unlocked: int) -> None:
         """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
         most = self.scheduler.memory.pressure.most_unlocked_nodes
         _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
-        self._rig.intervene(SetPressure(leave_unlocked=leave_unlocked))
+        self._rig.intervene(Press(unlocked=leave_unlocked).operator_event())
 
     def release_exhausted(self) -> None:
         """Give back every page, row and lock that the ``exhaust`` verbs keep; nothing to do when they keep none."""
-        self._rig.intervene(ReleasePressure())
+        self._rig.intervene(Relieve().operator_event())
 
     def evict(self, pages: int | None = None) -> int:
         """Evict unlocked cache, all of it or ``pages`` pages, least recently used first; returns how many it was."""
         before = self.scheduler.memory.tree.evictable_pages
         if pages is not None and not 0 <= pages <= before:
             raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages}")
-        self._rig.intervene(EvictCache(pages=pages))
+        self._rig.intervene(Evict(pages=pages).operator_event())
         return before - self.scheduler.memory.tree.evictable_pages
 
     # -- results and faults --
@@ -220,12 +218,12 @@ class Verbs(Waits):
         self._rig.handles.start(handle)
         return handle
 
-    def _call(self, path: str, kind: type, body: dict[str, Any] | None = None) -> Call:
-        call = self._rig.world.clients.call(path, body)
-        message = self._rig.await_arrival(lambda m: isinstance(m, kind), refused=lambda: call.done)
+    def _call(self, action: AdministrativeCall) -> Call:
+        call = self._rig.world.clients.call(action)
+        message = self._rig.await_arrival(action.is_sent_as, refused=lambda: call.done)
         if message is None:
-            raise RequestRefused(f"POST {path}", call.status or 0, call.text)
-        assert not isinstance(message, Generate), f"POST {path} arrived as {message}"
+            raise RequestRefused(f"POST {action.path}", call.status or 0, call.text)
+        assert not isinstance(message, Generate), f"POST {action.path} arrived as {message}"
         call.arrived, call.call_id = True, message.call_id
         self._rig.handles.calls.append(call)
         return call

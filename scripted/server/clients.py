@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
+from scripted.actions import AdministrativeCall
 from scripted.errors import Silence
 from scripted.rig.clients import Call, Chunk, ClientView
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
@@ -60,10 +61,10 @@ class HttpClients:
         self._open[id(view)] = self._spawn(self._generate(view, body))
         return view
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> Call:
-        """POST to an administrative route."""
-        call = Call(path)
-        self._spawn(self._call(call, path, body))
+    def call(self, action: AdministrativeCall) -> Call:
+        """POST to the call's route."""
+        call = Call(action.path)
+        self._spawn(self._call(call, action))
         return call
 
     def disconnect(self, view: ClientView) -> None:
@@ -164,9 +165,9 @@ class HttpClients:
         if not view.terminal_answers:
             view.fail("the stream ended without a terminal answer")
 
-    async def _call(self, call: Call, path: str, body: dict[str, Any] | None) -> None:
+    async def _call(self, call: Call, action: AdministrativeCall) -> None:
         try:
-            response = await self._http.post(path, json=body)
+            response = await self._http.post(action.path, json=action.body)
             call.answer(response.status_code, response.text)
         except httpx.HTTPError as exc:
             call.answer(0, f"the connection broke before the answer came ({type(exc).__name__})")

@@ -18,10 +18,10 @@ import zmq
 from engine.messages import encode
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.scheduler_process.gate_context import GateContext
-from scripted.errors import ScriptDefinitionError
 from scripted.gallery import mutant_named
 from scripted.gate.run import Run, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
+from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, frames_of
 from scripted.rig.rig import Rig
 from scripted.script.loader import load_script

@@ -28,8 +28,9 @@ from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
-from scripted.errors import ScriptDefinitionError, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
+from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions

@@ -15,41 +15,26 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from scripted.errors import ScriptDefinitionError
-from scripted.script.verbs import PAUSE_MODES
+from scripted.actions import Action, AdministrativeCall, DisconnectClient, StartRequest, Verb, all_actions
+from scripted.actions.shell_words import ShellWord, only, whole
+from scripted.refusals import BadCommand
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 
-__all__ = ["HELP", "BadCommand", "Command", "Look", "Save", "Show", "Undo", "read_command"]
+__all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
 
 MAX_STEPS_PER_COMMAND: Final = 10_000
-DEFAULT_PROMPT_TOKENS: Final = 16
 DEFAULT_HISTORY_STEPS: Final = 12
-HELP: Final = """\
+_HELP_TOP: Final = """\
 step [N]              run one step, or N
-until EXPR            run steps until a Python expression holds: over t, state (t.state), requests by rid, calls by name
-start [rid=R] [prompt_len=N] [prompt_seed=N] [max_new_tokens=N] [priority=N] [ignore_eos=true] [stream=false]
-abort RID | all       abort a request, or everything
-disconnect RID        its client hangs up
-flush [SECONDS]       flush the cache; with seconds of virtual time, wait that long for the chance
-update WEIGHTS        update the weights, for instance to embedded:7
-pause MODE, continue  pause generation (retract, in_place, abort), go on
-hold, release [N]     keep results back; let the oldest N, or all, through
-exhaust_kv N, exhaust_rows N, exhaust_locks N, release_exhausted
-                      keep memory from requests until N are left; give it back
-evict [PAGES]         evict unlocked cache
-stall N, resume N     stop a stage, let it go on
-fail N, kill N        fail a stage's next microbatch; kill the stage
-advance SECONDS       virtual time
+until EXPR            run steps until a Python expression holds: over t, state (t.state), requests, calls"""
+_HELP_END: Final = """\
 state, requests       tables of the engine and of the requests
 history [N]           the last steps
 script                the session as lines of script
 undo [N]              take the last commands back: all others run again on a new engine
 save FILE             write the session as a pytest file that passes
 help, quit"""
-
-
-class BadCommand(ScriptDefinitionError):  # noqa: N818 - it reads as what happened
-    """A line that is no command; nothing was done."""
+_HELP_COLUMNS: Final = 22
 
 
 class Show(StrEnum):
@@ -99,36 +84,26 @@ def read_command(line: str, before: Sequence[Statement]) -> Command:
         raise BadCommand(f"{line.strip()!r} has a quote that does not end: {exc}") from exc
     if word in _READERS:
         return _READERS[word](words)
-    if word == "start":
-        return _start(words, before)
-    if word in _CALLS:
-        return VerbCall(_CALLS[word](words), _call_name(before))
+    if word in _VERBS:
+        action, known = _VERBS[word]
+        return _statement(known.read(words), action, before)
     raise BadCommand(f"there is no command {word!r}; help lists them")
 
 
-def _start(words: list[str], before: Sequence[Statement]) -> VerbCall:
+def _statement(verb: Verb, action: type[Action], before: Sequence[Statement]) -> VerbCall:
+    """A verb as a line of the session: what it returns has a name if a script can ask it for something."""
+    if action is StartRequest:
+        return _start(verb, before)
+    if action is DisconnectClient:
+        _rid(verb.arguments[0].text)
+    return VerbCall(str(verb), _call_name(before) if issubclass(action, AdministrativeCall) else None)
+
+
+def _start(verb: Verb, before: Sequence[Statement]) -> VerbCall:
     taken = {statement.rid for statement in before if isinstance(statement, VerbCall) and statement.rid is not None}
-    given = dict(_assignment(word) for word in words)
     free = next(f"r{number}" for number in range(1, len(taken) + 2) if f"r{number}" not in taken)
-    rid = _rid(given.pop("rid", free))
-    values = {"prompt_len": str(DEFAULT_PROMPT_TOKENS)} | given
-    arguments = ", ".join(f"{name}={_value(name, text)!r}" for name, text in values.items())
-    return VerbCall(f"t.start_req(rid={rid!r}, {arguments})", rid, rid)
-
-
-def _assignment(word: str) -> tuple[str, str]:
-    name, equals, text = word.partition("=")
-    if not equals or name not in ("rid", *_START_FIELDS):
-        raise BadCommand(f"start takes rid, {', '.join(_START_FIELDS)}, each as name=value, got {word!r}")
-    return name, text
-
-
-def _value(name: str, text: str) -> int | bool:
-    if _START_FIELDS[name] is int:
-        return _whole(f"start {name}=", text)
-    if text.lower() not in ("true", "false"):
-        raise BadCommand(f"start {name}= takes true or false, got {text!r}")
-    return text.lower() == "true"
+    rid = _rid(verb.keywords.get("rid", free))
+    return VerbCall(str(Verb(verb.name, **{"rid": rid} | verb.keywords)), rid, rid)
 
 
 def _rid(rid: str) -> str:
@@ -188,134 +163,44 @@ def _history(words: list[str]) -> Look:
 
 
 def _save(words: list[str]) -> Save:
-    path = Path(_only("save", words, "a file"))
+    path = Path(only("save", words, "a file"))
     if path.suffix != ".py" or not path.name.startswith("test_") or not path.stem.isidentifier():
         raise BadCommand(f"save takes a file that pytest finds, test_<name>.py, got {str(path)!r}")
     return Save(path)
 
 
-def _abort(words: list[str]) -> str:
-    rid = _only("abort", words, "a rid, or all")
-    return "t.abort_all()" if rid == "all" else f"t.abort({rid!r})"
-
-
-def _flush(words: list[str]) -> str:
-    return f"t.flush_cache(timeout_s={_seconds('flush', words)})" if words else "t.flush_cache()"
-
-
-def _update(words: list[str]) -> str:
-    return f"t.update_weights({_only('update', words, 'weights, for instance embedded:7')!r})"
-
-
-def _pause(words: list[str]) -> str:
-    mode = _only("pause", words, f"one of {', '.join(PAUSE_MODES)}")
-    if mode not in PAUSE_MODES:
-        raise BadCommand(f"pause takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
-    return f"t.pause_generation({mode!r})"
-
-
-def _none(word: str, expression: str) -> Callable[[list[str]], str]:
-    def read(words: list[str]) -> str:
-        if words:
-            raise BadCommand(f"{word} stands alone, got {' '.join(words)!r} behind it")
-        return expression
-
-    return read
-
-
 def _look(what: Show) -> Callable[[list[str]], Look]:
     def read(words: list[str]) -> Look:
-        _none(what.value, "")(words)
+        if words:
+            raise BadCommand(f"{what.value} stands alone, got {' '.join(words)!r} after it")
         return Look(what)
 
     return read
 
 
-def _numbered(word: str, verb: str, *, optional: bool = False) -> Callable[[list[str]], VerbCall]:
-    def read(words: list[str]) -> VerbCall:
-        if optional and not words:
-            return VerbCall(f"t.{verb}()")
-        return VerbCall(f"t.{verb}({_whole(word, _only(word, words, 'a whole number'))})")
-
-    return read
-
-
-def _plain(word: str, expression: str) -> Callable[[list[str]], VerbCall]:
-    return lambda words: VerbCall(_none(word, expression)(words))
-
-
-def _disconnect(words: list[str]) -> VerbCall:
-    return VerbCall(f"t.disconnect({_rid(_only('disconnect', words, 'a rid'))})")
-
-
-def _advance(words: list[str]) -> VerbCall:
-    return VerbCall(f"t.clock.advance({_seconds('advance', words)})")
-
-
 def _count(word: str, words: list[str], default: int) -> int:
-    return _whole(word, _only(word, words, "a whole number")) if words else default
+    return whole(word, only(word, words, "a whole number")) if words else default
 
 
-def _only(word: str, words: list[str], what: str) -> str:
-    if len(words) != 1:
-        raise BadCommand(f"{word} takes {what}, got {' '.join(words) or 'nothing'}")
-    return words[0]
-
-
-def _whole(word: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as exc:
-        raise BadCommand(f"{word} takes a whole number, got {text!r}") from exc
-
-
-def _seconds(word: str, words: list[str]) -> float:
-    text = _only(word, words, "seconds")
-    try:
-        seconds = float(text)
-    except ValueError as exc:
-        raise BadCommand(f"{word} takes seconds, got {text!r}") from exc
-    if not 0 <= seconds < float("inf"):
-        raise BadCommand(f"{word} takes seconds from 0 on, got {text}")
-    return seconds
-
-
-_START_FIELDS: Final[dict[str, type]] = {
-    "prompt_len": int,
-    "prompt_seed": int,
-    "max_new_tokens": int,
-    "priority": int,
-    "ignore_eos": bool,
-    "stream": bool,
-}
-# What is answered over HTTP: the call is kept under a name.
-_CALLS: Final[dict[str, Callable[[list[str]], str]]] = {
-    "abort": _abort,
-    "flush": _flush,
-    "update": _update,
-    "pause": _pause,
-    "continue": _none("continue", "t.continue_generation()"),
-}
 _LOOKS: Final[dict[str, Callable[[list[str]], Command]]] = {
     show.value: _look(show) for show in Show if show is not Show.HISTORY
 }
 _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
     **_LOOKS,
     "step": _step,
-    "disconnect": _disconnect,
-    "hold": _plain("hold", "t.hold_results()"),
-    "release": _numbered("release", "release_results", optional=True),
-    "exhaust_kv": _numbered("exhaust_kv", "exhaust_kv"),
-    "exhaust_rows": _numbered("exhaust_rows", "exhaust_rows"),
-    "exhaust_locks": _numbered("exhaust_locks", "exhaust_locks"),
-    "release_exhausted": _plain("release_exhausted", "t.release_exhausted()"),
-    "evict": _numbered("evict", "evict", optional=True),
-    "stall": _numbered("stall", "stall_stage"),
-    "resume": _numbered("resume", "resume_stage"),
-    "fail": _numbered("fail", "fail_next_step"),
-    "kill": _numbered("kill", "kill_stage"),
-    "advance": _advance,
     "undo": _undo,
     "save": _save,
     "history": _history,
 }
+_VERBS: Final[dict[str, tuple[type[Action], ShellWord]]] = {
+    known.word: (action, known) for action in all_actions() for known in action.shell_words
+}
+
+
+def _help() -> str:
+    verbs = (known for _, known in _VERBS.values())
+    lines = (f"{f'{known.word} {known.takes}':{_HELP_COLUMNS - 1}} {known.meaning}" for known in verbs)
+    return "\n".join([_HELP_TOP, *lines, _HELP_END])
+
+
+HELP: Final = _help()

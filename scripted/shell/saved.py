@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.config import EngineConfig
-from scripted.errors import ScriptDefinitionError, ScriptError
+from scripted.errors import ScriptError
 from scripted.explore.schedule import config_values
 from scripted.new_files import render_source, write_new
+from scripted.refusals import ScriptDefinitionError
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.script.waits import Steps

@@ -16,14 +16,15 @@ from rich.live import Live
 
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
-from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptDefinitionError, ScriptError
+from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
+from scripted.refusals import BadCommand, ScriptDefinitionError
 from scripted.report.failure import FailureReport
 from scripted.report.table import render_text, step_table
 from scripted.rig.handle import RequestHandle
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
 from scripted.script.waits import Steps
-from scripted.shell.commands import HELP, BadCommand, Command, Look, Save, Show, Undo, read_command
+from scripted.shell.commands import HELP, Command, Look, Save, Show, Undo, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session

@@ -6,7 +6,6 @@ Plays the real front end's own rules for bodies, text and stop strings; no HTTP,
 from __future__ import annotations
 
 import itertools
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,22 +16,8 @@ from engine.frontend.answer import Answer, joined
 from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
 from engine.limits import Limits
-from engine.messages import (
-    Abort,
-    AbortAll,
-    CallAnswer,
-    ClientMessage,
-    ContinueGeneration,
-    FinishReason,
-    FlushCache,
-    Generate,
-    PauseGeneration,
-    PauseMode,
-    Refusal,
-    Reply,
-    TokenOutput,
-    UpdateWeights,
-)
+from engine.messages import Abort, CallAnswer, ClientMessage, FinishReason, Generate, Refusal, Reply, TokenOutput
+from scripted.actions import AdministrativeCall
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.rig.clients import Call, Chunk, ClientView
 
@@ -97,12 +82,12 @@ class SimClients:
         self._sent.append(message)
         return view
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> Call:
-        """Send the message of an administrative route."""
-        call = Call(path)
+    def call(self, action: AdministrativeCall) -> Call:
+        """Send the message of an administrative call."""
+        call = Call(action.path)
         call_id = f"call-{next(self._numbers)}"
         self._calls[call_id] = call
-        self._sent.append(_message_of(path, body or {}, call_id))
+        self._sent.append(action.message(call_id))
         return call
 
     def disconnect(self, view: ClientView) -> None:
@@ -153,19 +138,3 @@ class SimClients:
         request = self._open.pop(refusal.rid, None)
         if request is not None:
             request.view.fail(error.body.error.message, error.status)
-
-
-def _message_of(path: str, body: dict[str, Any], call_id: str) -> ClientMessage:
-    url = urllib.parse.urlsplit(path)
-    if url.path == "/flush_cache":
-        timeout = dict(urllib.parse.parse_qsl(url.query)).get("timeout")
-        return FlushCache(call_id=call_id, timeout_s=None if timeout is None else float(timeout))
-    if url.path == "/update_weights_from_disk":
-        return UpdateWeights(call_id=call_id, model_path=body["model_path"], timeout_s=body.get("timeout"))
-    if url.path == "/abort_request":
-        return AbortAll(call_id=call_id) if body.get("abort_all") else Abort(rid=body["rid"], call_id=call_id)
-    if url.path == "/pause_generation":
-        return PauseGeneration(call_id=call_id, mode=PauseMode(body["mode"]))
-    if url.path == "/continue_generation":
-        return ContinueGeneration(call_id=call_id)
-    raise ValueError(f"no such route: {path}")

@@ -17,18 +17,11 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.limits import Limits, embedded_facts
 from engine.scheduler import Scheduler, run_loop
-from scripted.errors import (
-    Overdue,
-    ScriptDefinitionError,
-    ScriptError,
-    ScriptFailed,
-    ScriptTimeout,
-    ServerDied,
-    ServerDirty,
-)
+from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gallery import mutant_named
 from scripted.gate.run import Run, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
+from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptedTest, ScriptFunction

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from scripted.explore.strategies import Sweep
+from scripted.explore.strategies import Exhaustive
 from scripted.explore.targets import target_named
 from scripted.explore.workloads import WORKLOADS
 
@@ -51,7 +51,7 @@ class SearchUnit:
         if bench.outcome.failure is not None:
             return str(bench.outcome.failure)
         if self._sweep:
-            additions = list(Sweep().additions(self._workload, bench.base, bench.steps))
+            additions = list(Exhaustive().additions(self._workload, bench.base, bench.steps))
             apart = 1 if self._most is None else -(-len(additions) // self._most)
             for extra in additions[::apart]:
                 failure = bench.execute(*extra).failure

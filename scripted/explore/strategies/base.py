@@ -13,10 +13,9 @@ __all__ = ["Strategy", "StrategyName"]
 
 
 class StrategyName(StrEnum):
-    """How a campaign searches. ``sweep`` is the same as ``exhaustive``."""
+    """How a campaign searches."""
 
     EXHAUSTIVE = "exhaustive"
-    SWEEP = "sweep"
     PAIRS = "pairs"
     RANDOM = "random"
     PCT = "pct"

@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from engine.scheduler.ports import StepRecord
+from scripted.phrases import printable
 from scripted.report.trace import Trace
-from scripted.report.wording import call_names, event_text, microbatch_text, printable, reply_text
+from scripted.report.wording import call_names, event_text, microbatch_text, reply_text
 
 __all__ = ["Difference", "first_difference"]
 

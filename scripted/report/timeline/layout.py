@@ -23,6 +23,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.plan import Microbatch
+from scripted.phrases import plural, printable, short_rid
 from scripted.report.timeline.difference import Difference
 from scripted.report.timeline.lanes import (
     ANSWERED,
@@ -41,16 +42,7 @@ from scripted.report.timeline.positions import controls_of, in_window, launches,
 from scripted.report.timeline.state import state_of
 from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, Run, State, Stripe
 from scripted.report.trace import Trace
-from scripted.report.wording import (
-    call_names,
-    event_text,
-    microbatch_text,
-    plural,
-    printable,
-    reply_text,
-    segment_text,
-    short_rid,
-)
+from scripted.report.wording import call_names, event_text, microbatch_text, reply_text, segment_text
 
 __all__ = ["Layout"]
 

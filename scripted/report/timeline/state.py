@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from engine.messages import CallAnswer, Reply
 from engine.plan import Microbatch, Segment
 from engine.scheduler.ports import StepRecord
+from scripted.phrases import plural, printable
 from scripted.report.timeline.positions import Launch, controls_of, in_window, pipeline_at, queues_are_clear
 from scripted.report.timeline.view import Section, State
-from scripted.report.wording import event_text, microbatch_text, plural, printable, reply_text
+from scripted.report.wording import event_text, microbatch_text, reply_text
 
 __all__ = ["state_of"]
 

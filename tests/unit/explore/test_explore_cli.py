@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.errors import ScriptDefinitionError
+from scripted.refusals import ScriptDefinitionError
 
 RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
 FLUSH = ["--mutant", "flush-ignores-in-flight"]

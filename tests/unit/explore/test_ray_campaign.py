@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from scripted.errors import ScriptDefinitionError
 from scripted.explore.campaign import Campaign, Report
 from scripted.explore.strategies import StrategyName
 from scripted.explore.units import SearchPlan
+from scripted.refusals import ScriptDefinitionError
 
 TARGETS = ("chunked-alone", "warm-prefix")
 
@@ -23,7 +23,7 @@ def test_a_campaign_on_ray_is_the_campaign() -> None:
     """D10: the same schedules, coverage and findings, with a mutant switched on in every worker."""
     pytest.importorskip("ray", reason="Ray is an optional extra")
     plans = [
-        SearchPlan(targets=TARGETS, mutant="flush-ignores-in-flight", jobs=2, ray=ray, strategy=StrategyName.SWEEP)
+        SearchPlan(targets=TARGETS, mutant="flush-ignores-in-flight", jobs=2, ray=ray, strategy=StrategyName.EXHAUSTIVE)
         for ray in (None, "local")
     ]
     here, there = [Campaign(plan).run() for plan in plans]

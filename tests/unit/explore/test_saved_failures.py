@@ -13,7 +13,7 @@ import msgspec
 
 from scripted.explore.execution import Prefixes, record
 from scripted.explore.schedule import Schedule
-from scripted.explore.strategies import Sweep
+from scripted.explore.strategies import Exhaustive
 from scripted.explore.workloads import WORKLOADS
 from scripted.gallery import mutant_named
 
@@ -56,7 +56,7 @@ def failing_lines(mutant: str, workload: str) -> Iterator[str]:
     """Lines of the sweep of a workload that fail with a mutant on."""
     with mutant_named(mutant).switched_on():
         prefixes = Prefixes(WORKLOADS[workload])
-        for extra in Sweep().additions(workload, prefixes.base, prefixes.steps):
+        for extra in Exhaustive().additions(workload, prefixes.base, prefixes.steps):
             if prefixes.execute(*extra).failure is not None:
                 yield str(prefixes.base.with_placed(extra))
 

@@ -18,13 +18,12 @@ from scripted.actions import (
     Relieve,
     StartRequest,
     Update,
-    kind_of,
 )
-from scripted.errors import ScriptDefinitionError
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
-from scripted.explore.strategies import Pairs, Pct, RandomEvents, Sweep
+from scripted.explore.strategies import Exhaustive, Pairs, Pct, RandomEvents
 from scripted.explore.workloads import WORKLOADS, workload_named
+from scripted.refusals import ScriptDefinitionError
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -44,9 +43,9 @@ def test_actions_are_written_as_a_person_would() -> None:
     assert str(Placed(4, Flush())) == "4 flush"
     assert str(Placed(1, StartRequest(rid="a", prompt=125, new=3))) == "1 start a prompt=125 new=3"
     assert str(Placed(2, Pause(mode=PauseMode.ABORT))) == "2 pause mode=abort"
-    assert kind_of(Flush(timeout_s=1.0)) == "flush-later"
-    assert (str(Placed(5, Press(pages=1))), kind_of(Press(pages=1))) == ("5 pressure pages=1", "pressure-pages")
-    assert (str(Placed(5, Update(seed=3))), kind_of(Update(timeout_s=1.0))) == ("5 update seed=3", "update-later")
+    assert Flush(timeout_s=1.0).kind == "flush-later"
+    assert (str(Placed(5, Press(pages=1))), Press(pages=1).kind) == ("5 pressure pages=1", "pressure-pages")
+    assert (str(Placed(5, Update(seed=3))), Update(timeout_s=1.0).kind) == ("5 update seed=3", "update-later")
     assert [str(Placed(6, action)) for action in (Relieve(), Evict(pages=2))] == ["6 relieve", "6 evict pages=2"]
 
 
@@ -84,9 +83,9 @@ def test_an_unknown_workload_names_the_known_ones() -> None:
 
 def test_a_sweep_is_every_kind_at_every_step() -> None:
     base = workload_named("twins")
-    additions = list(Sweep().additions("twins", base, 5))
+    additions = list(Exhaustive().additions("twins", base, 5))
     assert additions == [(Placed(step, action),) for step in range(1, 6) for action in extras_of(base)]
-    assert list(Sweep().additions("twins", base, 5, first=7)) == additions[7:]
+    assert list(Exhaustive().additions("twins", base, 5, first=7)) == additions[7:]
 
 
 def test_pairs_keep_to_their_window_and_marks() -> None:

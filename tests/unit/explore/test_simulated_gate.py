@@ -17,7 +17,7 @@ from scripted.explore.forks import Frozen
 from scripted.explore.schedule import Schedule
 from scripted.explore.schedule_gate import SimulatedGate
 from scripted.explore.script_writer import script_text
-from scripted.explore.strategies import Sweep
+from scripted.explore.strategies import Exhaustive
 from scripted.explore.targets import target_named
 from scripted.explore.workloads import FLAGSHIP, WORKLOADS, workload_named
 from scripted.script.options import ScriptOptions
@@ -38,7 +38,7 @@ def test_every_workload_keeps_every_promise(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_fork_is_the_run_from_the_beginning(name: str) -> None:
     prefixes = Prefixes(WORKLOADS[name])
-    additions = itertools.islice(Sweep().additions(name, prefixes.base, prefixes.steps), 3, None, SAMPLE_EVERY)
+    additions = itertools.islice(Exhaustive().additions(name, prefixes.base, prefixes.steps), 3, None, SAMPLE_EVERY)
     for extra in additions:
         assert prefixes.execute(*extra) == execute(prefixes.base.with_placed(extra))
 
@@ -46,7 +46,7 @@ def test_a_fork_is_the_run_from_the_beginning(name: str) -> None:
 def test_the_sweep_of_the_flagship_passes_on_the_engine() -> None:
     """B15: no event at any step of the flagship workload breaks a promise."""
     prefixes = Prefixes(workload_named(FLAGSHIP))
-    for extra in Sweep().additions(FLAGSHIP, prefixes.base, prefixes.steps):
+    for extra in Exhaustive().additions(FLAGSHIP, prefixes.base, prefixes.steps):
         assert prefixes.execute(*extra).failure is None, extra
 
 

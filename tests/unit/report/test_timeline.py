@@ -27,12 +27,13 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.scheduler.ports import StepRecord
+from scripted.phrases import short_rid
 from scripted.report.timeline import page, render_timeline, to_perfetto
 from scripted.report.timeline.difference import first_difference
 from scripted.report.timeline.palette import COLOURS, colours_of
 from scripted.report.timeline.positions import in_window, launches, pipeline_at
 from scripted.report.trace import Trace, TraceHeader
-from scripted.report.wording import event_text, reply_text, short_rid
+from scripted.report.wording import event_text, reply_text
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

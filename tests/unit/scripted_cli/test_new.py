@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from engine.errors import ConfigError
 from scripted.cli import app
 from scripted.cli.new import new_test
-from scripted.errors import ScriptDefinitionError, ServerDied
+from scripted.errors import ServerDied
 from scripted.new_files import command_of, write_new
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.sim.runner import ScriptedSim

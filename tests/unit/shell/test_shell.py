@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from engine.config import EngineConfig
 from scripted.cli import app
 from scripted.errors import ServerDied
+from scripted.refusals import BadCommand
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell import DebugSession, FilePrompt
-from scripted.shell.commands import _CALLS, _READERS, HELP, BadCommand, read_command
+from scripted.shell.commands import _READERS, _VERBS, HELP, read_command
 from scripted.shell.statements import StepOn, lines_of
 from scripted.sim.runner import ScriptedSim
 
@@ -54,7 +55,7 @@ def test_the_flagship_race_by_hand():
     assert "in_flight=2" in typed.output
     assert typed.states[1].startswith("step 2: waiting=[] chunked=None running=[] in flight: #0 prefill of r1")
     assert typed.script == [
-        "r1 = t.start_req(rid='r1', prompt_len=125, max_new_tokens=2)",
+        'r1 = t.start_req(rid="r1", prompt_len=125, max_new_tokens=2)',
         "yield from t.run_until(lambda: t.state.in_flight and t.state.queues_clear)",
         "call_1 = t.flush_cache()",
         "yield from t.run_until(lambda: r1.finished)",
@@ -144,12 +145,12 @@ def test_what_is_no_command_is_refused_in_words(line, why):
         ("until len(r1.output_ids) >= 2 and not state.paused", None),
         (
             "start rid=a priority=2 ignore_eos=true",
-            ["a = t.start_req(rid='a', prompt_len=16, priority=2, ignore_eos=True)"],
+            ['a = t.start_req(rid="a", prompt_len=16, priority=2, ignore_eos=True)'],
         ),
         ("abort all", ["call_1 = t.abort_all()"]),
-        ("abort a-b", ["call_1 = t.abort('a-b')"]),
+        ("abort a-b", ['call_1 = t.abort("a-b")']),
         ("flush 2.5", ["call_1 = t.flush_cache(timeout_s=2.5)"]),
-        ("pause in_place", ["call_1 = t.pause_generation('in_place')"]),
+        ("pause in_place", ['call_1 = t.pause_generation("in_place")']),
         ("continue", ["call_1 = t.continue_generation()"]),
         ("hold", ["t.hold_results()"]),
         ("release", ["t.release_results()"]),
@@ -186,7 +187,7 @@ def test_every_command_of_the_help_is_one(word):
 
 
 def test_the_help_names_the_commands():
-    assert set(HELP_WORDS) == {*_READERS, *_CALLS, "start", "until"}
+    assert set(HELP_WORDS) == {*_READERS, *_VERBS, "until"}
 
 
 def test_names_of_requests_and_calls_count_on():

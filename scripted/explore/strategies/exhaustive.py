@@ -1,4 +1,4 @@
-"""The sweep: one extra event at every step, of every kind, at every target. Its success is a claim."""
+"""The exhaustive search: one extra event at every step, of every kind, at every target. Its success is a claim."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from scripted.actions import Action, Placed
 from scripted.explore.extras import extras_of
 from scripted.explore.schedule import Schedule
 
-__all__ = ["Sweep"]
+__all__ = ["Exhaustive"]
 
 
-class Sweep:
+class Exhaustive:
     """Every single extra event."""
 
     complete = True

@@ -1,0 +1,60 @@
+"""Actions: what may happen to an engine from outside. One class each, which is all that the harness knows of it.
+
+A new one is a class here and a verb of ``t``; tests/unit/actions says what it still lacks. A search tries them in the
+order in which these modules define them.
+"""
+
+# isort: off
+from scripted.actions.action import Action, AdministrativeCall, Intervention, Recipe, SearchBase, all_actions
+from scripted.actions.calls import PAUSE_MODES, AbortEverything, Flush, Pause, Resume
+from scripted.actions.results import (
+    AdvanceClock,
+    FailStage,
+    HoldResults,
+    KillStage,
+    ReleaseResults,
+    ResumeStage,
+    StallStage,
+)
+from scripted.actions.memory import Evict, Press, Relieve, Update
+from scripted.actions.requests import AbortRequest, DisconnectClient, StartRequest
+from scripted.actions.events import action_of, name_in_answers, words_of
+from scripted.actions.placed import Placed, parse_placed
+from scripted.actions.verb import Verb, variable_of
+
+# isort: on
+
+__all__ = [
+    "PAUSE_MODES",
+    "AbortEverything",
+    "AbortRequest",
+    "Action",
+    "AdministrativeCall",
+    "AdvanceClock",
+    "DisconnectClient",
+    "Evict",
+    "FailStage",
+    "Flush",
+    "HoldResults",
+    "Intervention",
+    "KillStage",
+    "Pause",
+    "Placed",
+    "Press",
+    "Recipe",
+    "ReleaseResults",
+    "Relieve",
+    "Resume",
+    "ResumeStage",
+    "SearchBase",
+    "StallStage",
+    "StartRequest",
+    "Update",
+    "Verb",
+    "action_of",
+    "all_actions",
+    "name_in_answers",
+    "parse_placed",
+    "variable_of",
+    "words_of",
+]

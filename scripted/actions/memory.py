@@ -1,0 +1,203 @@
+"""What happens to memory: weights that are replaced, pages, rows and tree nodes that an operator keeps or evicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
+from scripted.actions.action import (
+    Action,
+    AdministrativeCall,
+    EventReader,
+    Intervention,
+    SearchBase,
+    SearchedEngine,
+)
+from scripted.actions.calls import DEFERRED_S, as_seconds
+from scripted.actions.shell_words import ShellWord, alone, numbered, only
+from scripted.actions.verb import Verb
+from scripted.phrases import plural, printable
+from scripted.prompts import seed_of, weights_of
+
+__all__ = ["Evict", "Press", "Relieve", "Update"]
+
+_LEFT_PAGES: Final = 1
+
+
+def _read_update(words: list[str]) -> Verb:
+    return Verb("update_weights", only("update", words, "weights, for instance embedded:7"))
+
+
+class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
+    """The weights become the embedded ones of ``seed``, or those of ``path_of_weights``.
+
+    With ``timeout_s`` the update waits for its chance.
+    """
+
+    seed: int = 1
+    timeout_s: float | None = None
+    path_of_weights: str | None = None
+
+    event: ClassVar = UpdateWeights
+    route: ClassVar = "/update_weights_from_disk"
+    shell_words: ClassVar = (
+        ShellWord("update", "WEIGHTS", "update the weights, for instance to embedded:7", _read_update),
+    )
+
+    @property
+    def kind(self) -> str:
+        """A deferred one is a kind of its own."""
+        return "update" if self.timeout_s is None else "update-later"
+
+    @property
+    def weights(self) -> str:
+        """The new weights, as the route takes them."""
+        return weights_of(self.seed) if self.path_of_weights is None else self.path_of_weights
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The weights, and the timeout."""
+        return {"model_path": self.weights} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
+
+    def message(self, call_id: str) -> UpdateWeights:
+        """What arrives."""
+        return UpdateWeights(call_id=call_id, model_path=self.weights, timeout_s=as_seconds(self.timeout_s))
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.update_weights("embedded:1")``."""
+        later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
+        return (Verb("update_weights", self.weights, **later),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """At once, and deferred."""
+        return cls(), cls(timeout_s=DEFERRED_S)
+
+    def smaller(self) -> Iterator[Action]:
+        """At once."""
+        if self.timeout_s is not None:
+            yield msgspec.structs.replace(self, timeout_s=None)
+
+    @classmethod
+    def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
+        """The embedded weights as they were; for any others some embedded ones stand."""
+        seed = seed_of(event.model_path)
+        return cls(timeout_s=event.timeout_s) if seed is None else cls(seed=seed, timeout_s=event.timeout_s)
+
+    @classmethod
+    def words(cls, event: UpdateWeights) -> str:
+        """Which weights."""
+        return f"weights {printable(event.model_path or 'as configured')}"
+
+
+class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pressure"):
+    """An operator keeps memory from requests: exactly these pages or rows are left free, or tree nodes unlocked."""
+
+    pages: int | None = None
+    rows: int | None = None
+    unlocked: int | None = None
+
+    event: ClassVar = SetPressure
+    is_strict: ClassVar[bool] = True
+    shell_words: ClassVar = (
+        numbered("exhaust_kv", "N", "keep pages from requests until N are free", "exhaust_kv"),
+        numbered("exhaust_rows", "N", "the same for rows", "exhaust_rows"),
+        numbered("exhaust_locks", "N", "lock nodes of the prefix tree until N are unlocked", "exhaust_locks"),
+    )
+
+    @property
+    def kind(self) -> str:
+        """What is scarce makes the kind."""
+        return "-".join(["pressure", *(name for name in self.__struct_fields__ if getattr(self, name) is not None)])
+
+    def operator_event(self) -> SetPressure:
+        """What the operator does."""
+        return SetPressure(leave_pages=self.pages, leave_rows=self.rows, leave_unlocked=self.unlocked)
+
+    def reaches(self, engine: SearchedEngine) -> bool:
+        """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
+        pressure = engine.scheduler.memory.pressure
+        most = pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
+        asked = self.pages, self.rows, self.unlocked
+        return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.exhaust_kv(1)`` and its like."""
+        given = {"exhaust_kv": self.pages, "exhaust_rows": self.rows, "exhaust_locks": self.unlocked}
+        return tuple(Verb(verb, count) for verb, count in given.items() if count is not None)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One page, no row, no unlocked node."""
+        return cls(pages=_LEFT_PAGES), cls(rows=0), cls(unlocked=0)
+
+    @classmethod
+    def read_back(cls, event: SetPressure, reader: EventReader) -> Press:
+        """As it was."""
+        return cls(pages=event.leave_pages, rows=event.leave_rows, unlocked=event.leave_unlocked)
+
+    @classmethod
+    def words(cls, event: SetPressure) -> str:
+        """What is left."""
+        left = (
+            (event.leave_pages, "free page"),
+            (event.leave_rows, "free row"),
+            (event.leave_unlocked, "unlocked node"),
+        )
+        return "pressure: " + ", ".join(plural(count, what) for count, what in left if count is not None)
+
+
+class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="relieve"):
+    """The operator gives everything back."""
+
+    event: ClassVar = ReleasePressure
+    phrase: ClassVar = "pressure off"
+    shell_words: ClassVar = (alone("release_exhausted", "give back what the exhaust words keep", "release_exhausted"),)
+
+    def operator_event(self) -> ReleasePressure:
+        """What the operator does."""
+        return ReleasePressure()
+
+    def reaches(self, engine: SearchedEngine) -> bool:
+        """Something is kept."""
+        return engine.is_pressed
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.release_exhausted()``."""
+        return (Verb("release_exhausted"),)
+
+
+class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="evict"):
+    """``pages`` pages of unlocked cache are evicted, least recently used first; without a number all."""
+
+    pages: int | None = None
+
+    event: ClassVar = EvictCache
+    is_extra: ClassVar[bool] = True
+    is_strict: ClassVar[bool] = True
+    shell_words: ClassVar = (numbered("evict", "[PAGES]", "evict unlocked cache", "evict"),)
+
+    def operator_event(self) -> EvictCache:
+        """What the operator does."""
+        return EvictCache(pages=self.pages)
+
+    def reaches(self, engine: SearchedEngine) -> bool:
+        """There is so much to evict."""
+        return engine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.evict()``."""
+        return (Verb("evict") if self.pages is None else Verb("evict", self.pages),)
+
+    @classmethod
+    def read_back(cls, event: EvictCache, reader: EventReader) -> Evict:
+        """As it was."""
+        return cls(pages=event.pages)
+
+    @classmethod
+    def words(cls, event: EvictCache) -> str:
+        """How much."""
+        return "evict the cache" if event.pages is None else f"evict {plural(event.pages, 'page')}"

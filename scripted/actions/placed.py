@@ -1,0 +1,52 @@
+"""An action at one step of a schedule, and its text: ``STEP KIND [RID] [name=value ...]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from scripted.actions.action import Action, all_actions
+from scripted.refusals import ScriptDefinitionError
+
+__all__ = ["Placed", "parse_placed"]
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """An action and the step, from 1 on, that sees it, after the completions of that step."""
+
+    step: int
+    action: Action
+
+    def __str__(self) -> str:
+        values = msgspec.to_builtins(self.action)
+        rid = values.pop("rid", None)
+        words = [str(self.step), values.pop("type")] + ([] if rid is None else [rid])
+        return " ".join(words + [f"{name}={value}" for name, value in values.items()])
+
+
+def parse_placed(text: str) -> Placed:
+    """The inverse of ``str(placed)``. Raises ScriptDefinitionError that names the clause."""
+    step, _, rest = text.strip().partition(" ")
+    kind, *words = rest.split() or [""]
+    values: dict[str, Any] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        values["rid" if not separator else name] = value if separator else name
+    try:
+        placed = Placed(int(step), msgspec.convert(values, _class_of(kind), strict=False))
+    except (ValueError, msgspec.ValidationError) as exc:
+        raise ScriptDefinitionError(
+            f"a clause of a schedule is 'STEP KIND [RID] [name=value ...]', got {text.strip()!r} ({exc}); "
+            "write for instance '4 flush' or '1 start a prompt=125 new=2'"
+        ) from exc
+    if placed.step < 1:
+        raise ScriptDefinitionError(f"the steps of a schedule count from 1, got {text.strip()!r}")
+    return placed
+
+
+def _class_of(kind: str) -> type[Action]:
+    kinds = {str(action.__struct_config__.tag): action for action in all_actions()}
+    if kind not in kinds:
+        raise ValueError(f"the kinds are {', '.join(sorted(kinds))}, got {kind!r}")
+    return kinds[kind]

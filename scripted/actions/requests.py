@@ -1,0 +1,257 @@
+"""What clients do with requests: start one, abort it by its rid, hang up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.messages import Abort, FinishReason, Generate, SamplingParams
+from scripted.actions.action import Action, AdministrativeCall, EventReader, SearchBase, SearchedEngine
+from scripted.actions.shell_words import ShellWord, only, whole
+from scripted.actions.verb import Code, Verb, variable_of
+from scripted.phrases import plural, short_rid
+from scripted.prompts import prompt_ids
+from scripted.refusals import BadCommand
+
+__all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
+
+DEFAULT_PROMPT_TOKENS: Final = 16
+_EXTRA_RID: Final = "extra"
+_PRESSURE_RID: Final = "pressure"
+# Other prompts of a workload have small seeds; what presses on the pool shares no prefix with them.
+_PRESSURE_SEED: Final = 97
+_SHELL_FIELDS: Final[dict[str, type]] = {
+    "rid": str,
+    "prompt_len": int,
+    "prompt_seed": int,
+    "max_new_tokens": int,
+    "priority": int,
+    "ignore_eos": bool,
+    "stream": bool,
+}
+
+
+def _read_abort(words: list[str]) -> Verb:
+    rid = only("abort", words, "a rid, or all")
+    return Verb("abort_all") if rid == "all" else Verb("abort", rid)
+
+
+def _read_disconnect(words: list[str]) -> Verb:
+    return Verb("disconnect", Code(only("disconnect", words, "a rid")))
+
+
+def _read_start(words: list[str]) -> Verb:
+    given = dict(_assignment(word) for word in words)
+    rid = {"rid": given.pop("rid")} if "rid" in given else {}
+    return Verb("start_req", **rid, **{"prompt_len": DEFAULT_PROMPT_TOKENS} | given)
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    name, equals, text = word.partition("=")
+    if not equals or name not in _SHELL_FIELDS:
+        raise BadCommand(f"start takes {', '.join(_SHELL_FIELDS)}, each as name=value, got {word!r}")
+    if _SHELL_FIELDS[name] is int:
+        return name, whole(f"start {name}=", text)
+    if _SHELL_FIELDS[name] is bool and text.lower() not in ("true", "false"):
+        raise BadCommand(f"start {name}= takes true or false, got {text!r}")
+    return name, text.lower() == "true" if _SHELL_FIELDS[name] is bool else text
+
+
+class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
+    """A client aborts one request by its rid."""
+
+    rid: str
+
+    event: ClassVar = Abort
+    route: ClassVar = "/abort_request"
+    shell_words: ClassVar = (ShellWord("abort", "RID | all", "abort a request, or everything", _read_abort),)
+
+    @property
+    def target_rid(self) -> str:
+        """The request."""
+        return self.rid
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The rid."""
+        return {"rid": self.rid}
+
+    def message(self, call_id: str) -> Abort:
+        """What arrives."""
+        return Abort(rid=self.rid, call_id=call_id)
+
+    def reaches(self, engine: SearchedEngine) -> bool:
+        """It is alive."""
+        return engine.is_live(self.rid)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.abort("a")``."""
+        return (Verb("abort", self.rid),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Of each request."""
+        return [cls(rid=rid) for rid in base.rids]
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
+        """Any abort that somebody called for."""
+        return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        """Of whom, and why the front end ended it, if it did."""
+        if event.finish_reason is not FinishReason.ABORT:
+            return f"end {short_rid(event.rid)} ({event.finish_reason})"
+        return f"abort {short_rid(event.rid)}"
+
+
+class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
+    """A request's client goes away, and the front end aborts the request."""
+
+    rid: str
+
+    event: ClassVar = Abort
+    is_strict: ClassVar[bool] = True
+    shell_words: ClassVar = (ShellWord("disconnect", "RID", "its client hangs up", _read_disconnect),)
+
+    @property
+    def target_rid(self) -> str:
+        """The request."""
+        return self.rid
+
+    def apply(self, engine: SearchedEngine) -> None:
+        """The next step sees the front end's abort."""
+        engine.give(Abort(rid=self.rid))
+
+    def reaches(self, engine: SearchedEngine) -> bool:
+        """It is alive."""
+        return engine.is_live(self.rid)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.disconnect(a)``, of a handle."""
+        return (Verb("disconnect", Code(variable_of(self.rid))),)
+
+    def perform(self, t: Any) -> bool:
+        """Not done: to a script's engine it is an abort, which is tried as well."""
+        del t
+        return False
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Of each request."""
+        return [cls(rid=rid) for rid in base.rids]
+
+    def smaller(self) -> Iterator[Action]:
+        """An abort by rid needs no handle."""
+        yield AbortRequest(rid=self.rid)
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> DisconnectClient | None:
+        """Any abort that the front end made by itself."""
+        return cls(rid=reader.name_of(event.rid)) if event.call_id is None else None
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        """The scheduler sees an abort."""
+        return AbortRequest.words(event)
+
+
+class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+    """A greedy request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+
+    ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
+    """
+
+    rid: str
+    prompt: int
+    new: int = 2
+    seed: int = 0
+    priority: int = 0
+    stop: int | None = None
+    shared: int = 0
+    tail: int = 0
+
+    event: ClassVar = Generate
+    shell_words: ClassVar = (
+        ShellWord("start", " ".join(f"[{name}=...]" for name in _SHELL_FIELDS), "start a request", _read_start),
+    )
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    @property
+    def variable(self) -> str:
+        """What a script calls its handle."""
+        return variable_of(self.rid)
+
+    def message(self) -> Generate:
+        """What arrives."""
+        stop = () if self.stop is None else (self.stop,)
+        sampling = SamplingParams(max_new_tokens=self.new, temperature=0.0, stop_token_ids=stop)
+        return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
+
+    def apply(self, engine: SearchedEngine) -> None:
+        """The next step sees the message."""
+        engine.give(self.message())
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.start_req(rid="a", prompt_len=125, prompt_seed=0, max_new_tokens=2)``."""
+        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
+        if self.shared:
+            own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
+            text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
+            prompt = {"prompt_ids": Code(text, self.prompt_ids)}
+        more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
+        more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
+        return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages."""
+        starts = [start for start in base.starts if isinstance(start, cls)]
+        urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
+            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
+        if starts:
+            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        yield cls._of_half_the_pages(base)
+
+    @classmethod
+    def _of_half_the_pages(cls, base: SearchBase) -> StartRequest:
+        limits = base.limits
+        tokens = min(limits.total_pages * limits.page_size // 2, limits.context_length - 2)
+        if not limits.chunking:
+            tokens = min(tokens, limits.prefill_budget_tokens)
+        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
+
+    def smaller(self) -> Iterator[Action]:
+        """Shorter prompts and outputs, no priority, smaller seeds."""
+        for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
+            value = getattr(self, name)
+            for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
+                if least <= smaller < value:
+                    yield msgspec.structs.replace(self, **{name: smaller})
+
+    @classmethod
+    def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
+        """A greedy request that is as long as it became, with a prompt that shares what it shared."""
+        recipe = reader.recipe_of(event.prompt_ids)
+        return cls(
+            rid=reader.new_name_of(event.rid),
+            prompt=len(event.prompt_ids),
+            new=reader.new_tokens_of(event),
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            priority=event.priority,
+        )
+
+    @classmethod
+    def words(cls, event: Generate) -> str:
+        """Who, and how long its prompt is."""
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"

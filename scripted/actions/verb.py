@@ -1,0 +1,54 @@
+"""One call of a verb of ``t``: as a line of script, and as something to do."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import operator
+import re
+from typing import Any
+
+__all__ = ["Code", "Verb", "variable_of"]
+
+
+class Code:
+    """An argument that a script writes as an expression; ``value`` is what the expression is."""
+
+    def __init__(self, text: str, value: Any = None) -> None:
+        self.text = text
+        self.value = value
+
+
+class Verb:
+    """A verb by its name below ``t``, with its arguments. ``str()`` is the line of script, ``perform`` does it."""
+
+    def __init__(self, name: str, *arguments: Any, **keywords: Any) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.keywords = keywords
+
+    def perform(self, t: Any) -> Any:
+        """Call it."""
+        keywords = {name: _value_of(value) for name, value in self.keywords.items()}
+        return operator.attrgetter(self.name)(t)(*map(_value_of, self.arguments), **keywords)
+
+    def __str__(self) -> str:
+        keywords = (f"{name}={_text_of(value)}" for name, value in self.keywords.items())
+        return f"t.{self.name}({', '.join([*map(_text_of, self.arguments), *keywords])})"
+
+
+def variable_of(name: str) -> str:
+    """A name that a script can give to what is called this."""
+    words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
+    words = f"r_{words}" if words[0].isdigit() else words
+    return f"{words}_" if keyword.iskeyword(words) or words in {"t", "judge"} else words
+
+
+def _value_of(argument: Any) -> Any:
+    return argument.value if isinstance(argument, Code) else argument
+
+
+def _text_of(argument: Any) -> str:
+    if isinstance(argument, Code):
+        return argument.text
+    return json.dumps(argument) if isinstance(argument, str) else repr(argument)

@@ -1,0 +1,30 @@
+"""Words for reports that everything shares: text from outside made printable, rids made short, counts with a noun."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["plural", "printable", "short_rid"]
+
+# A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
+_RID_CHARACTERS: Final = 14
+_RID_HEAD: Final = 5
+_RID_TAIL: Final = 7
+
+
+def printable(text: str) -> str:
+    """The text in one line of printable ASCII: control characters, newlines and the like become escapes."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+
+
+def short_rid(rid: str) -> str:
+    """A rid as a label; a long one keeps head and tail."""
+    rid = printable(rid)
+    return rid if len(rid) <= _RID_CHARACTERS else f"{rid[:_RID_HEAD]}..{rid[-_RID_TAIL:]}"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 token``, ``2 tokens``, ``2 microbatches``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -1,0 +1,13 @@
+"""What is refused before anything runs: a function that is no script, a schedule or a command that cannot be read."""
+
+from __future__ import annotations
+
+__all__ = ["BadCommand", "ScriptDefinitionError"]
+
+
+class ScriptDefinitionError(Exception):
+    """What was given cannot be a script, a schedule or a target; the text says what it should be."""
+
+
+class BadCommand(ScriptDefinitionError):  # noqa: N818 - it reads as what happened
+    """A line that is no command of the shell; nothing was done."""
