@@ -151,13 +151,15 @@ class EventReader(Protocol):
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of all actions. A concrete one has a tag, the first word of its clause, and its fields as the others.
 
-    ``event`` is the type of the event that it becomes, if it becomes one, and ``phrase`` what a report calls it.
+    ``examples`` are clauses without their steps, of requests called a and b. ``event`` is the type of the event that it
+    becomes, if it becomes one, and ``phrase`` what a report calls it.
     ``is_control``: it acts on the world and not on the scheduler, before the completions of its step are taken.
     ``is_extra``: a search adds one with its default values. ``is_strict``: its verb refuses to act on nothing.
     ``shell_words`` are typed in the shell. ``search_turn`` orders what a search tries at one step; equal ones are tried
     in the order of their definition.
     """
 
+    examples: ClassVar[tuple[str, ...]] = ()
     event: ClassVar[type[msgspec.Struct] | None] = None
     phrase: ClassVar[str] = ""
     is_control: ClassVar[bool] = False

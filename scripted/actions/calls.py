@@ -41,6 +41,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
     timeout_s: float | None = None
 
+    examples: ClassVar = ("flush", "flush timeout_s=2.5")
     event: ClassVar = FlushCache
     phrase: ClassVar = "flush"
     route: ClassVar = "/flush_cache"
@@ -90,6 +91,7 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
     """An abort of everything that is alive. In the shell it is ``abort all``."""
 
+    examples: ClassVar = ("abort-all",)
     event: ClassVar = AbortAll
     is_extra: ClassVar[bool] = True
     phrase: ClassVar = "abort all"
@@ -118,6 +120,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
     mode: PauseMode = PauseMode.RETRACT
 
+    examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
     event: ClassVar = PauseGeneration
     route: ClassVar = "/pause_generation"
     shell_words: ClassVar = (ShellWord("pause", "MODE", f"pause generation ({', '.join(PAUSE_MODES)})", _read_pause),)
@@ -163,6 +166,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
     """Generation goes on."""
 
+    examples: ClassVar = ("continue",)
     event: ClassVar = ContinueGeneration
     phrase: ClassVar = "continue"
     route: ClassVar = "/continue_generation"

@@ -41,6 +41,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     timeout_s: float | None = None
     path_of_weights: str | None = None
 
+    examples: ClassVar = ("update", "update seed=3 timeout_s=2.5")
     event: ClassVar = UpdateWeights
     route: ClassVar = "/update_weights_from_disk"
     shell_words: ClassVar = (
@@ -100,6 +101,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
     rows: int | None = None
     unlocked: int | None = None
 
+    examples: ClassVar = ("pressure pages=1", "pressure rows=0", "pressure unlocked=0")
     event: ClassVar = SetPressure
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (
@@ -153,6 +155,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="relieve"):
     """The operator gives everything back."""
 
+    examples: ClassVar = ("relieve",)
     event: ClassVar = ReleasePressure
     phrase: ClassVar = "pressure off"
     shell_words: ClassVar = (alone("release_exhausted", "give back what the exhaust words keep", "release_exhausted"),)
@@ -175,6 +178,7 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     pages: int | None = None
 
+    examples: ClassVar = ("evict", "evict pages=1")
     event: ClassVar = EvictCache
     is_extra: ClassVar[bool] = True
     is_strict: ClassVar[bool] = True

@@ -29,24 +29,20 @@ def parse_placed(text: str) -> Placed:
     """The inverse of ``str(placed)``. Raises ScriptDefinitionError that names the clause."""
     step, _, rest = text.strip().partition(" ")
     kind, *words = rest.split() or [""]
+    kinds = {str(action.__struct_config__.tag): action for action in all_actions()}
     values: dict[str, Any] = {}
     for word in words:
         name, separator, value = word.partition("=")
         values["rid" if not separator else name] = value if separator else name
+    if kind not in kinds:
+        raise ScriptDefinitionError(f"the kinds of a schedule's clauses are {', '.join(kinds)}, got {text.strip()!r}")
     try:
-        placed = Placed(int(step), msgspec.convert(values, _class_of(kind), strict=False))
+        placed = Placed(int(step), msgspec.convert(values, kinds[kind], strict=False))
     except (ValueError, msgspec.ValidationError) as exc:
         raise ScriptDefinitionError(
             f"a clause of a schedule is 'STEP KIND [RID] [name=value ...]', got {text.strip()!r} ({exc}); "
-            "write for instance '4 flush' or '1 start a prompt=125 new=2'"
+            f"write for instance '4 {kinds[kind].examples[-1]}'"
         ) from exc
     if placed.step < 1:
         raise ScriptDefinitionError(f"the steps of a schedule count from 1, got {text.strip()!r}")
     return placed
-
-
-def _class_of(kind: str) -> type[Action]:
-    kinds = {str(action.__struct_config__.tag): action for action in all_actions()}
-    if kind not in kinds:
-        raise ValueError(f"the kinds are {', '.join(sorted(kinds))}, got {kind!r}")
-    return kinds[kind]

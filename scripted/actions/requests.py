@@ -64,6 +64,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     rid: str
 
+    examples: ClassVar = ("abort a",)
     event: ClassVar = Abort
     route: ClassVar = "/abort_request"
     shell_words: ClassVar = (ShellWord("abort", "RID | all", "abort a request, or everything", _read_abort),)
@@ -113,6 +114,7 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
 
     rid: str
 
+    examples: ClassVar = ("disconnect a",)
     event: ClassVar = Abort
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (ShellWord("disconnect", "RID", "its client hangs up", _read_disconnect),)
@@ -174,6 +176,11 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     shared: int = 0
     tail: int = 0
 
+    examples: ClassVar = (
+        "start b prompt=20 new=3",
+        "start b prompt=40 seed=1 priority=1 stop=7",
+        "start b prompt=40 shared=16 tail=1",
+    )
     event: ClassVar = Generate
     shell_words: ClassVar = (
         ShellWord("start", " ".join(f"[{name}=...]" for name in _SHELL_FIELDS), "start a request", _read_start),

@@ -25,6 +25,7 @@ def _read_advance(words: list[str]) -> Verb:
 class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
     """Results stay away from this step on."""
 
+    examples: ClassVar = ("hold",)
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
@@ -47,6 +48,7 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     count: int | None = None
 
+    examples: ClassVar = ("release", "release count=2")
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (
         numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
@@ -70,6 +72,7 @@ class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
 
     stage: int = 0
 
+    examples: ClassVar = ("fail",)
     event: ClassVar = Completion
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
@@ -103,6 +106,7 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
 
     stage: int = 0
 
+    examples: ClassVar = ("kill", "kill stage=1")
     event: ClassVar = PipelineFailed
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
@@ -137,6 +141,7 @@ class StallStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="sta
 
     stage: int = 0
 
+    examples: ClassVar = ("stall stage=1",)
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
 
@@ -158,6 +163,7 @@ class ResumeStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="re
 
     stage: int = 0
 
+    examples: ClassVar = ("resume stage=1",)
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
 
@@ -179,6 +185,7 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
     seconds: float
 
+    examples: ClassVar = ("advance seconds=1.5",)
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
 

@@ -32,7 +32,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def find_mutant(name: str) -> Found:
-    """Exhaustive the base workloads with a mutant on, from a cold start, up to the first failure. Raises UnknownMutant."""
+    """Sweep the base workloads with a mutant on, from a cold start, up to the first failure. Raises UnknownMutant."""
     mutant_named(name)
     started = time.process_time()
     report = Campaign(SearchPlan(targets=tuple(WORKLOADS), mutant=name, stop_at_first=True)).run()

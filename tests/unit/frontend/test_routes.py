@@ -31,6 +31,7 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
+from scripted.actions import AdministrativeCall, all_actions, parse_placed
 
 
 def _events(text: str) -> list[Any]:
@@ -312,6 +313,24 @@ def test_administrative_call(play, path: str, body: Any, message: msgspec.Struct
         response = await answer
         assert (response.status_code, response.text) == (200 if ok else 400, "in_flight=2")
         assert response.headers["content-type"].startswith("text/plain")
+
+    play(scene)
+
+
+CALLS = [parse_placed(f"1 {text}").action for kind in all_actions() for text in kind.examples]
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if isinstance(call, AdministrativeCall)], ids=str)
+def test_a_scripts_call_arrives_as_its_message(play, call: AdministrativeCall) -> None:
+    """D09: what the sim tier makes of a verb is what the route makes of its HTTP call."""
+
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post(call.path, json=call.body))
+        message = await stage.scheduler.receive()
+        assert message == call.message(message.call_id)
+        assert call.is_sent_as(message)
+        await stage.scheduler.reply(CallAnswer(call_id=message.call_id, ok=True, message="done"))
+        assert (await answer).status_code == 200
 
     play(scene)
 

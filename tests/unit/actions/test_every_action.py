@@ -1,0 +1,300 @@
+"""Every action is known everywhere: to schedules, the search, scripts, recordings, reports, the shell and the docs.
+
+The tests run over the classes themselves, so a new action takes part by being one, and fails by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.messages import (
+    ClientMessage,
+    Completion,
+    Event,
+    Generate,
+    GetStats,
+    OperatorEvent,
+    PipelineEvent,
+    StartProfile,
+    StopProfile,
+)
+from engine.scheduler import StepRecord
+from scripted.actions import (
+    AbortEverything,
+    Action,
+    AdministrativeCall,
+    AdvanceClock,
+    HoldResults,
+    Placed,
+    Recipe,
+    ReleaseResults,
+    Relieve,
+    Resume,
+    ResumeStage,
+    StallStage,
+    StartRequest,
+    Update,
+    action_of,
+    all_actions,
+    parse_placed,
+)
+from scripted.explore.execution import execute, record
+from scripted.explore.extras import extras_of
+from scripted.explore.schedule import Schedule
+from scripted.explore.script_writer import script_text
+from scripted.explore.workloads import WORKLOADS
+from scripted.prompts import prompt_of
+from scripted.refusals import BadCommand
+from scripted.report.wording import call_names, event_text
+from scripted.script.loader import load_test
+from scripted.script.options import ScriptOptions
+from scripted.script.t import ScriptContext
+from scripted.shell.commands import HELP, read_command
+from scripted.shell.statements import lines_of
+from scripted.sim.runner import ScriptedSim
+
+DOCS: Final = Path(__file__).parents[3] / "docs"
+CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
+# Before the example: a request that is alive, with some cache beside it.
+BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, StartRequest(rid="c", prompt=20, seed=5)))
+STEP: Final = 9
+# What is found in no event of its own, and why.
+WITHOUT_EVENT: Final = {
+    HoldResults: "results that do not come",
+    ReleaseResults: "the results themselves",
+    StallStage: "results that do not come",
+    ResumeStage: "the results themselves",
+    AdvanceClock: "the time of a step",
+}
+# What a search never adds to a workload by itself, and why.
+NEVER_ADDED: Final = {
+    ReleaseResults: "it undoes what is held; the strategies pct and random add it",
+    Relieve: "it undoes pressure; the strategy random adds it",
+    StallStage: "to the scheduler it is the same as results that are held",
+    ResumeStage: "it undoes a stall, which is not added",
+    AdvanceClock: "time matters to deadlines only, and what settles a run moves it to each",
+}
+# Events that no action makes, and why.
+WITHOUT_ACTION: Final = {
+    GetStats: "it changes nothing; every run of the search ends with one",
+    StartProfile: "a profile measures a server; the scheduler decides nothing by it",
+    StopProfile: "a profile measures a server; the scheduler decides nothing by it",
+}
+TYPED_AS: Final = {AbortEverything: "abort all"}
+
+ALL: Final = all_actions()
+EXAMPLES: Final = [pytest.param(parse_placed(f"{STEP} {text}").action, id=text) for cls in ALL for text in cls.examples]
+each_example = pytest.mark.parametrize("action", EXAMPLES)
+each_action = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+
+
+class Verbatim:
+    """Reads events back with the names and prompts that the examples have."""
+
+    def __init__(self, like: Action) -> None:
+        self._like = like
+
+    def name_of(self, rid: str) -> str:
+        return rid
+
+    new_name_of = name_of
+
+    def new_tokens_of(self, message: Generate) -> int:
+        return message.sampling.max_new_tokens
+
+    def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
+        start = self._like
+        if not isinstance(start, StartRequest) or prompt != start.prompt_ids:
+            return Recipe(seed=0)
+        return Recipe(seed=start.seed, shared=start.shared, tail=start.tail)
+
+
+def scheduled(action: Action) -> Schedule:
+    return Schedule(CONFIG).with_placed([*BASE, Placed(STEP, action)])
+
+
+def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]) -> list[Event]:
+    """The events that are this action's; a schedule does not say which stop token or stage it was."""
+    events = [event for one in records for event in one.events if type(event) is action.event]
+    reader = Verbatim(action)
+    return [event for event in events if without_detail(action_of(event, reader)) == without_detail(action)]
+
+
+def without_detail(action: Action | None) -> Action | None:
+    return StartRequest(**values_of(action) | {"stop": None}) if isinstance(action, StartRequest) else action
+
+
+def values_of(action: Action) -> dict[str, Any]:
+    return {name: getattr(action, name) for name in action.__struct_fields__}
+
+
+@each_action
+def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
+    assert kind.examples, f"{kind.__name__} has no example of its clause"
+    assert all(type(parse_placed(f"1 {text}").action) is kind for text in kind.examples)
+
+
+def test_no_two_actions_have_a_word_in_common() -> None:
+    words = [word.word for kind in ALL for word in kind.shell_words]
+    tags = [kind.__struct_config__.tag for kind in ALL]
+    assert len(set(words)) == len(words)
+    assert len(set(tags)) == len(tags)
+
+
+@each_example
+def test_its_text_is_what_is_read(action: Action) -> None:
+    placed = Placed(STEP, action)
+    assert parse_placed(str(placed)) == placed
+
+
+@each_action
+def test_the_page_of_the_search_has_its_clause(kind: type[Action]) -> None:
+    assert f"`{kind.__struct_config__.tag}" in (DOCS / "explore.md").read_text(encoding="utf-8")
+
+
+# -- the search --
+
+
+@each_example
+def test_a_run_with_it_keeps_every_promise(action: Action) -> None:
+    assert execute(scheduled(action)).failure is None
+
+
+@each_example
+def test_what_it_becomes_is_read_back(action: Action) -> None:
+    _, records = record(scheduled(action))
+    if action.event is None:
+        assert type(action) in WITHOUT_EVENT, f"{type(action).__name__} names no event; say why here"
+    else:
+        assert events_of(action, records), f"no event is {action}"
+
+
+@each_action
+def test_a_search_adds_it_or_has_a_reason(kind: type[Action]) -> None:
+    added = any(type(extra) is kind for base in WORKLOADS.values() for extra in extras_of(base))
+    assert added != (kind in NEVER_ADDED), f"{kind.__name__} says in extras() what of it is added; or say here why not"
+
+
+@each_example
+def test_what_is_smaller_is_another_one_and_ends(action: Action) -> None:
+    seen = [action]
+    while smaller := list(seen[-1].smaller()):
+        seen.append(smaller[0])
+        assert len(set(seen)) == len(seen) < 1_000, f"{action} is shrunk for ever"
+    assert all(parse_placed(str(Placed(1, one))).action == one for one in seen)
+
+
+# -- scripts --
+
+
+@each_example
+def test_its_line_of_script_does_it(action: Action) -> None:
+    assert_in_a_script(action, lambda t, names: [exec(str(verb), names) for verb in action.verbs()])
+
+
+@pytest.mark.parametrize("action", [one for one in EXAMPLES if not one.id.startswith("disconnect")])
+def test_it_is_performed_in_a_script(action: Action) -> None:
+    assert_in_a_script(action, lambda t, names: action.perform(t))
+
+
+def assert_in_a_script(action: Action, act: Any) -> None:
+    records: list[StepRecord] = []
+
+    def script(t: Any) -> Any:
+        names: dict[str, Any] = {"t": t, "prompt_of": prompt_of}
+        for placed in BASE:
+            assert isinstance(placed.action, StartRequest)
+            names[placed.action.variable] = placed.action.verbs()[0].perform(t)
+        for _ in range(STEP - 1):
+            yield
+        act(t, names)
+        for _ in range(6):
+            yield
+        records.extend(t.history)
+
+    ScriptedSim(CONFIG).run(script, options=ScriptOptions())
+    if action.event is not None:
+        assert events_of(action, records), f"no event is {action}"
+
+
+@each_example
+def test_its_verb_is_on_the_page_of_the_contract(action: Action) -> None:
+    page = (DOCS / "script_api.md").read_text(encoding="utf-8")
+    for verb in action.verbs():
+        assert f"`{verb.name}(" in page
+        assert verb.name.startswith("clock.") or hasattr(ScriptContext, verb.name)
+
+
+@each_example
+def test_a_test_that_is_written_with_it_passes(action: Action, tmp_path: Path) -> None:
+    path = tmp_path / "test_written.py"
+    path.write_text(script_text(scheduled(action), name="written"), encoding="utf-8")
+    test = load_test(str(path), "test_written")
+    ScriptedSim(test.config).run(test.script, options=test.options)
+
+
+# -- reports and the shell --
+
+
+@each_example
+def test_a_report_has_words_for_it(action: Action) -> None:
+    _, records = record(scheduled(action))
+    for event in events_of(action, records):
+        assert event_text(event) not in ("", type(event).__name__)
+    if isinstance(action, AdministrativeCall):
+        names = call_names(records)
+        assert all(names[event.call_id] not in ("", type(event).__name__) for event in events_of(action, records))
+
+
+@each_action
+def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
+    """What is typed is the line of script of one of its examples, and the help has the word."""
+    verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}").action.verbs()]
+    lines = {str(verb) for verb in verbs}
+    typed = [TYPED_AS[kind]] if kind in TYPED_AS else []
+    for word in kind.shell_words:
+        assert any(line.startswith(f"{word.word} ") for line in HELP.splitlines())
+        for verb in verbs:
+            values = [str(getattr(value, "text", value)) for value in verb.arguments]
+            values += [f"{k}={v}" if kind is StartRequest else str(v) for k, v in verb.keywords.items()]
+            typed.append(" ".join([word.word, *values]))
+    said = set()
+    for line in typed:
+        with contextlib.suppress(BadCommand):  # A word of this action need not take all of these values.
+            said |= {text.partition(" = ")[2] or text for text in lines_of([read_command(line, [])])}
+    assert said & lines, f"none of {sorted(lines)} can be typed"
+
+
+# -- the engine's events --
+
+
+@pytest.mark.parametrize(
+    "event", [one for union in (ClientMessage, OperatorEvent, PipelineEvent) for one in typing.get_args(union)]
+)
+def test_every_event_from_outside_is_an_actions(event: type) -> None:
+    made = any(kind.event is event for kind in ALL)
+    assert made != (event in WITHOUT_ACTION), f"no action becomes {event.__name__}; add one, or say here why not"
+
+
+def test_a_result_is_no_action_unless_it_failed() -> None:
+    assert action_of(Completion(microbatch_id=0, token_ids=(1,)), Verbatim(Resume())) is None
+
+
+def test_an_update_to_a_folder_is_read_back_as_one_to_embedded_weights() -> None:
+    """A schedule runs without files."""
+    event = Update(path_of_weights="/there/model", timeout_s=2).message("call-1")
+    assert action_of(event, Verbatim(Resume())) == Update(timeout_s=2.0)
+
+
+def test_a_call_knows_its_own_message_from_another_ones() -> None:
+    first, second = (kind for kind in ALL if kind.__name__ in ("Flush", "Resume"))
+    assert isinstance(call := first(), AdministrativeCall)
+    assert isinstance(other := second(), AdministrativeCall)
+    assert call.is_sent_as(call.message("any id"))
+    assert not call.is_sent_as(other.message("any id"))
