@@ -9,24 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 
 from engine.messages import (
-    Abort,
-    AbortAll,
-    CallAnswer,
-    ContinueGeneration,
     Event,
-    FlushCache,
-    GetStats,
-    PauseGeneration,
     Reply,
-    StartProfile,
-    StatsAnswer,
-    StopProfile,
-    UpdateWeights,
     encode,
 )
 from engine.plan import Microbatch
@@ -38,21 +27,8 @@ _DIGEST_BYTES: Final = 8
 # digest.
 _PENDING_LIMIT_STEPS: Final = 256
 
-_CALLS: Final = frozenset(
-    (
-        Abort,
-        AbortAll,
-        CallAnswer,
-        ContinueGeneration,
-        FlushCache,
-        GetStats,
-        PauseGeneration,
-        StartProfile,
-        StatsAnswer,
-        StopProfile,
-        UpdateWeights,
-    )
-)
+# Calls and their answers: all that carries the id that a front end gave them.
+_CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)
 _Entry = tuple[Sequence[Event], Microbatch | None, Sequence[Reply], tuple[int, ...]]
