@@ -7,7 +7,7 @@ order in which these modules define them.
 # isort: off
 from scripted.actions.action import Action, AdministrativeCall, Intervention, Recipe, SearchBase, all_actions
 from scripted.actions.calls import PAUSE_MODES, AbortEverything, Flush, Pause, Resume
-from scripted.actions.results import (
+from scripted.actions.results_and_stages import (
     AdvanceClock,
     FailStage,
     HoldResults,
@@ -16,9 +16,9 @@ from scripted.actions.results import (
     ResumeStage,
     StallStage,
 )
-from scripted.actions.memory import Evict, Press, Relieve, Update
-from scripted.actions.requests import AbortRequest, DisconnectClient, StartRequest
-from scripted.actions.events import action_of, name_in_answers, words_of
+from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
+from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
+from scripted.actions.from_events import action_of, name_in_answers, words_of
 from scripted.actions.placed import Placed, parse_placed
 from scripted.actions.verb import Verb, variable_of
 

@@ -82,7 +82,7 @@ def replay(
     """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
     from scripted.explore.console import plain_console
     from scripted.replay import is_recording
-    from scripted.replay.show import replay_recording, replay_schedule
+    from scripted.replay.printing import replay_recording, replay_schedule
 
     console = plain_console()
     if is_recording(what):

@@ -20,7 +20,7 @@ from scripted.gallery.mutants import switched_on
 
 __all__ = ["Campaign", "Report"]
 
-# A context that nobody refers to is left again as soon as it is collected.
+# A context without a reference is left again as soon as it is collected.
 _for_life: Final = ExitStack()
 # Runs in one unit of a strategy that never ends: about a fifth of a second of work.
 _BATCH_RUNS: Final = 200

@@ -39,7 +39,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return cls(config).with_placed(parse_placed(clause) for clause in clauses if clause.strip())
 
     def with_placed(self, more: Iterable[Placed]) -> Schedule:
-        """The same with more actions, each behind those that its step has already."""
+        """The same with more actions, each after those that its step already has."""
         return Schedule(self.config, tuple(sorted((*self.placed, *more), key=lambda placed: placed.step)))
 
     @property

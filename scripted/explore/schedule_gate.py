@@ -137,7 +137,7 @@ class SimulatedGate:
         if self.records is not None:
             self._record(result)
         self.ledger.check(events, result, flushable=self._flushable)
-        # A step without input and output has changed nothing that was not audited behind the one before.
+        # A step without input and output has changed nothing that was not audited after the one before.
         if events or result.microbatch is not None or result.replies or result.again:
             self.scheduler.check_integrity()
             self.promises.check(result, missing=bool(self._results.due_steps()))

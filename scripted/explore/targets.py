@@ -26,8 +26,8 @@ from scripted.sim.runner import ScriptedSim
 
 __all__ = ["ScriptTarget", "Target", "target_named"]
 
-# So many steps behind the last event a script is left alone; then the harness drains the engine.
-_BEHIND_LIMIT_STEPS: Final = 300
+# Steps that a script still runs after the last added event; then the harness drains the engine.
+_AFTER_LIMIT_STEPS: Final = 300
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
 
@@ -73,7 +73,7 @@ def _schedule_in(target: str) -> Schedule | None:
 class ScriptTarget:
     """A registered script in the sim tier, with one event more at one of its yields.
 
-    What the script itself asserts does not hold with an event that it does not know: behind the event only the engine's
+    What the script itself asserts does not hold with an event that it does not know: after the event only the engine's
     own invariants and the oracle count, and the script ends at its first objection.
     """
 
@@ -122,7 +122,7 @@ class ScriptTarget:
                     raise
                 break
             number += 1
-            if added and number > extra[-1].step + _BEHIND_LIMIT_STEPS:
+            if added and number > extra[-1].step + _AFTER_LIMIT_STEPS:
                 break  # It may wait for what the event has made impossible.
             for placed in extra:
                 if placed.step == number:

@@ -78,7 +78,7 @@ _TEXTS: Final = {
     ),
     "no-cache": f"{_PP1} radix_cache=False pp_size=2; 1 start a prompt=40 new=3; 2 start b prompt=40 new=3",
     "no-chunks": "pp_size=2 chunked_prefill_size=-1 max_total_tokens=256; 1 start a prompt=70 new=3; 2 start b prompt=33 new=3",
-    # Room for one page less than everybody needs: eviction of what nobody holds.
+    # Room for one page less than all requests need: eviction of what none of them holds.
     "eviction": (
         "page_size=4 chunked_prefill_size=16 max_total_tokens=40; 1 start a prompt=17 new=2; 9 start b prompt=20 seed=1 new=3; "
         "16 start c prompt=17 new=3"
@@ -113,7 +113,7 @@ _TEXTS: Final = {
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
     "weight-update": f"{_PP4}; 1 start a prompt=70 new=2; 22 update; 30 start b prompt=70 new=2",
     "failed-update": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 5 update timeout_s=1.0; 6 fail; 20 start b prompt=70 new=2",
-    # Window layers: prompts of several windows, a prefix hit behind one, and a pool that is smaller than everybody's sum.
+    # Window layers: prompts of several windows, a prefix hit after one, and a pool smaller than what all need.
     "windowed": (
         "model=embedded-window pp_size=2 chunked_prefill_size=32 max_total_tokens=1024; 1 start a prompt=150 new=8; "
         "9 start b prompt=150 new=3; 12 start c prompt=170 seed=2 new=3"

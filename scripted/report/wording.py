@@ -36,7 +36,7 @@ __all__ = [
     "segment_text",
 ]
 
-# A batch names so many of its requests or tokens, and counts the others.
+# A batch names this many of its requests or tokens, and counts the others.
 _NAMED: Final = 4
 _BUSY_COUNT: Final = re.compile(r"\b[a-z_]+=\d+\b")
 

@@ -3,7 +3,7 @@
 A session is a list of statements of a script, each run as it is typed; undo runs all but the last ones on a new engine.
 """
 
+from scripted.shell.debug_session import DebugSession
 from scripted.shell.prompt import FilePrompt, Prompt, TerminalPrompt
-from scripted.shell.session import DebugSession
 
 __all__ = ["DebugSession", "FilePrompt", "Prompt", "TerminalPrompt"]

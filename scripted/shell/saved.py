@@ -54,7 +54,7 @@ def save_session(path: Path, config: EngineConfig, statements: list[Statement], 
 
 @dataclass
 class _Ending:
-    """Runs the statements and writes down what holds behind the last one."""
+    """Runs the statements and writes down what holds after the last one."""
 
     statements: list[Statement]
     assertions: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ class VerbCall:
 
 @dataclass(frozen=True)
 class StepOn:
-    """So many steps."""
+    """``count`` steps."""
 
     count: int
 

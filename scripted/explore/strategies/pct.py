@@ -1,6 +1,6 @@
 """PCT-style schedules: actors with random priorities, which change at a few random points, decide who goes next.
 
-The actors are the pipeline, which returns results one by one, and everybody who does something to the engine. A bug
+The actors are the pipeline, which returns results one by one, and all who do something to the engine. A bug
 that needs ``d`` orderings is hit with a probability that depends on ``d``, not on the length of the run (Burckhardt et
 al., A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, 2010).
 """

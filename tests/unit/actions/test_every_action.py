@@ -55,7 +55,7 @@ from scripted.report.wording import call_names, event_text
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
-from scripted.shell.commands import HELP, read_command
+from scripted.shell.command_line import HELP, read_command
 from scripted.shell.statements import lines_of
 from scripted.sim.runner import ScriptedSim
 

@@ -37,7 +37,7 @@ from scripted.explore.workloads import WORKLOADS
 from scripted.gallery.mutants import switched_on
 from scripted.replay import first_difference, rerun, rerun_elsewhere
 from scripted.replay.as_schedule import translate
-from scripted.replay.show import replay_recording
+from scripted.replay.printing import replay_recording
 from scripted.script.loader import load_test
 from scripted.sim.runner import ScriptedSim
 

@@ -15,7 +15,7 @@ from scripted.refusals import BadCommand
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell import DebugSession, FilePrompt
-from scripted.shell.commands import _READERS, _VERBS, HELP, read_command
+from scripted.shell.command_line import _READERS, _VERBS, HELP, read_command
 from scripted.shell.statements import StepOn, lines_of
 from scripted.sim.runner import ScriptedSim
 

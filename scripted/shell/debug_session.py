@@ -24,7 +24,7 @@ from scripted.rig.handle import RequestHandle
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
 from scripted.script.waits import Steps
-from scripted.shell.commands import HELP, Command, Look, Save, Show, Undo, read_command
+from scripted.shell.command_line import HELP, Command, Look, Save, Show, Undo, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
@@ -39,7 +39,7 @@ SESSION_MAX_STEPS: Final = 1_000_000
 TABLE_WIDTH_COLUMNS: Final = 118
 
 
-class _Again(BadCall):
+class _RunAgain(BadCall):
     """Ends a run so that the statements, changed, run again on a new engine."""
 
 
@@ -66,9 +66,9 @@ class DebugSession:
             try:
                 done = sim.run(self._script, options=options)
             except ScriptError as exc:
-                if not isinstance(exc.__cause__, _Again):
+                if not isinstance(exc.__cause__, _RunAgain):
                     self._say(exc.report.render())
-                    self._bury(exc.report)
+                    self._after_death(exc.report)
                 self._save()
             else:
                 self._say(
@@ -108,7 +108,7 @@ class DebugSession:
             except Exception as exc:
                 self.statements.pop()
                 self._refuse(f"{_text_of(exc)}\nnothing was changed")
-                raise _Again("a statement failed") from exc
+                raise _RunAgain("a statement failed") from exc
         for line in news_of(names):
             if line not in before:
                 self._say(line)
@@ -164,7 +164,7 @@ class DebugSession:
             self._say("undone: " + "; ".join(lines_of(undone)))
         else:
             self._saving = command.path
-        raise _Again("the session goes on in a new run")
+        raise _RunAgain("the session goes on in a new run")
 
     def _save(self) -> None:
         path, self._saving = self._saving, None
@@ -179,7 +179,7 @@ class DebugSession:
 
     # -- after a death --
 
-    def _bury(self, report: FailureReport) -> None:
+    def _after_death(self, report: FailureReport) -> None:
         """The engine is gone: what is left is to look back, to undo, to save and to leave."""
         if self._left:
             return
@@ -195,7 +195,7 @@ class DebugSession:
                 self._saving = command.path
                 self._save()
             elif isinstance(command, Undo):
-                with contextlib.suppress(_Again):
+                with contextlib.suppress(_RunAgain):
                     self._change(command)
                 return
             else:

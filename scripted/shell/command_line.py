@@ -1,4 +1,4 @@
-"""The language of the shell: one line read as a statement of the script, or as a wish to look at it or to change it.
+"""The language of the shell: one line read as a statement of the script, or as a command that shows or changes it.
 
 Owns the words and their refusals; never runs anything.
 """
@@ -58,7 +58,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Undo:
-    """Take so many statements back."""
+    """Take the last ``count`` statements back."""
 
     count: int
 
@@ -199,7 +199,7 @@ _VERBS: Final[dict[str, tuple[type[Action], ShellWord]]] = {
 
 def _help() -> str:
     verbs = (known for _, known in _VERBS.values())
-    lines = (f"{f'{known.word} {known.takes}':{_HELP_COLUMNS - 1}} {known.meaning}" for known in verbs)
+    lines = (f"{f'{known.word} {known.takes}':{_HELP_COLUMNS}}{known.meaning}" for known in verbs)
     return "\n".join([_HELP_TOP, *lines, _HELP_END])
 
 

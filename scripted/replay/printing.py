@@ -23,7 +23,7 @@ from scripted.report.wording import event_text
 __all__ = ["replay_recording", "replay_schedule"]
 
 _SHOWN_STEPS = 20
-# Nobody reads a longer test.
+# A longer test is not readable.
 _SCRIPT_LIMIT_EVENTS = 400
 
 

@@ -98,7 +98,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
-        """Any abort that somebody called for."""
+        """Any abort that was called for."""
         return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
 
     @classmethod
@@ -183,7 +183,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
-        ShellWord("start", " ".join(f"[{name}=...]" for name in _SHELL_FIELDS), "start a request", _read_start),
+        ShellWord("start", "[NAME=VALUE ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
     )
 
     @property
