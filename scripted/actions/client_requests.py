@@ -183,7 +183,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
-        ShellWord("start", "[NAME=VALUE ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
+        ShellWord("start", "[NAME=N ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
     )
 
     @property
