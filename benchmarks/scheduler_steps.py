@@ -51,7 +51,7 @@ class Bench:
         self.scheduler = Scheduler(limits())
         self.pipeline = SimulatedPipeline(self.scheduler.limits)
         self._due: deque[int] = deque()
-        self._audit: Callable[[], None] | None = self.scheduler.check_integrity if audited else None
+        self._audit: Callable[[], None] | None = self.scheduler.audit if audited else None
 
     def run(self, messages: Sequence[Event]) -> None:
         """Steps until the engine is fully idle."""

@@ -3,12 +3,11 @@
 Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
 """
 
-from engine.memory.audit import MemoryAudit
+from engine.memory.integrity import check_memory
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
 from engine.memory.node import Node
 from engine.memory.pages import PagePool, PageState
-from engine.memory.pressure import Pressure
 from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
@@ -16,12 +15,11 @@ from engine.memory.sliding_window import SlidingWindowPool
 __all__ = [
     "KVMemory",
     "Lease",
-    "MemoryAudit",
     "Node",
     "PagePool",
     "PageState",
-    "Pressure",
     "RadixTree",
     "RowPool",
     "SlidingWindowPool",
+    "check_memory",
 ]

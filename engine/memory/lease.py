@@ -12,8 +12,8 @@ class Lease:
 
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
-    page tables do not know yet. With
-    window layers the lease has window pages too, beside its pages from ``window_start`` on.
+    page tables do not know yet. With window layers the lease has window pages too, beside its pages from
+    ``window_start`` on.
     """
 
     __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent", "window_start")

@@ -15,7 +15,7 @@ __all__ = ["PagePool", "PageState"]
 
 
 class PageState(IntEnum):
-    """Who owns a page: nobody, one live request, the prefix tree, or an operator who keeps it from requests."""
+    """Who owns a page: no one yet, one live request, the prefix tree, or an operator who keeps it from requests."""
 
     FREE = 0
     HELD = 1
@@ -52,7 +52,7 @@ class PagePool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free pages for a request, lowest first. The caller has asked ``free`` before."""
         if count > self.free:
-            raise IntegrityError(f"allocate({count}) with {self.free} pages free of {self.total}: nobody asked first")
+            raise IntegrityError(f"allocate({count}) with {self.free} pages free of {self.total}: ask first")
         states, cursor, pages = self._states, self._lowest, []
         for _ in range(count):
             cursor = states.find(_FREE, cursor)
@@ -91,7 +91,7 @@ class PagePool:
     def reserve(self, count: int) -> None:
         """Keep ``count`` free pages from requests, highest first, so that requests get the pages they always got."""
         if count > self.free:
-            raise IntegrityError(f"reserve({count}) with {self.free} pages free of {self.total}: nobody asked first")
+            raise IntegrityError(f"reserve({count}) with {self.free} pages free of {self.total}: ask first")
         for _ in range(count):
             self._states[self._states.rfind(_FREE)] = _RESERVED
         self.free -= count
@@ -112,12 +112,7 @@ class PagePool:
 
     def all_are(self, state: PageState, pages: Sequence[int]) -> bool:
         """Whether these pages are all in one state."""
-        # A loop, because an audit asks this for every lease that changed: half the time of all() over a generator.
-        states = self._states
-        for page in pages:  # noqa: SIM110
-            if states[page] != state:
-                return False
-        return True
+        return bytes(map(self._states.__getitem__, pages)).count(state) == len(pages)
 
     def reset(self) -> None:
         """Forget every owner but the operator. Only for an engine that is quiescent: no request is asked."""
@@ -125,15 +120,10 @@ class PagePool:
         self._lowest = 0
         self.free, self.held, self.cached = self.total - self.reserved, 0, 0
 
-    def check_integrity(self) -> None:
-        """Free + held + cached + reserved = total, by counting the pages. Raises IntegrityError with both sides."""
-        counted = tuple(self._states.count(state) for state in (_FREE, _HELD, _CACHED, _RESERVED))
-        booked = (self.free, self.held, self.cached, self.reserved)
-        if counted != booked or sum(counted) != self.total:
-            raise IntegrityError(
-                f"page counts (free, held, cached, reserved) are booked as {booked}, "
-                f"but the pages say {counted} of {self.total}"
-            )
+    def counted(self) -> tuple[int, int, int, int]:
+        """Pages that are free, held, cached and reserved, by counting them."""
+        free, held, cached, reserved = (self._states.count(state) for state in (_FREE, _HELD, _CACHED, _RESERVED))
+        return free, held, cached, reserved
 
     def _move(self, pages: Sequence[int], source: int, target: int) -> None:
         states = self._states

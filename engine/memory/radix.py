@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.errors import IntegrityError
-from engine.memory.changes import Changes
 from engine.memory.node import Node
-from engine.memory.pages import PagePool, PageState
+from engine.memory.pages import PagePool
 from engine.memory.sliding_window import SlidingWindowPool
-from engine.memory.snapshot import CachedRun, TreeSnapshot
 
 __all__ = ["RadixTree"]
 
@@ -27,16 +25,15 @@ _STALE_HEAP_FLOOR: Final = 64
 class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
 
-    def __init__(
-        self, pool: PagePool, changes: Changes | None = None, windows: SlidingWindowPool | None = None
-    ) -> None:
+    def __init__(self, pool: PagePool, sliding_window: SlidingWindowPool | None = None) -> None:
         self._pool = pool
-        self._windows = windows
-        self._changes = changes or Changes()
+        self._sliding_window = sliding_window
         self._page_size = pool.page_size
         self.generation = 0
-        self._next_id = 0
-        self._tick = 0
+        self.next_id = 0
+        self.tick = 0
+        self.node_count = 0
+        self.locked_pages = 0
         self._start_over()
 
     @property
@@ -66,7 +63,6 @@ class RadixTree:
     def lock(self, node: Node) -> None:
         """Protect a node and its ancestors from eviction for one request."""
         self.check_own(node)
-        self._note_path(node)
         while node.parent is not None:
             if node.lock_ref == 0:
                 self.locked_pages += len(node.pages)
@@ -76,7 +72,6 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Take back one lock."""
         self.check_own(node)
-        self._note_path(node)
         while node.parent is not None:
             if node.lock_ref < 1:
                 raise IntegrityError(f"node {node.id} is unlocked more often than it was locked")
@@ -121,8 +116,8 @@ class RadixTree:
         while freed < count and (node := self._least_recently_used()) is not None:
             take = min(count - freed, len(node.pages))
             pages = node.pages[len(node.pages) - take :]
-            if self._windows is not None:
-                self._windows.drop(pages)
+            if self._sliding_window is not None:
+                self._sliding_window.drop(pages)
             self._pool.evict(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
@@ -133,42 +128,7 @@ class RadixTree:
         self.generation += 1
         self._start_over()
 
-    # -- as plain data --
-
-    def snapshot(self) -> TreeSnapshot:
-        """What this tree is; who holds locks is not in it. Tokens are shared, not copied."""
-        runs = []
-        for node in self.nodes():
-            assert node.parent is not None
-            place = node.id, node.parent.id
-            runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used))
-        return TreeSnapshot(
-            root=self._root.id, generation=self.generation, next_id=self._next_id, tick=self._tick, runs=tuple(runs)
-        )
-
-    def restore(self, snapshot: TreeSnapshot) -> None:
-        """Become what a snapshot says, without locks, and own its pages. Only for a tree that is empty."""
-        assert not self._pool.cached, f"a tree with pages of {self._pool} cannot become another one"
-        self.generation, self._next_id, self._tick = snapshot.generation, snapshot.next_id, snapshot.tick
-        self._root = Node(snapshot.root, snapshot.generation, (), [], None)
-        nodes = {self._root.id: self._root}
-        for run in snapshot.runs:
-            if run.parent not in nodes:
-                raise IntegrityError(f"node {run.id} continues node {run.parent}, which a snapshot must name before it")
-            node = nodes[run.id] = self._adopt(run, nodes[run.parent])
-            node.hit_count, node.last_used = run.hit_count, run.last_used
-        for node in nodes.values():
-            self._offer_for_eviction(node)
-
-    def _adopt(self, run: CachedRun, parent: Node) -> Node:
-        self._pool.hold(run.pages)
-        self._pool.cache(run.pages)
-        node = Node(run.id, self.generation, run.tokens, list(run.pages), parent)
-        parent.children[run.tokens[: self._page_size]] = node
-        self.node_count += 1
-        return node
-
-    # -- the books --
+    # -- looking at all of it --
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children, in order of insertion."""
@@ -194,33 +154,16 @@ class RadixTree:
                 "alive"
             )
 
-    def check_integrity(self) -> None:
-        """Every page of the tree is CACHED and in one node, locks never grow with depth, the sums are as booked."""
-        pages = locked = count = 0
-        for node in self.nodes():
-            self.check_node(node)
-            count += 1
-            pages += len(node.pages)
-            locked += len(node.pages) if node.lock_ref else 0
-        if (pages, locked, count) != (self._pool.cached, self.locked_pages, self.node_count):
-            raise IntegrityError(
-                f"the tree has {pages} pages, {locked} locked, in {count} nodes; booked are {self._pool.cached}, "
-                f"{self.locked_pages}, {self.node_count}"
-            )
+    def become(self, root: Node, nodes: Sequence[Node], *, next_id: int, tick: int) -> None:
+        """Consist of these nodes, parents before children, that no request protects. Only for a tree that is empty.
 
-    def check_node(self, node: Node) -> None:
-        """One node of the tree by itself: where it hangs, its pages, and no more locks than its parent has."""
-        parent, key = node.parent, node.tokens[: self._page_size]
-        if parent is None or parent.children.get(key) is not node:
-            raise IntegrityError(f"{node} is not a child of {parent}")
-        if parent.parent is not None and parent.lock_ref < node.lock_ref:
-            raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
-        if len(node.tokens) != len(node.pages) * self._page_size or not node.pages:
-            raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
-        if not self._pool.all_are(PageState.CACHED, node.pages):
-            raise IntegrityError(f"node {node.id} has pages {node.pages}, of which some are not CACHED")
-        if self._windows is not None:
-            self._windows.check_node(node.pages)
+        Their pages are cached in the pool already.
+        """
+        assert not self.node_count, f"a tree of {self.node_count} nodes cannot become another one"
+        self.generation, self.next_id, self.tick, self._root = root.generation, next_id, tick, root
+        self.node_count = len(nodes)
+        for node in nodes:
+            self._offer_for_eviction(node)
 
     # -- inside --
 
@@ -231,8 +174,8 @@ class RadixTree:
         self.node_count = 0
 
     def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
+        self.next_id += 1
+        return self.next_id - 1
 
     def _walk(self, node: Node, tokens: Sequence[int], start: int) -> Iterator[tuple[Node, int]]:
         """The children along ``tokens[start:]`` with the number of full pages that match in each, while they match."""
@@ -270,9 +213,6 @@ class RadixTree:
         node.tokens, node.pages, node.parent = node.tokens[pages * size :], node.pages[pages:], upper
         upper.children[node.tokens[:size]] = node
         self.node_count += 1
-        if self._changes.on:
-            self._changes.splits.append((upper, node))
-            self._changes.nodes += (upper, node)
         return upper
 
     def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int]) -> Node:
@@ -280,26 +220,20 @@ class RadixTree:
         leaf = Node(self._new_id(), self.generation, tokens, pages, parent)
         parent.children[tokens[: self._page_size]] = leaf
         self.node_count += 1
-        if self._changes.on:
-            self._changes.nodes.append(leaf)
         return leaf
 
-    def _note_path(self, node: Node) -> None:
-        if self._changes.on:
-            self._changes.nodes.extend(self.path(node))
-
     def _touch(self, node: Node) -> None:
-        self._tick += 1
-        node.last_used = self._tick
+        self.tick += 1
+        node.last_used = self.tick
         if node.lock_ref == 0:
             self._offer_for_eviction(node)
 
     def _touch_path(self, node: Node, *, counts: bool) -> None:
         """Mark a published path as used now, deepest first, so that of one path the deepest leaf goes first."""
-        self._tick += 1
+        self.tick += 1
         step: Node | None = node
         while step is not None and step.parent is not None:
-            step.last_used = self._tick
+            step.last_used = self.tick
             if counts:
                 step.hit_count += 1
             step = step.parent
@@ -329,8 +263,6 @@ class RadixTree:
     def _truncate(self, leaf: Node, pages: int) -> None:
         key, parent = leaf.tokens[: self._page_size], leaf.parent
         leaf.tokens, leaf.pages = leaf.tokens[: pages * self._page_size], leaf.pages[:pages]
-        if self._changes.on:
-            self._changes.nodes.append(leaf)
         if pages:
             return
         assert parent is not None

@@ -36,7 +36,7 @@ class RowPool:
         """Take the lowest free row. The caller has asked ``free`` before."""
         row = self._rows.find(_FREE)
         if row < 0:
-            raise IntegrityError(f"no row is free of {self.total}: nobody asked first")
+            raise IntegrityError(f"no row is free of {self.total}: ask first")
         self._rows[row] = _TAKEN
         self.free -= 1
         return row
@@ -51,7 +51,7 @@ class RowPool:
     def reserve(self, count: int) -> None:
         """Keep ``count`` free rows from requests, highest first."""
         if count > self.free:
-            raise IntegrityError(f"reserve({count}) with {self.free} rows free of {self.total}: nobody asked first")
+            raise IntegrityError(f"reserve({count}) with {self.free} rows free of {self.total}: ask first")
         for _ in range(count):
             self._rows[self._rows.rfind(_FREE)] = _RESERVED
         self.free -= count
@@ -73,10 +73,6 @@ class RowPool:
         self._rows = self._rows.replace(bytes([_TAKEN]), bytes([_FREE]))
         self.free = self.total - self.reserved
 
-    def check_integrity(self) -> None:
-        """Free rows as booked equal free rows as counted. Raises IntegrityError with both."""
-        counted, reserved = self._rows.count(_FREE), self._rows.count(_RESERVED)
-        if counted != self.free:
-            raise IntegrityError(f"{self.free} rows are booked as free, but {counted} of {self.total} are")
-        if reserved != self.reserved:
-            raise IntegrityError(f"{self.reserved} rows are booked as reserved, but {reserved} of {self.total} are")
+    def counted(self) -> tuple[int, int]:
+        """Rows that are free and rows that are reserved, by counting them."""
+        return self._rows.count(_FREE), self._rows.count(_RESERVED)

@@ -1,6 +1,6 @@
 """Checkpoints: all that a scheduler remembers while it is fully idle, as plain data, and a scheduler made of it again.
 
-Only then is it little: no request, no lease, nothing in flight. The digest chains begin anew behind a checkpoint.
+Only then is it little: no request, no lease, nothing in flight. The digest chains begin anew after a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import msgspec
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory.snapshot import TreeSnapshot
 from engine.messages import EngineStats, PauseMode
+from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
 from engine.scheduler.counters import Counters
 from engine.scheduler.scheduler import Scheduler
 
@@ -18,15 +18,15 @@ __all__ = ["Checkpoint", "checkpoint_of", "restored"]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
-    """A scheduler behind step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
+    """A scheduler after step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
 
-    ``windows`` are the pages of the tree that have a window page, with it, in the order in which those are evicted.
+    ``window`` has the pages of the tree with a window page, each with it, in the order of eviction.
     """
 
     now: float
     stats: EngineStats
     tree: TreeSnapshot
-    windows: tuple[tuple[int, int], ...] = ()
+    window: tuple[tuple[int, int], ...] = ()
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -35,11 +35,11 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
     That is a call that waits, a profile that is being taken, or memory that an operator keeps back.
     """
     idle = scheduler.is_fully_idle and scheduler.controls.is_at_rest
-    if not idle or scheduler.failure is not None or scheduler.memory.pressure.is_on:
+    if not idle or scheduler.failure is not None or scheduler.pressure.is_on:
         return None
     memory = scheduler.memory
-    windows = memory.windows.snapshot() if memory.windows is not None else ()
-    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=memory.tree.snapshot(), windows=windows)
+    window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
+    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window)
 
 
 def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
@@ -49,9 +49,9 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     scheduler.books.paused = None if stats.paused is None else PauseMode(stats.paused)
     for name in Counters.__slots__:
         setattr(scheduler.counters, name, getattr(stats, name))
-    scheduler.memory.tree.restore(checkpoint.tree)
-    if scheduler.memory.windows is not None:
-        scheduler.memory.windows.restore(checkpoint.windows)
+    restore_tree(scheduler.memory, checkpoint.tree)
+    if scheduler.memory.sliding_window is not None:
+        scheduler.memory.sliding_window.become(checkpoint.window)
     scheduler.audit()
     if scheduler.stats() != stats:
         raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")

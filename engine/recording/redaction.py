@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from engine.memory.snapshot import TreeSnapshot
 from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
 from engine.recording.checkpoint import Checkpoint
+from engine.recording.snapshot import TreeSnapshot
 from engine.scheduler.ports import StepResult
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler

@@ -1,7 +1,7 @@
 """The planner: what the next microbatch computes, within the token budget and the memory that there is.
 
-Prefill goes before decode. It admits from the queue, splits prompts, retracts when decode runs out of pages. It
-launches nothing and replies nothing; it moves requests between the places of the books.
+Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode
+runs out of pages. It launches nothing and replies nothing; it moves requests between the places of the books.
 """
 
 from __future__ import annotations
@@ -17,24 +17,31 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
-__all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "PASSED_OVER_LIMIT_REQUESTS", "Plan", "Planner"]
+__all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
 
-# So many requests may be admitted past one that does not fit before everybody waits for it.
-PASSED_OVER_LIMIT_REQUESTS: Final = 16
-# So many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
+# This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 
 
 class Plan:
-    """A microbatch in the making: ``requests`` are those of ``segments``, in the same order."""
+    """A microbatch in the making: ``requests`` are those of ``segments``, in the same order.
 
-    __slots__ = ("mode", "requests", "segments", "tokens")
+    ``budget`` is how many tokens its parts of prompts may have.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("budget", "mode", "requests", "segments", "tokens")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
         self.mode = ForwardMode.PREFILL
         self.segments: list[Segment] = []
         self.requests: list[Request] = []
         self.tokens = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens of prompts that still fit."""
+        return self.budget - self.tokens
 
     def check_budget(self, limits: Limits) -> None:
         """No microbatch is larger than what the stages were sized for."""
@@ -49,12 +56,12 @@ class Planner:
         self._limits = limits
         self._books = books
         self._memory = memory
-        self._order = policy_named(limits.schedule_policy)
         self._counters = counters
+        self.policy = policy_named(limits.schedule_policy)
 
     @property
     def may_plan(self) -> bool:
-        """Not paused, no update, a free slot and somebody who waits for it: without these there is nothing to plan."""
+        """Not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
         books = self._books
         if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
             return False
@@ -66,15 +73,31 @@ class Planner:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
         if not self.may_plan:
             return None
-        books, plan = self._books, Plan()
+        books, plan = self._books, Plan(self._limits.prefill_budget_tokens)
         if books.chunked is not None or books.waiting:
-            self._add_prefill(plan)
+            if self._limits.mixed_chunk:
+                self._add_both(plan)
+            else:
+                self._add_prefill(plan)
         if not plan.tokens:
             plan.mode = ForwardMode.DECODE
             self._add_decodes(plan, self._decode_share())
-        elif self._limits.mixed_chunk and (rest := self._limits.prefill_budget_tokens - plan.tokens):
-            self._add_decodes(plan, min(rest, self._decode_share()))
         return plan if plan.tokens else None
+
+    def _add_both(self, plan: Plan) -> None:
+        """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
+
+        A page of the budget, or half of a smaller one, is left to prompts, so that neither keeps the other out. A
+        prompt that may not be split is left all of it.
+        """
+        budget = plan.budget
+        least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
+        decodes = len(self._choose_decodes(min(self._decode_share(), budget - least)))
+        plan.budget -= decodes
+        self._add_prefill(plan)
+        if plan.tokens:
+            # Chosen again, because an admission may have sent one of them back to the queue.
+            self._add_decodes(plan, min(self._decode_share(), decodes + plan.room))
 
     def retract(self, request: Request) -> None:
         """Send a request that is in no microbatch back to the queue, to compute prompt and output anew."""
@@ -108,41 +131,38 @@ class Planner:
         if chunked is not None and not self._add_chunk(plan, chunked):
             return
         for request in self._admissions():
-            if not self._may_start(request, self._limits.prefill_budget_tokens - plan.tokens, alone=not plan.tokens):
+            if not self._may_start(request, plan):
                 break
             if self._admit(request) and not self._add_chunk(plan, request):
                 break
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; past those that did not fit until one was passed over too often."""
+        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue."""
         if not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        missed: list[Request] = []
-        for request in tuple(self._order(self._books.waiting, self._memory)):
+        policy, waiting, missed = self.policy, self._books.waiting, 0
+        for request in tuple(policy.order(waiting, self._memory)):
             if self._books.chunked is not None or not self._can_take_a_row(request):
-                return
-            if any(one.passed_over >= PASSED_OVER_LIMIT_REQUESTS for one in missed):
                 return
             yield request
             if request.lease is None:
-                missed.append(request)
-                if len(missed) >= ADMISSION_TRIES_LIMIT_REQUESTS:
+                missed += 1
+                if missed >= ADMISSION_TRIES_LIMIT_REQUESTS or policy.is_overdue(request):
                     return
-            else:
-                for one in missed:
-                    one.passed_over += 1
+            elif any(policy.is_overdue(other) for other in policy.overtaken_by(request, waiting)):
+                return
 
     def _can_take_a_row(self, request: Request) -> bool:
         return self._memory.rows.free > 0 or bool(self._limits.priority_preemption and self._victims_of(request))
 
-    def _may_start(self, request: Request, budget: int, *, alone: bool) -> bool:
+    def _may_start(self, request: Request, plan: Plan) -> bool:
         """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
         tokens = len(request.ids)
-        if alone or tokens <= budget:
-            return budget > 0
+        if not plan.tokens or tokens <= plan.room:
+            return plan.room > 0
         # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
         may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
-        return may_split and budget >= self._limits.page_size
+        return may_split and plan.room >= self._limits.page_size
 
     def _admit(self, request: Request) -> bool:
         """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
@@ -153,22 +173,18 @@ class Planner:
             return False
         self._books.take_out(request)
         request.lease = lease
-        request.planned_tokens = request.cached_tokens = lease.cached_pages * self._limits.page_size
+        request.prefill_start = request.planned_tokens = lease.cached_pages * self._limits.page_size
         request.prefill_tokens = len(request.ids)
         if not request.retractions:
-            self._counters.cached_tokens += request.cached_tokens  # A prompt is counted once, as its tokens are.
+            # Told and counted once. What a request finds of its own after a retraction is no hit.
+            request.cached_tokens = request.prefill_start
+            self._counters.cached_tokens += request.cached_tokens
         request.place = Place.CHUNKED
         self._books.chunked = request
-        if self._limits.schedule_policy == "lpm":
-            self._note_overtaken(request)
-        return True
-
-    def _note_overtaken(self, request: Request) -> None:
-        """Count a start for every request that waits and came before; the queue is in order of arrival."""
-        for other in self._books.waiting:
-            if other.arrival > request.arrival:
-                return
+        request.overtaken = 0
+        for other in self.policy.overtaken_by(request, self._books.waiting):
             other.overtaken += 1
+        return True
 
     def _add_chunk(self, plan: Plan, request: Request) -> bool:
         """Add the next part of a prompt that fits the budget; False when there is no memory for it.
@@ -176,13 +192,13 @@ class Planner:
         With its last part a request leaves ``chunked``.
         """
         start = request.planned_tokens
-        end = min(start + self._limits.prefill_budget_tokens - plan.tokens, request.prefill_tokens)
+        end = min(start + plan.room, request.prefill_tokens)
         lease = request.lease
         assert lease is not None, f"{request} is being prefilled, but owns no memory"
         if not self._memory.extend(lease, end):
             return False
         last = end == request.prefill_tokens
-        if not (last and start == request.cached_tokens):
+        if not (last and start == request.prefill_start):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
         if last:
             request.place = Place.DISPATCHED
@@ -193,14 +209,14 @@ class Planner:
     # -- decode --
 
     def _decode_share(self) -> int:
-        """Running requests in one microbatch: spread over the stages, so that none idles behind one big batch."""
+        """Running requests in one microbatch: spread over the stages, so that no stage idles while one has them all."""
         return -(-len(self._books.running) // self._limits.pp_size)
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
         running, before = self._books.running, plan.tokens
         for request in self._choose_decodes(most):
-            # Behind all others, so that the next microbatch takes those that were launched longest ago.
+            # To the end, so that the next microbatch takes those that were launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
             self._add_segment(plan, request, start, start + 1, emits=True)
@@ -264,7 +280,7 @@ class Planner:
         """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
-        unsent, windows = lease.unsent, self._memory.windows
+        unsent, window = lease.unsent, self._memory.sliding_window
         lease.unsent = len(lease.pages)
         request.planned_tokens = end
         request.in_flight += 1
@@ -277,8 +293,8 @@ class Planner:
             tuple(lease.pages[unsent:]),
             emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
-            request.spec if start == request.cached_tokens else None,
-            () if windows is None else windows.twins_of(lease, unsent),
+            request.spec if start == request.prefill_start else None,
+            () if window is None else window.window_pages_of(lease, unsent),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

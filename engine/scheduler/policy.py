@@ -1,47 +1,104 @@
-"""The order in which waiting requests are offered memory: first come first served, longest prefix match, or priority.
+"""The policies: in which order waiting requests are offered memory, and how often one may be overtaken.
 
-A policy orders; it never admits. Ties are always broken by arrival, so that every order is total and deterministic.
+A policy orders; it never admits. Ties are broken by arrival, so that every order is total and deterministic.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final
 
 from engine.memory import KVMemory
 from engine.scheduler.request import Request
 
-__all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "policy_named"]
+__all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "Rank", "policy_named"]
 
-# Matching every waiting prompt against the tree costs a walk each; in a longer queue than this it is first come first
-# served.
-LPM_QUEUE_LIMIT_REQUESTS: Final = 128
-# So many later requests may start before one whose prompt matches less; then it goes by its arrival.
+# A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
+# Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.
+LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
-Policy = Callable[[Sequence[Request], KVMemory], Sequence[Request]]
+
+class Rank(StrEnum):
+    """What puts one waiting request before another that is not overdue."""
+
+    ARRIVAL = "arrival"
+    PREFIX = "prefix"
+    PRIORITY = "priority"
+
+
+class Policy(ABC):
+    """An order, and the bound on being overtaken that goes with it.
+
+    A request is *overtaken* when one that arrived later starts while it waits; ``Request.overtaken`` counts that since
+    it last started. Once it is *overdue* it goes before all that are not, and when it does not fit, no other may start.
+    """
+
+    rank: ClassVar[Rank]
+
+    @abstractmethod
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """The waiting requests, given in order of arrival, in the order in which they are to be tried."""
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a waiting request was overtaken as often as it may be."""
+        return request.overtaken >= OVERTAKEN_LIMIT_REQUESTS
+
+    def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
+        """The requests of a queue, in order of arrival, against whose bound this start counts: all that came before."""
+        for request in waiting:
+            if request.arrival > started.arrival:
+                return
+            yield request
+
+
+class FirstCome(Policy):
+    """First come, first served. A request is overtaken only while it does not fit."""
+
+    rank = Rank.ARRIVAL
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
+        """As they arrived."""
+        return waiting
+
+
+class LongestPrefix(Policy):
+    """The prompt of which most tokens are cached goes first."""
+
+    rank = Rank.PREFIX
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """By cached tokens; a queue that is too long for that, as they arrived."""
+        if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
+            return waiting
+        cached = {one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids) for one in waiting}
+        return sorted(waiting, key=lambda one: (not self.is_overdue(one), cached[one], one.arrival))
+
+
+class HighestPriority(Policy):
+    """The highest number goes first.
+
+    The bound protects the request that has waited longest, and only that one: of a backlog of low priority at most
+    every seventeenth start is one out of turn, so that urgent requests stay urgent.
+    """
+
+    rank = Rank.PRIORITY
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
+        """By priority."""
+        return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))
+
+    def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:
+        """The request that has waited longest, if it came before."""
+        if waiting and waiting[0].arrival < started.arrival:
+            yield waiting[0]
+
+
+_POLICIES: Final[dict[str, Policy]] = {"fcfs": FirstCome(), "lpm": LongestPrefix(), "priority": HighestPriority()}
 
 
 def policy_named(name: str) -> Policy:
     """The policy of this name. Raises KeyError for a name that the configuration should have refused."""
-    return {"fcfs": _first_come, "lpm": _longest_prefix, "priority": _highest_priority}[name]
-
-
-def _first_come(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG001
-    return waiting
-
-
-def _longest_prefix(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-    if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
-        return waiting
-    return sorted(waiting, key=lambda request: (-_match_that_counts(request, memory), request.arrival))
-
-
-def _match_that_counts(request: Request, memory: KVMemory) -> float:
-    """Cached tokens; more than anybody can have for a request that was overtaken too often, or it could starve."""
-    return math.inf if request.overtaken >= OVERTAKEN_LIMIT_REQUESTS else memory.cached_tokens(request.ids)
-
-
-def _highest_priority(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG001
-    return sorted(waiting, key=lambda request: (-request.priority, request.arrival))
+    return _POLICIES[name]

@@ -18,6 +18,6 @@ def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | No
         stop_token_id=token if request.finish_reason is FinishReason.STOP else None,
         error=request.error,
         prompt_tokens=request.prompt_tokens,
-        cached_tokens=min(request.cached_tokens, request.prompt_tokens),
+        cached_tokens=request.cached_tokens,
         completion_tokens=len(request.ids) - request.prompt_tokens,
     )

@@ -33,11 +33,14 @@ class Place(StrEnum):
 
 
 class Request:
-    """One request. Token counts are absolute positions, prompt first, output behind it.
+    """One request. Token counts are absolute positions, prompt first, then the output.
 
-    ``ids`` is prompt and output in one list: what a re-prefill after a retraction has to compute. ``prefill_tokens`` of
-    them are computed as prompt in the present lease, ``planned_tokens`` are computed, launched or cached already.
-    ``in_flight`` counts the microbatches with it that are not back.
+    ``ids`` is prompt and output in one list: what a re-prefill after a retraction has to compute. In the present lease
+    they are computed as prompt from ``prefill_start``, where the cached prefix ends, up to ``prefill_tokens``;
+    ``planned_tokens`` are computed, launched or cached already. ``cached_tokens`` is what its client is told: the
+    tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
+    after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
+    later requests that started while it waits.
     """
 
     __slots__ = (
@@ -51,9 +54,9 @@ class Request:
         "lease",
         "limit_tokens",
         "overtaken",
-        "passed_over",
         "place",
         "planned_tokens",
+        "prefill_start",
         "prefill_tokens",
         "priority",
         "prompt_tokens",
@@ -78,12 +81,12 @@ class Request:
         self.place = Place.WAITING
         self.lease: Lease | None = None
         self.in_flight = 0
+        self.prefill_start = 0
         self.prefill_tokens = 0
         self.planned_tokens = 0
         self.cached_tokens = 0
         self.chunks_done = 0
         self.overtaken = 0
-        self.passed_over = 0
         self.retractions = 0
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None

@@ -7,9 +7,10 @@ request enters by ``Generate``, moves through the books, and leaves by exactly o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from engine.errors import IntegrityError
+from engine.instruments import DigestChain, Pressure
 from engine.limits import Limits
 from engine.memory import KVMemory, SlidingWindowPool
 from engine.messages import (
@@ -20,9 +21,7 @@ from engine.messages import (
     ContinueGeneration,
     EngineStats,
     Event,
-    EvictCache,
     FinishReason,
-    FlushCache,
     Generate,
     GetStats,
     OperatorEvent,
@@ -30,29 +29,23 @@ from engine.messages import (
     PauseMode,
     PipelineFailed,
     Refusal,
-    ReleasePressure,
     Reply,
-    SetPressure,
-    StartProfile,
     StatsAnswer,
-    StopProfile,
     TokenLogprob,
-    UpdateWeights,
 )
 from engine.plan import Microbatch
 from engine.scheduler.admission import Admission
-from engine.scheduler.audit import Audit
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
-from engine.scheduler.digest import DigestChain
+from engine.scheduler.integrity import check_integrity
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
-from engine.scheduler.sliding_window import check_windows, slide_windows
+from engine.scheduler.sliding_window import slide_windows
 
 __all__ = ["Scheduler"]
 
@@ -62,53 +55,37 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._start()
-
-    def start_over(self) -> None:
-        """Become as good as new, counters and digest included; only for an engine that is fully idle."""
-        if not self.is_fully_idle:
-            raise IntegrityError(f"a scheduler that is busy cannot start over: {self.books.what_is_busy()}")
-        self._start()
-
-    def _start(self) -> None:
-        limits = self.limits
         self.memory = KVMemory(
             total_pages=limits.total_pages,
             page_size=limits.page_size,
             rows=limits.rows,
             radix_cache=limits.radix_cache,
-            windows=SlidingWindowPool.of(limits),
+            sliding_window=SlidingWindowPool.of(limits),
         )
         self.books = Books()
         self.counters = Counters()
         self.planner = Planner(limits, self.books, self.memory, self.counters)
         self.digests = DigestChain()
+        self.pressure = Pressure(self.memory)
         self.step_number = 0
         self.now = 0.0
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
-        self._audit: Audit | None = None
         self._admission = Admission(limits, self.books)
         quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
         self.controls = Controls(limits, self.books, quiescent_calls)
         self._replies: list[Reply] = []
-        self._ahead: list[OperatorEvent] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
-            FlushCache: self._on_control,
-            UpdateWeights: self._on_control,
             PauseGeneration: self._on_pause,
             ContinueGeneration: self._on_continue,
-            StartProfile: self._on_control,
-            StopProfile: self._on_control,
             GetStats: self._on_get_stats,
-            SetPressure: self.memory.pressure.apply,
-            ReleasePressure: self.memory.pressure.apply,
-            EvictCache: self.memory.pressure.apply,
+            **dict.fromkeys(get_args(ControlCall), self._on_control),
+            **dict.fromkeys(get_args(OperatorEvent), self.pressure.apply),
         }
 
     def step(self, events: Sequence[Event], now: float) -> StepResult:
@@ -118,7 +95,7 @@ class Scheduler:
         self.now = now
         self._replies = []
         handlers = self._handlers
-        for event in self._not_yet_applied(events) if self._ahead else events:
+        for event in self.pressure.not_yet_applied(events) if self.pressure.ahead else events:
             handlers[type(event)](event)
         calls = self.controls
         if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
@@ -134,20 +111,6 @@ class Scheduler:
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and self.planner.may_plan
         return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
-
-    def intervene(self, event: OperatorEvent) -> None:
-        """Apply an operator's event between two steps, at once; the next step must be given it too, before all others.
-
-        So what is written down of a step has all that changed the engine, and replays to the same state.
-        """
-        self._handlers[type(event)](event)
-        self._ahead.append(event)
-
-    def _not_yet_applied(self, events: Sequence[Event]) -> Sequence[Event]:
-        ahead, self._ahead = self._ahead, []
-        given = list(events[: len(ahead)])
-        assert given == ahead, f"the step after {ahead} must begin with it, but begins with {given}"
-        return events[len(ahead) :]
 
     # -- the idle predicate: defined by the books, asked by everything destructive --
 
@@ -168,7 +131,6 @@ class Scheduler:
 
         ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids.
         """
-        # At least one token is always computed, whatever was asked for.
         return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken)
 
     def find_request(self, rid: str) -> Request | None:
@@ -181,21 +143,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Check everything against everything. Raises IntegrityError that names what does not balance."""
-        self.memory.check_integrity(self.books.leases())
-        self.books.check_integrity()
-        check_windows(self.books, self.memory)
-
-    def check_integrity(self) -> None:
-        """Check what changed since the last check, at the cost of what changed; the first one is an ``audit``.
-
-        Finds whatever ``audit`` finds, as long as memory and books were changed through their own methods.
-        """
-        if self._audit is None or self._audit.is_outdated:
-            self.audit()
-            self._audit = Audit(self.books, self.memory)
-        else:
-            self._audit.check()
-            check_windows(self.books, self.memory)
+        check_integrity(self.books, self.memory, self.pressure)
 
     # -- completions --
 
@@ -233,7 +181,7 @@ class Scheduler:
                 f"microbatch {completion.microbatch_id} came back with {len(tokens)} tokens, "
                 f"but {used} of its segments emit one"
             )
-        if self.memory.windows is not None:
+        if self.memory.sliding_window is not None:
             slide_windows(launched, self.memory)
 
     def _on_failed_segment(self, request: Request, error: str) -> None:

@@ -24,7 +24,8 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
         pages.cached,
         memory.rows.free,
     )
-    return sizes if memory.windows is None else (*sizes, memory.windows.pages.free, memory.windows.pages.cached)
+    window = memory.sliding_window
+    return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
 
 
 def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> EngineStats:

@@ -121,7 +121,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     def reaches(self, engine: SearchedEngine) -> bool:
         """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
-        pressure = engine.scheduler.memory.pressure
+        pressure = engine.scheduler.pressure
         most = pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
         asked = self.pages, self.rows, self.unlocked
         return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))

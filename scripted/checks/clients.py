@@ -36,7 +36,7 @@ from engine.messages import (
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
-from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
 
 __all__ = ["Ledger", "Life", "Violation"]
 
@@ -384,11 +384,11 @@ class Ledger:
     def _check_turn(self, life: Life) -> None:
         """A request starts: the oldest that still waits for its first start was passed over, but not for ever."""
         life.started = True
-        if self._limits.schedule_policy != "fcfs":
-            return
+        if policy_named(self._limits.schedule_policy).rank is Rank.PRIORITY:
+            return  # It bounds the longest wait alone, which is seen only from the books.
         head = next((lives[0] for lives in self._live.values() if not lives[0].started), None)
         if head is None or self.lives.index(head) > self.lives.index(life):
             return
         head.passed += 1
-        if head.passed > PASSED_OVER_LIMIT_REQUESTS:
+        if head.passed > OVERTAKEN_LIMIT_REQUESTS:
             raise Violation(f"{head.message.rid} starves: {head.passed} requests got past it")

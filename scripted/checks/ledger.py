@@ -14,7 +14,7 @@ import msgspec
 
 from engine.errors import IntegrityError
 from engine.limits import Limits
-from engine.memory import KVMemory, PageState, SlidingWindowPool
+from engine.memory import PageState, SlidingWindowPool
 from engine.messages import (
     Abort,
     AbortAll,
@@ -131,7 +131,7 @@ class Ledger:
         ours, theirs = self._counts(), _counts_of(scheduler)
         if ours != theirs:
             raise IntegrityError("the ledger and the engine's books differ: " + _differences(ours, theirs))
-        self._compare_pages(scheduler.memory)
+        self._compare_pages(scheduler)
 
     def _counts(self) -> tuple[object, ...]:
         lives = self._live.values()
@@ -153,9 +153,10 @@ class Ledger:
             not self._flights and not self._pages.rows,
         )
 
-    def _compare_pages(self, memory: KVMemory) -> None:
+    def _compare_pages(self, scheduler: Scheduler) -> None:
         """Pages that are owned were told to the stages, and what the stages were told just now is owned."""
-        locked = 0 if memory.pressure.pins else memory.tree.locked_pages
+        memory = scheduler.memory
+        locked = 0 if scheduler.pressure.pins else memory.tree.locked_pages
         owned, told = memory.pages.held + locked, self._pages.in_use
         # A page that was swapped for the tree's own, which its tenant was not told of yet, may be another's by now.
         if owned > told and owned > told + self._pages.lost:
@@ -163,8 +164,8 @@ class Ledger:
         free = [page for page in self._told_pages if not memory.pages.state(page)]
         if free:
             raise IntegrityError(f"the last microbatch uses pages {free}, which the engine books as free")
-        if memory.windows is not None:
-            self._compare_window_pages(memory.windows)
+        if memory.sliding_window is not None:
+            self._compare_window_pages(memory.sliding_window)
 
     def _compare_window_pages(self, windows: SlidingWindowPool) -> None:
         """Window pages that were told just now are owned, and each is told once unless the tree shares it."""

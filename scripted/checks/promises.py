@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from engine.messages import EngineStats, FinishReason, PauseMode
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepResult
-from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS, PASSED_OVER_LIMIT_REQUESTS
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
+from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS, Rank
 from scripted.checks.clients import Ledger, Violation
 
 __all__ = ["Promises"]
@@ -26,8 +26,9 @@ class Promises:
         # How often each request was sent back, as of the last look, and whether a pause is still sending some back.
         self._sent_back: dict[str, int] = {}
         self._pausing = False
-        # How many later requests each that waits was seen to be overtaken by, by order of arrival.
-        self._overtaken: dict[int, int] = {}
+        # How many later starts count against the bound of each request that waits, at least and at most, by order of
+        # arrival. A step that sends requests back does not show whether they waited when others started.
+        self._overtaken: dict[int, tuple[int, int]] = {}
         # The microbatch of each running request's last decode, by order of arrival.
         self._decoded: dict[int, int] = {}
 
@@ -58,6 +59,8 @@ class Promises:
                 self._check_order(result.microbatch)
             if self._could_start(result):
                 self._check_nobody_is_held_up()
+        if result.microbatch is not None:
+            self._note_overtaken(self._started(result.microbatch), certain=not retracted)
         self._pausing = books.paused is not None or bool(books.retracting)
         if retracted:
             # Who was sent back decodes anew, in the order in which they come back.
@@ -179,41 +182,46 @@ class Promises:
         for one in decodes:
             self._decoded[one.arrival] = microbatch.id
 
+    def _started(self, microbatch: Microbatch) -> list[Request]:
+        """The requests that start with this microbatch, in the order in which they were admitted."""
+        rids = [one.rid for one in microbatch.segments if one.sampling is not None]
+        return [request for rid in rids if (request := self._scheduler.find_request(rid)) is not None]
+
     def _check_order(self, microbatch: Microbatch) -> None:
         """The first to start is the first by the policy among those that fit."""
-        policy = self._scheduler.limits.schedule_policy
-        rids = [one.rid for one in microbatch.segments if one.sampling is not None]
-        first = next((one.start for one in microbatch.segments if one.sampling is not None), 0)
-        started = [request for rid in rids if (request := self._scheduler.find_request(rid)) is not None]
-        if not started or len(started) < len(rids) or policy == "fcfs":
+        rank, started = self._scheduler.planner.policy.rank, self._started(microbatch)
+        if not started or rank is Rank.ARRIVAL:
             return
+        first = next((one.start for one in microbatch.segments if one.sampling is not None), 0)
         memory, running = self._scheduler.memory, len(self._scheduler.books.running)
         for other in self._scheduler.books.waiting:
-            if policy == "priority":
-                before = other.priority > started[0].priority
-            else:
-                before = self._matches_more(other, started[0], first) or self._is_overdue(other, started)
+            before = self._is_overdue(other, started) or self._ranks_before(rank, other, started[0], first)
             if before and memory.has_room(len(other.ids), spare_pages=running):
                 raise Violation(
-                    f"{other.rid} fits and is first by the policy {policy}, but {started[0].rid} is started"
+                    f"{other.rid} fits and is first by the policy's {rank}, but {started[0].rid} is started"
                 )
-        self._note_overtaken(started)
 
-    def _matches_more(self, other: Request, started: Request, cached_tokens: int) -> bool:
-        """Unless what was started had been overtaken as often as anybody may be."""
-        was_due = self._overtaken.get(started.arrival, 0) >= OVERTAKEN_LIMIT_REQUESTS
-        return not was_due and self._cached_tokens(other.ids) > cached_tokens
+    def _ranks_before(self, rank: Rank, other: Request, started: Request, cached_tokens: int) -> bool:
+        """Unless what was started had been overtaken as often as it may be."""
+        if self._overtaken.get(started.arrival, (0, 0))[1] >= OVERTAKEN_LIMIT_REQUESTS:
+            return False
+        if rank is Rank.PRIORITY:
+            return other.priority > started.priority
+        return self._cached_tokens(other.ids) > cached_tokens
 
     def _is_overdue(self, other: Request, started: Sequence[Request]) -> bool:
         """Whether it was overtaken as often as it may be, and is again."""
         later = any(one.arrival > other.arrival for one in started)
-        return later and self._overtaken.get(other.arrival, 0) >= OVERTAKEN_LIMIT_REQUESTS
+        return later and self._overtaken.get(other.arrival, (0, 0))[0] >= OVERTAKEN_LIMIT_REQUESTS
 
-    def _note_overtaken(self, started: Sequence[Request]) -> None:
-        for other in self._scheduler.books.waiting:
-            later = sum(one.arrival > other.arrival for one in started)
-            if later:
-                self._overtaken[other.arrival] = self._overtaken.get(other.arrival, 0) + later
+    def _note_overtaken(self, started: Sequence[Request], *, certain: bool) -> None:
+        queue = sorted({*self._scheduler.books.waiting, *started}, key=lambda request: request.arrival)
+        for one in started:
+            queue.remove(one)
+            self._overtaken.pop(one.arrival, None)
+            for other in self._scheduler.planner.policy.overtaken_by(one, queue):
+                least, most = self._overtaken.get(other.arrival, (0, 0))
+                self._overtaken[other.arrival] = least + certain, most + 1
 
     def _check_queue(self) -> None:
         most = self._scheduler.limits.max_queued_requests
@@ -239,7 +247,7 @@ class Promises:
             or scheduler.failure is not None
         ):
             return
-        if any(request.passed_over >= PASSED_OVER_LIMIT_REQUESTS for request in books.waiting):
+        if any(scheduler.planner.policy.is_overdue(request) for request in books.waiting):
             return
         for request in books.waiting[:ADMISSION_TRIES_LIMIT_REQUESTS]:
             if memory.has_room(len(request.ids), spare_pages=len(books.running)):

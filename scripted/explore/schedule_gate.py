@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from engine.clock import VirtualClock
 from engine.errors import IntegrityError
+from engine.instruments import Pressure
 from engine.memory import KVMemory
 from engine.messages import Event, GetStats, OperatorEvent, PipelineFailed, ReleasePressure, Reply, SetPressure
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
@@ -139,7 +140,7 @@ class SimulatedGate:
         self.ledger.check(events, result, flushable=self._flushable)
         # A step without input and output has changed nothing that was not audited after the one before.
         if events or result.microbatch is not None or result.replies or result.again:
-            self.scheduler.check_integrity()
+            self.scheduler.audit()
             self.promises.check(result, missing=bool(self._results.due_steps()))
         if self.pipeline.corruptions:
             raise IntegrityError(f"a request read KV that is not its own: {self.pipeline.corruptions[0]}")
@@ -265,8 +266,8 @@ class SimulatedGate:
 
     def intervene(self, event: OperatorEvent) -> None:
         """Between two steps, as an operator does, and looked at right away. Raises Violation."""
-        most = _most(self.scheduler.memory)
-        self.scheduler.intervene(event)
+        most = _most(self.scheduler.pressure)
+        self.scheduler.pressure.intervene(event)
         self._events.insert(self._interventions, event)
         self._interventions += 1
         if isinstance(event, SetPressure):
@@ -315,9 +316,8 @@ class SimulatedGate:
                 raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
 
 
-def _most(memory: KVMemory) -> tuple[int, int, int]:
+def _most(pressure: Pressure) -> tuple[int, int, int]:
     """Pages and rows that could be free, nodes that could be unlocked: by what requests own."""
-    pressure = memory.pressure
     return pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.scheduler.digest import DigestChain
+from engine.instruments import DigestChain
 
 __all__ = ["SilentDigests"]
 

@@ -8,14 +8,16 @@ scheduler knows, such as a priority that is lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from engine.instruments import Pressure
 from engine.limits import Limits
+from engine.memory import KVMemory
 from engine.memory.node import Node
-from engine.memory.pressure import Pressure
 from engine.memory.radix import RadixTree
 from engine.memory.rows import RowPool
 from engine.messages import (
@@ -34,7 +36,7 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.planner import Plan, Planner
-from engine.scheduler.policy import Policy
+from engine.scheduler.policy import FirstCome, HighestPriority, Policy
 from engine.scheduler.replies import output_of
 from scripted.gallery.mutant import Mutant
 from scripted.gallery.windows import WINDOWS
@@ -49,6 +51,7 @@ _request_of = Admission.request_of
 _on_abort = Scheduler._on_abort
 _on_abort_all = Scheduler._on_abort_all
 _on_continue = Scheduler._on_continue
+_admit = Planner._admit
 _plan = Planner.plan
 _add_chunk = Planner._add_chunk
 _add_decodes = Planner._add_decodes
@@ -93,9 +96,15 @@ def _one_token_late(scheduler: Scheduler, request: Request, token: int) -> Finis
     return FinishReason.LENGTH if len(request.ids) > request.limit_tokens else None
 
 
+class _LastCome(FirstCome):
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        del memory
+        return waiting[::-1]
+
+
 def _last_come_first_served(name: str) -> Policy:
     del name
-    return lambda waiting, memory: waiting[::-1]  # noqa: ARG005 - the signature of a policy
+    return _LastCome()
 
 
 def _uncounted_chunk(this: Planner, plan: Plan, request: Request) -> bool:
@@ -132,6 +141,24 @@ def _always_split(this: Planner) -> Plan | None:
 def _never_mix(this: Planner, plan: Plan, most: int) -> None:
     if not plan.tokens:
         _add_decodes(this, plan, most)
+
+
+def _fill_up_with_decodes(this: Planner, plan: Plan) -> None:
+    this._add_prefill(plan)
+    if plan.tokens and plan.room:
+        _add_decodes(this, plan, min(plan.room, this._decode_share()))
+
+
+def _admit_and_tell_every_hit(this: Planner, request: Request) -> bool:
+    admitted = _admit(this, request)
+    if admitted:
+        request.cached_tokens = min(request.prefill_start, request.prompt_tokens)
+    return admitted
+
+
+def _never_overdue(this: Policy, request: Request) -> bool:
+    del this, request
+    return False
 
 
 def _one_decode(this: Planner) -> int:
@@ -283,6 +310,42 @@ CONTRACTS = (
         policy,
         "OVERTAKEN_LIMIT_REQUESTS",
         10**9,
+    ),
+    _contract(
+        "low-priority-starves",
+        "a request of low priority waits for as long as others of a higher one arrive",
+        "overtook it, the bound is 16",
+        "tests/registered/scheduling/test_policies.py::test_a_request_of_low_priority_is_not_overtaken_for_ever",
+        Policy,
+        "is_overdue",
+        _never_overdue,
+    ),
+    _contract(
+        "a-backlog-overtakes-the-urgent",
+        "each of a backlog of low priority is owed a turn at the same time, and urgent requests wait for all of them",
+        "low priority was served at places",
+        "tests/registered/scheduling/test_policies.py::test_a_backlog_of_low_priority_takes_one_turn_at_a_time",
+        HighestPriority,
+        "overtaken_by",
+        Policy.overtaken_by,
+    ),
+    _contract(
+        "own-tokens-count-as-hits",
+        "what a request computed itself and finds again after a retraction is told as cached",
+        "its own tokens were counted as hits",
+        "test_memory_accounts.py::test_what_a_request_computed_itself_is_no_hit",
+        Planner,
+        "_admit",
+        _admit_and_tell_every_hit,
+    ),
+    _contract(
+        "chunks-keep-decodes-out",
+        "with mixed_chunk a full chunk leaves nothing of the budget, so streams stall while a long prompt computes",
+        "the stream stalls",
+        "tests/registered/pipeline/test_decode_slots.py::test_a_stream_does_not_stall_beside_a_long_prompt",
+        Planner,
+        "_add_both",
+        _fill_up_with_decodes,
     ),
     _contract(
         "parts-are-not-counted",

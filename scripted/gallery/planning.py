@@ -9,9 +9,10 @@ from typing import Any
 
 from engine.memory import KVMemory
 from engine.messages import Generate, Refusal, RefusalKind
-from engine.scheduler import Request, policy
+from engine.scheduler import Request
 from engine.scheduler.admission import Admission
 from engine.scheduler.planner import Plan, Planner
+from engine.scheduler.policy import HighestPriority, LongestPrefix
 from scripted.gallery.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["PLANNING"]
@@ -33,20 +34,19 @@ def _admissions_up_to_a_miss(planner: Planner) -> Iterator[Request]:
 
 def _admissions_that_count_for_the_head(planner: Planner) -> Iterator[Request]:
     missed: list[Request] = []
-    counts: list[int] = []
     for request in _admissions(planner):
-        for one, count in zip(missed[1:], counts, strict=True):
-            one.passed_over = count
+        counts = [one.overtaken for one in missed[1:]]
         yield request
+        for one, count in zip(missed[1:], counts, strict=True):
+            one.overtaken = count
         if request.lease is None:
             missed.append(request)
-        counts = [one.passed_over for one in missed[1:]]
 
 
 def _admissions_without_a_bound(planner: Planner) -> Iterator[Request]:
     for request in _admissions(planner):
         yield request
-        request.passed_over = 0
+        request.overtaken = 0
 
 
 def _add_chunk_of_the_whole_budget(planner: Planner, plan: Plan, request: Request) -> bool:
@@ -87,13 +87,13 @@ def _all_running_requests(planner: Planner) -> int:
     return len(planner._books.running)
 
 
-def _in_order_of_arrival(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-    del memory
+def _in_order_of_arrival(policy: LongestPrefix, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+    del policy, memory
     return waiting
 
 
-def _lowest_priority_first(waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-    del memory
+def _lowest_priority_first(policy: HighestPriority, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+    del policy, memory
     return sorted(waiting, key=lambda request: (request.priority, request.arrival))
 
 
@@ -204,8 +204,8 @@ PLANNING = (
         bug="the queue is served in order of arrival, whatever is cached",
         signature="the cached prompt had to wait",
         test="tests/registered/scheduling/test_policies.py::test_longest_prefix_match",
-        owner=policy,
-        attribute="_longest_prefix",
+        owner=LongestPrefix,
+        attribute="order",
         replacement=_in_order_of_arrival,
     ),
     Mutant(
@@ -214,8 +214,8 @@ PLANNING = (
         bug="the lowest number is served first, where the highest should be",
         signature="the urgent request had to wait",
         test="tests/registered/scheduling/test_policies.py::test_highest_priority_first",
-        owner=policy,
-        attribute="_highest_priority",
+        owner=HighestPriority,
+        attribute="order",
         replacement=_lowest_priority_first,
     ),
 )

@@ -23,8 +23,8 @@ def _never_slide(memory: KVMemory, lease: Lease, position: int) -> None:
     del memory, lease, position
 
 
-def _use_everything(windows: SlidingWindowPool, pages: Sequence[int]) -> int:
-    del windows
+def _use_everything(window: SlidingWindowPool, pages: Sequence[int]) -> int:
+    del window
     return len(pages)
 
 

@@ -192,7 +192,7 @@ class ScriptedGate:
             return
         if self._ledger is not None and self._step is not None:
             self._ledger.follow(self._step.events, previous)
-        self.rig.scheduler.check_integrity()
+        self.rig.scheduler.audit()
         if self._ledger is not None:
             self._ledger.compare(self.rig.scheduler)
         corruptions = self.rig.world.corruptions()

@@ -13,6 +13,7 @@ from engine.messages import ClientMessage, Completion, Event, FlushCache, Genera
 from engine.scheduler import Scheduler, Step
 from scripted.rig.history import Handles, History
 from scripted.rig.results import Results
+from scripted.rig.start_over import start_over
 from scripted.rig.world import World
 
 __all__ = ["HARNESS_CALL", "Rig"]
@@ -71,7 +72,7 @@ class Rig:
 
     def intervene(self, event: OperatorEvent) -> None:
         """Apply an operator's event now, between two steps; the next step counts it as its first."""
-        self.scheduler.intervene(event)
+        self.scheduler.pressure.intervene(event)
         self._interventions.append(event)
 
     def kill_stage(self, stage: int) -> None:
@@ -116,7 +117,7 @@ class Rig:
         """Become as good as new. The engine is fully idle."""
         self.world.start_over()
         self.world.take_messages()
-        self.scheduler.start_over()
+        start_over(self.scheduler)
         self.clock.reset()
         self.results.start_over()
         self.history.start_over()

@@ -139,19 +139,19 @@ class Verbs(Waits):
 
     def exhaust_kv(self, leave_pages: int) -> None:
         """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
-        most = self.scheduler.memory.pressure.most_free_pages
+        most = self.scheduler.pressure.most_free_pages
         _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
         self._rig.intervene(Press(pages=leave_pages).operator_event())
 
     def exhaust_rows(self, leave_rows: int) -> None:
         """Keep rows from requests until exactly ``leave_rows`` are free."""
-        most = self.scheduler.memory.pressure.most_free_rows
+        most = self.scheduler.pressure.most_free_rows
         _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
         self._rig.intervene(Press(rows=leave_rows).operator_event())
 
     def exhaust_locks(self, leave_unlocked: int) -> None:
         """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
-        most = self.scheduler.memory.pressure.most_unlocked_nodes
+        most = self.scheduler.pressure.most_unlocked_nodes
         _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
         self._rig.intervene(Press(unlocked=leave_unlocked).operator_event())
 

@@ -23,6 +23,7 @@ ROOMS = (
     "engine.plan",
     "engine.limits",
     "engine.memory",
+    "engine.instruments",
     "engine.scheduler",
     "engine.recording",
     "engine.settings",
@@ -66,7 +67,7 @@ ROOMS = (
 PACKAGES = ("engine", "scripted")
 TORCH = ("torch",)
 DOORS = ("time", "datetime", "random", "socket", "select", "zmq", "threading", "multiprocessing", "asyncio", "os")
-PURE = ("engine.memory", "engine.scheduler", "scripted.simulated_pipeline")
+PURE = ("engine.memory", "engine.instruments", "engine.scheduler", "scripted.simulated_pipeline")
 WITHOUT_TORCH = (*PURE, "engine.frontend")
 
 

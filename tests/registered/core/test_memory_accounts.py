@@ -2,7 +2,7 @@
 
 Goal: each account goes up with a request's life and is exactly back at its end. Method: read the accounts at every step
 of single and of prefix-sharing requests. Origin: the core contracts of SGLang's scripted runtime; B04, B05, B11, B13.
-Mutants: lock-refs-are-not-released, prefixes-are-never-hit, aborts-count-as-finished.
+Mutants: lock-refs-are-not-released, prefixes-are-never-hit, aborts-count-as-finished, own-tokens-count-as-hits.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci
@@ -16,6 +16,7 @@ CHUNK = 64
 PAGE = 16
 ONE_STAGE = EngineConfig(chunked_prefill_size=CHUNK, page_size=PAGE)
 WINDOW = "two live requests share a prefix"
+AGAIN = "a request finds its own first chunk after a retraction"
 
 
 @scripted(ONE_STAGE)
@@ -87,6 +88,22 @@ def test_a_warm_prefix_is_used(t):
     yield from t.run_until_all_finished([r, other])
     assert r.cached_tokens == 5 * PAGE
     assert other.cached_tokens == 2 * PAGE
+
+
+@scripted(ONE_STAGE, must_reach=[AGAIN])
+def test_what_a_request_computed_itself_is_no_hit(t):
+    """C06: a prompt that is sent once to an empty cache is told so, whatever was done to it on the way."""
+    r = t.start_req(prompt_len=3 * CHUNK - 3, max_new_tokens=2)
+    yield from t.advance_to_nth_chunk(r, 1)
+    t.pause_generation("retract")
+    yield from t.run_until(lambda: r.status == "waiting")
+    t.continue_generation()
+    yield from t.run_until_finished(r)
+    replies = [reply for record in t.history for reply in record.replies if getattr(reply, "rid", None) == r.rid]
+    starts = [s.start for record in t.history if record.microbatch for s in record.microbatch.segments if s.sampling]
+    t.sometimes(AGAIN, starts == [0, CHUNK])
+    told = {reply.cached_tokens for reply in replies} | {r.cached_tokens, t.engine_stats().cached_tokens}
+    assert told == {0}, f"its own tokens were counted as hits: {told}"
 
 
 @scripted(ONE_STAGE)

@@ -8,7 +8,7 @@ head-is-passed-over-for-ever, only-the-head-is-passed-over, what-never-fits-is-a
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 from scripted import RequestRefused, scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
@@ -57,7 +57,7 @@ def test_passing_over_has_a_bound(t):
     yield from t.run_until(lambda: len(holder.output_ids) >= 30)
     t.sometimes(WINDOW, large.status == "waiting" and not holder.finished)
     past = sum(request.finished for request in small)
-    assert past == PASSED_OVER_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {PASSED_OVER_LIMIT_REQUESTS}"
+    assert past == OVERTAKEN_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {OVERTAKEN_LIMIT_REQUESTS}"
     yield from t.run_until_finished(large)
     yield from t.run_until_all_finished(small)
 
@@ -73,6 +73,6 @@ def test_the_second_in_line_has_the_bound_too(t):
         yield
     t.sometimes(WINDOW, large.status == "waiting" and first.status == "waiting" and first.req.retractions > 0)
     past = sum(request.finished for request in small)
-    assert past == PASSED_OVER_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {PASSED_OVER_LIMIT_REQUESTS}"
+    assert past == OVERTAKEN_LIMIT_REQUESTS, f"{past} requests got past it, the bound is {OVERTAKEN_LIMIT_REQUESTS}"
     t.release_exhausted()
     yield from t.run_until_all_finished([first, large, *small])

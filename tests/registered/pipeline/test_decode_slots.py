@@ -1,8 +1,9 @@
 """Decodes in a pipeline of several stages.
 
-Goal: a running request is in at most one microbatch in flight, the decodes of several are spread over the stages, and
-take turns where there is not room for all. Method: look at what is in flight after every step. Origin: B10, B12 and the
-pipeline's own rule. Mutants: decode-runs-twice, one-big-decode-batch, decodes-do-not-take-turns.
+Goal: a running request is in at most one microbatch in flight, the decodes of several are spread over the stages, take
+turns where there is not room for all, and none stalls beside a long prompt. Method: look at what is in flight after
+every step. Origin: B10, B12 and the pipeline's own rule. Mutants: decode-runs-twice, one-big-decode-batch,
+decodes-do-not-take-turns, chunks-keep-decodes-out.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci
@@ -13,8 +14,9 @@ register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=40, stage="extra-b", runner_config="4-gpu")
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
-MIXED = EngineConfig(mixed_chunk=True, chunked_prefill_size=32)
-BESIDE = "prompts leave room for two of six decodes"
+MIXED = EngineConfig(mixed_chunk=True, chunked_prefill_size=8, page_size=4)
+BESIDE = "a prompt leaves room for four of six decodes"
+LONG = "one stream decodes beside eight chunks of a prompt"
 WINDOW = "four decode microbatches in flight at once"
 
 
@@ -40,7 +42,24 @@ def test_decodes_beside_prompts_take_turns(t):
         t.start_req(prompt_len=30, prompt_seed=20 + i, max_new_tokens=1)
         yield
         launched = t.history[-1].microbatch
-        t.sometimes(BESIDE, launched.mode == "mixed" and len(launched.segments) == 3)
+        t.sometimes(BESIDE, launched.mode == "mixed" and len(launched.segments) == 5)
     gained = [len(r.output_ids) - count for r, count in zip(requests, before, strict=True)]
     assert max(gained) - min(gained) <= 1, f"some decode and others wait: {gained}"
     yield from t.run_until_all_finished(requests)
+
+
+@scripted(MIXED, must_reach=[LONG])
+def test_a_stream_does_not_stall_beside_a_long_prompt(t):
+    """B10: with mixed_chunk a running request gets a token with every chunk of another one's prompt."""
+    stream = t.start_req(prompt_len=4, max_new_tokens=30)
+    yield from t.advance_to_decode_step(stream, 1)
+    long = t.start_req(prompt_len=7 * 8 - 3, prompt_seed=1, max_new_tokens=2)
+    beside = 0
+    while not long.output_ids:
+        before = len(stream.output_ids)
+        yield
+        gained = len(stream.output_ids) - before
+        beside += long.is_chunking and gained
+        assert gained == 1, f"the stream stalls after {before} tokens, with {long.remaining_prompt_tokens} to prefill"
+    t.sometimes(LONG, beside >= 7)
+    yield from t.run_until_all_finished([stream, long])

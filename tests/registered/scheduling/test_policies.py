@@ -2,7 +2,8 @@
 
 Goal: first come first served, longest prefix match and priority each do what they say, with ties in order of arrival.
 Method: one row, so that the order of starts is the order of ends; a queue that only the policy can reorder. Origin:
-B10, B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first, the-unmatched-starve.
+B10, B17. Mutants: longest-prefix-is-not-asked, priority-is-upside-down, newest-goes-first, the-unmatched-starve,
+low-priority-starves, a-backlog-overtakes-the-urgent.
 """
 
 from ci.register import register_cpu_ci
@@ -50,6 +51,30 @@ def test_a_request_without_a_match_is_not_overtaken_for_ever(t):
     t.sometimes("requests with a match overtake one without", before > 1)
     assert before == OVERTAKEN_LIMIT_REQUESTS, f"{before} overtook it, the bound is {OVERTAKEN_LIMIT_REQUESTS}"
     yield from t.run_until_all_finished(matching)
+
+
+@scripted(PRIORITY, must_reach=["urgent requests overtake one that is not"])
+def test_a_request_of_low_priority_is_not_overtaken_for_ever(t):
+    """B10: the one that has waited longest takes its turn."""
+    patient = t.start_req(prompt_len=10, max_new_tokens=1)
+    urgent = [t.start_req(prompt_len=10, max_new_tokens=1, priority=1) for _ in range(OVERTAKEN_LIMIT_REQUESTS + 4)]
+    yield from t.run_until_finished(patient)
+    before = sum(request.finished for request in urgent)
+    t.sometimes("urgent requests overtake one that is not", before > 1)
+    assert before == OVERTAKEN_LIMIT_REQUESTS, f"{before} overtook it, the bound is {OVERTAKEN_LIMIT_REQUESTS}"
+    yield from t.run_until_all_finished(urgent)
+
+
+@scripted(PRIORITY, tiers=("sim",))
+def test_a_backlog_of_low_priority_takes_one_turn_at_a_time(t):
+    """B10, B17: urgent requests stay urgent, whatever waits."""
+    patient = [t.start_req(prompt_len=10, max_new_tokens=1) for _ in range(5)]
+    urgent = [t.start_req(prompt_len=10, max_new_tokens=1, priority=1) for _ in range(3 * OVERTAKEN_LIMIT_REQUESTS)]
+    ends = yield from _order_of_ends(t, [*patient, *urgent])
+    turns = [place for place, end in enumerate(ends) if end < len(patient)]
+    every = OVERTAKEN_LIMIT_REQUESTS + 1
+    assert turns[:3] == [every - 1, 2 * every - 1, 3 * every - 1], f"low priority was served at places {turns}"
+    assert [end for end in ends if end < len(patient)] == list(range(len(patient)))
 
 
 @scripted(PRIORITY, tiers=("sim",))

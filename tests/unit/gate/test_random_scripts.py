@@ -61,7 +61,7 @@ def anything(t, seed: int):
 
 
 def press(t, rng: random.Random) -> None:
-    pressure = t.scheduler.memory.pressure
+    pressure = t.scheduler.pressure
     which = rng.randrange(5)
     if which == 0:
         t.exhaust_kv(min(rng.randrange(8), pressure.most_free_pages))

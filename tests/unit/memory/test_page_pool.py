@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.memory import PagePool, PageState
+from engine.memory.integrity import check_pages
 
 
 def test_lowest_free_pages_come_first() -> None:
@@ -15,7 +16,7 @@ def test_lowest_free_pages_come_first() -> None:
     pool.release([3])
     assert pool.allocate(3) == [1, 3, 4]
     assert (pool.free, pool.held) == (1, 5)
-    pool.check_integrity()
+    check_pages(pool)
 
 
 def test_pages_go_from_free_to_held_to_cached_to_free() -> None:
@@ -26,7 +27,7 @@ def test_pages_go_from_free_to_held_to_cached_to_free() -> None:
     assert pool.all_are(PageState.CACHED, pages)
     pool.evict(pages)
     assert (pool.free, pool.held, pool.cached) == (3, 0, 0)
-    pool.check_integrity()
+    check_pages(pool)
 
 
 @pytest.mark.parametrize("method", ["release", "cache", "evict"])
@@ -56,7 +57,7 @@ def test_wrong_count_is_found() -> None:
     pool.allocate(1)
     pool.held = 2
     with pytest.raises(IntegrityError, match="booked as \\(2, 2, 0, 0\\)"):
-        pool.check_integrity()
+        check_pages(pool)
 
 
 @pytest.mark.parametrize(("total", "page_size"), [(0, 1), (1, 0)])

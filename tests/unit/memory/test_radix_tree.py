@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.memory import Node, PagePool, PageState, RadixTree
+from engine.memory.integrity import check_pages, check_tree
 
 
 class Forest:
@@ -19,8 +20,8 @@ class Forest:
         tokens = tuple(text.encode())
         pages = self.pool.allocate(len(tokens) // self.pool.page_size)
         node, _ = self.tree.publish(self.tree.root, tokens, pages, counts=counts)
-        self.tree.check_integrity()
-        self.pool.check_integrity()
+        check_tree(self.tree, self.pool)
+        check_pages(self.pool)
         return node
 
     def match(self, text: str) -> tuple[Node, list[int]]:
@@ -39,7 +40,7 @@ def test_match_ends_at_full_pages_and_splits_there() -> None:
     assert pages == [0, 1]
     assert node.pages == [0, 1]
     assert forest.texts() == ["aabb", "ccdd"]
-    forest.tree.check_integrity()
+    check_tree(forest.tree, forest.pool)
 
 
 def test_split_copies_locks_and_hits_to_the_upper_half() -> None:
@@ -76,7 +77,7 @@ def test_least_recently_used_leaf_goes_first() -> None:
     forest.match("aaaa")
     assert forest.tree.evict(3) == 3
     assert forest.texts() == ["aaaa", "cc"], "bbbb whole, then the tail of cccc"
-    forest.tree.check_integrity()
+    check_tree(forest.tree, forest.pool)
 
 
 def test_parent_goes_after_its_children() -> None:
@@ -146,7 +147,7 @@ def test_leaves_are_found_after_the_heap_was_thinned() -> None:
 @pytest.mark.parametrize(
     ("break_it", "text"),
     [
-        (lambda node: setattr(node, "lock_ref", 1), "2 locked, in 1"),
+        (lambda node: setattr(node, "lock_ref", 1), r"\(2, 2, 1\), but booked are \(2, 0, 1\)"),
         (lambda node: node.pages.append(9), "4 tokens in 3 pages"),
         (lambda node: setattr(node, "pages", [14, 15]), "not CACHED"),
         (lambda node: setattr(node, "tokens", (1, 2, 3, 4)), "not a child"),
@@ -156,4 +157,4 @@ def test_broken_node_is_found(break_it: object, text: str) -> None:
     forest = Forest()
     break_it(forest.publish("aabb"))
     with pytest.raises(IntegrityError, match=text):
-        forest.tree.check_integrity()
+        check_tree(forest.tree, forest.pool)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.memory import RowPool
+from engine.memory.integrity import check_rows
 
 
 def test_lowest_free_row_comes_first() -> None:
@@ -14,7 +15,7 @@ def test_lowest_free_row_comes_first() -> None:
     rows.release(0)
     assert rows.allocate() == 0
     assert (rows.free, rows.is_taken(1), rows.is_taken(2)) == (1, True, False)
-    rows.check_integrity()
+    check_rows(rows)
 
 
 def test_row_is_released_once() -> None:
@@ -35,8 +36,8 @@ def test_no_row_is_free() -> None:
 def test_wrong_count_is_found() -> None:
     rows = RowPool(2)
     rows.free = 1
-    with pytest.raises(IntegrityError, match="1 rows are booked as free, but 2"):
-        rows.check_integrity()
+    with pytest.raises(IntegrityError, match="booked as \\(1, 0\\), but the rows say \\(2, 0\\)"):
+        check_rows(rows)
 
 
 def test_empty_pool_is_refused() -> None:
@@ -49,4 +50,4 @@ def test_more_rows_are_given_back_than_were_kept() -> None:
     rows.reserve(1)
     rows.release_reserved(5)
     assert (rows.free, rows.reserved) == (3, 0)
-    rows.check_integrity()
+    check_rows(rows)

@@ -95,7 +95,6 @@ class SimulatedEngine:
             self._check_budget(result.microbatch)
             self.microbatches.append(result.microbatch)
             self.pipeline.launch(result.microbatch)
-        self.scheduler.check_integrity()
         self.scheduler.audit()
         assert self.in_flight <= self.limits.depth
         if not result.again and events:

@@ -8,7 +8,7 @@ import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.messages import FinishReason, GetStats, PipelineFailed, Refusal, RefusalKind, StatsAnswer
-from engine.scheduler.planner import PASSED_OVER_LIMIT_REQUESTS
+from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 
 
 def refusal(engine: SimulatedEngine, message: object) -> Refusal:
@@ -116,7 +116,7 @@ def test_oversize_head_is_passed_but_not_for_ever() -> None:
     engine.step(*small, completions=1)
     engine.drain()
     started = list(dict.fromkeys(rid for microbatch in engine.microbatches for rid in microbatch.rids))
-    assert started.index("head") - 1 == PASSED_OVER_LIMIT_REQUESTS
+    assert started.index("head") - 1 == OVERTAKEN_LIMIT_REQUESTS
     assert all(life.finish_reason is FinishReason.LENGTH for life in engine.lives)
 
 

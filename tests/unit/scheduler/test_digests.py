@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
+from engine.instruments import DigestChain
 from engine.messages import Abort
-from engine.scheduler.digest import DigestChain
 
 
 def digest_of(moved: int = 5, salt: int = 0, asks: int = 0) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from simulated_engine import SimulatedEngine, generate, prompt
 from engine.errors import IntegrityError
 from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
 from engine.scheduler import Books
+from scripted.rig.start_over import start_over
 
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 
@@ -53,7 +54,7 @@ def test_the_audit_sees_the_mutant_before_the_result_does(monkeypatch: pytest.Mo
     monkeypatch.setattr(Books, "nothing_in_flight", property(lambda books: True))
     engine.scheduler.step((FlushCache(call_id="flush"),), 0.0)
     with pytest.raises(IntegrityError, match="from another tree"):
-        engine.scheduler.check_integrity()
+        engine.scheduler.audit()
 
 
 def test_flush_when_idle_empties_the_tree() -> None:
@@ -114,9 +115,9 @@ def test_start_over_is_refused_while_busy() -> None:
     """B15: every destructive operation asks the one idle predicate."""
     engine = engine_in_the_window()
     with pytest.raises(IntegrityError, match="in_flight=1"):
-        engine.scheduler.start_over()
+        start_over(engine.scheduler)
     engine.drain()
-    engine.scheduler.start_over()
+    start_over(engine.scheduler)
     assert engine.scheduler.step_number == 0
     assert engine.scheduler.memory.pages.cached == 0
 

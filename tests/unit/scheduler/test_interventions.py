@@ -13,7 +13,7 @@ def test_intervention_holds_at_once_and_counts_in_the_next_step() -> None:
     """D09, D10: the digest of a step that was given it as an event is the same."""
     ahead, plain = Scheduler(limits_of()), Scheduler(limits_of())
     event = SetPressure(leave_pages=2)
-    ahead.intervene(event)
+    ahead.pressure.intervene(event)
     assert ahead.memory.pages.free == 2
     assert ahead.step_number == 0
     ahead.step([event], 0.0)
@@ -24,7 +24,7 @@ def test_intervention_holds_at_once_and_counts_in_the_next_step() -> None:
 
 def test_next_step_must_begin_with_it() -> None:
     scheduler = Scheduler(limits_of())
-    scheduler.intervene(SetPressure(leave_pages=2))
+    scheduler.pressure.intervene(SetPressure(leave_pages=2))
     with pytest.raises(AssertionError, match="must begin with it"):
         scheduler.step([], 0.0)
 
@@ -32,8 +32,8 @@ def test_next_step_must_begin_with_it() -> None:
 def test_it_is_applied_once() -> None:
     scheduler = Scheduler(limits_of())
     event = SetPressure(leave_rows=1)
-    scheduler.intervene(event)
-    scheduler.intervene(ReleasePressure())
+    scheduler.pressure.intervene(event)
+    scheduler.pressure.intervene(ReleasePressure())
     scheduler.step([event, ReleasePressure()], 0.0)
     assert scheduler.memory.rows.free == scheduler.memory.rows.total
 

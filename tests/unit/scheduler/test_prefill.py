@@ -102,17 +102,49 @@ def test_published_only_when_confirmed() -> None:
     assert not engine.pipeline.corruptions
 
 
-def test_mixed_chunk_fills_the_budget_with_decodes() -> None:
+def test_mixed_chunk_decodes_first_and_gives_the_rest_of_the_budget_to_the_prompt() -> None:
+    """B10: a running request gets a token with every chunk of a long prompt."""
     engine = SimulatedEngine(chunked_prefill_size=16, mixed_chunk=True)
     engine.step(generate("a", prompt(10), 9))
     engine.step(generate("b", prompt(40, 1)), completions=1)
     engine.step(completions=1)
     engine.step(completions=1)
     first, second, third = engine.microbatches[1:4]
-    assert (first.mode, first.rids, first.tokens) == (ForwardMode.PREFILL, ("b",), 16)
-    assert (second.mode, second.tokens) == (ForwardMode.PREFILL, 16)
-    assert (third.mode, third.rids, third.tokens) == (ForwardMode.MIXED, ("b", "a"), 9)
+    for microbatch, tokens in zip((first, second, third), (16, 16, 11), strict=True):
+        assert (microbatch.mode, microbatch.rids, microbatch.tokens) == (ForwardMode.MIXED, ("b", "a"), tokens)
     engine.drain()
+    assert engine.life("a").tokens == alone(generate("a", prompt(10), 9))
+
+
+def test_many_decodes_leave_a_page_of_the_budget_to_the_prompt() -> None:
+    """B10: neither keeps the other out."""
+    engine = SimulatedEngine(chunked_prefill_size=8, page_size=4, max_total_tokens=512, mixed_chunk=True)
+    engine.step(*[generate(f"r{number}", prompt(2, number), 30) for number in range(7)])
+    while any(not life.tokens for life in engine.lives):
+        engine.step(completions=1)
+    engine.step(generate("long", prompt(40, 9), 2), completions=1)
+    beside = engine.microbatches[-1]
+    assert (beside.mode, beside.tokens, len(beside.rids)) == (ForwardMode.MIXED, 8, 5)
+    assert beside.segments[0].rid == "long"
+    engine.drain()
+    assert not engine.pipeline.corruptions
+
+
+def test_prompt_that_may_not_be_split_gets_the_budget_before_decodes() -> None:
+    engine = SimulatedEngine(chunked_prefill_size=-1, max_prefill_tokens=32, mixed_chunk=True)
+    engine.step(generate("a", prompt(10), 9))
+    engine.step(generate("b", prompt(32, 1)), completions=1)
+    engine.step(generate("c", prompt(31, 2)), completions=1)
+    assert [batch.rids for batch in engine.microbatches[1:]] == [("b",), ("c", "a")]
+    engine.drain()
+
+
+def test_budget_of_one_token_goes_to_the_prompt() -> None:
+    engine = SimulatedEngine(chunked_prefill_size=1, mixed_chunk=True)
+    engine.step(generate("a", prompt(1), 4))
+    engine.step(generate("b", prompt(3, 1)), completions=1)
+    engine.drain()
+    assert [len(life.tokens) for life in engine.lives] == [4, 4]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -127,9 +127,9 @@ def check_end(engine: SimulatedEngine, config: dict[str, object]) -> None:
     memory = engine.scheduler.memory
     assert memory.pages.held == 0
     assert memory.rows.free == memory.rows.total
-    if memory.windows is not None:
-        assert memory.windows.pages.held == 0
-        assert memory.windows.available_pages == memory.windows.pages.total
+    if memory.sliding_window is not None:
+        assert memory.sliding_window.pages.held == 0
+        assert memory.sliding_window.available_pages == memory.sliding_window.pages.total
     assert not engine.scheduler.books.requests
     known: dict[object, list[int]] = {}
     for life in engine.lives:

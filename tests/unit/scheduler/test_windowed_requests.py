@@ -33,7 +33,7 @@ def test_parked_chunked_request_neither_leaks_nor_frees_twice(mode: PauseMode, a
     engine.step(PauseGeneration(call_id="pause", mode=mode))
     for _ in range(engine.limits.depth):
         engine.step(completions=1)
-    windows = engine.scheduler.memory.windows
+    windows = engine.scheduler.memory.sliding_window
     assert windows is not None
     request = engine.scheduler.find_request("long")
     if mode is PauseMode.IN_PLACE:
@@ -64,7 +64,7 @@ def test_window_page_of_another_changes_what_a_request_says(monkeypatch: pytest.
     """B18: the simulated pipeline reads through the window table."""
     slide = KVMemory.slide
     monkeypatch.setattr(KVMemory, "slide", lambda memory, lease, position: slide(memory, lease, position + 12))
-    monkeypatch.setattr("engine.scheduler.scheduler.check_windows", lambda *_: None)
+    monkeypatch.setattr("engine.scheduler.integrity._check_window", lambda *_: None)
     engine = SimulatedEngine(**SMALL, max_window_tokens=32)
     engine.run(LONG, generate("other", prompt(200, 1), 60))
     assert any("window page" in corruption for corruption in engine.pipeline.corruptions)
@@ -97,7 +97,7 @@ def test_checkpoint_of_a_window_model_remembers_which_window_pages_are_left() ->
     checkpoint = checkpoint_of(engine.scheduler)
     assert checkpoint is not None
     again = restored(engine.limits, checkpoint)
-    windows = engine.scheduler.memory.windows
+    windows = engine.scheduler.memory.sliding_window
     assert windows is not None
     assert windows.pages.cached > 0
     assert checkpoint_of(again) == checkpoint

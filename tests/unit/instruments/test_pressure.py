@@ -1,11 +1,12 @@
-"""Pressure on pages, rows and locks: exact, accounted for by both audits, and given back."""
+"""Pressure on pages, rows and locks: exact, accounted for by the audit, and given back."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.errors import IntegrityError
-from engine.memory import KVMemory, MemoryAudit, PagePool, PageState, RowPool
+from engine.instruments import Pressure
+from engine.memory import KVMemory, PagePool, PageState, RowPool, check_memory
 from engine.messages import EvictCache, ReleasePressure, SetPressure
 
 
@@ -29,28 +30,31 @@ def unlocked_nodes(memory: KVMemory) -> int:
 def test_pages_are_left_exactly(leave: int) -> None:
     """D09: cache is evicted only when the free pages are not enough."""
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4, 5, 6)
-    memory.pressure.apply(SetPressure(leave_pages=leave))
+    pressure.apply(SetPressure(leave_pages=leave))
     assert memory.pages.free == leave
     assert memory.pages.cached == min(3, 12 - leave)
-    memory.check_integrity([])
+    check_memory(memory, [], pressure.pins)
 
 
 def test_pages_and_rows_come_back_as_they_were() -> None:
     """D09"""
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4)
-    memory.pressure.apply(SetPressure(leave_pages=1, leave_rows=1))
-    memory.pressure.apply(SetPressure(leave_pages=4, leave_rows=0))
+    pressure.apply(SetPressure(leave_pages=1, leave_rows=1))
+    pressure.apply(SetPressure(leave_pages=4, leave_rows=0))
     assert (memory.pages.free, memory.rows.free) == (4, 0)
-    memory.pressure.apply(ReleasePressure())
+    pressure.apply(ReleasePressure())
     assert (memory.pages.free, memory.pages.cached, memory.rows.free) == (10, 2, 4)
     assert memory.pages.allocate(3) == [2, 3, 4]
 
 
 def test_requests_get_the_pages_that_they_always_got() -> None:
     memory = memory_of()
-    memory.pressure.apply(SetPressure(leave_pages=3, leave_rows=2))
+    pressure = Pressure(memory)
+    pressure.apply(SetPressure(leave_pages=3, leave_rows=2))
     assert (memory.pages.allocate(3), memory.rows.allocate()) == ([0, 1, 2], 0)
     assert memory.pages.state(11) is PageState.RESERVED
 
@@ -58,80 +62,65 @@ def test_requests_get_the_pages_that_they_always_got() -> None:
 def test_unlocked_nodes_are_left_exactly_and_pinned_ones_stay() -> None:
     """D09: what is pinned is not evicted, and its locks are accounted for."""
     memory = memory_of()
+    pressure = Pressure(memory)
     for first in (1, 11, 21):
         cache(memory, first, 2, 3, 4)
-    memory.pressure.apply(SetPressure(leave_unlocked=1))
-    assert (unlocked_nodes(memory), memory.pressure.most_unlocked_nodes) == (1, 3)
-    memory.check_integrity([])
-    memory.pressure.apply(EvictCache())
+    pressure.apply(SetPressure(leave_unlocked=1))
+    assert (unlocked_nodes(memory), pressure.most_unlocked_nodes) == (1, 3)
+    check_memory(memory, [], pressure.pins)
+    pressure.apply(EvictCache())
     assert memory.tree.node_count == 2
-    memory.pressure.apply(ReleasePressure())
+    pressure.apply(ReleasePressure())
     assert unlocked_nodes(memory) == 2
-    memory.check_integrity([])
+    check_memory(memory, [], pressure.pins)
 
 
 def test_more_nodes_are_left_unlocked_than_there_are() -> None:
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4)
     cache(memory, 11, 2, 3, 4)
-    memory.pressure.apply(SetPressure(leave_unlocked=5))
-    assert (unlocked_nodes(memory), memory.pressure.pins) == (2, [])
-
-
-def test_every_event_outdates_an_audit_once() -> None:
-    memory = memory_of()
-    assert memory.pressure.changes == 0
-    for number, event in enumerate((SetPressure(leave_pages=3), EvictCache(), ReleasePressure()), start=1):
-        memory.pressure.apply(event)
-        assert memory.pressure.changes == number
+    pressure.apply(SetPressure(leave_unlocked=5))
+    assert (unlocked_nodes(memory), pressure.pins) == (2, [])
 
 
 def test_pinned_node_may_be_split() -> None:
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4, 5, 6)
-    memory.pressure.apply(SetPressure(leave_unlocked=0))
-    audit = MemoryAudit(memory, [])
+    pressure.apply(SetPressure(leave_unlocked=0))
     cache(memory, 1, 2, 9, 9)
-    audit.check()
-    memory.check_integrity([])
-    memory.pressure.apply(ReleasePressure())
+    check_memory(memory, [], pressure.pins)
+    pressure.apply(ReleasePressure())
     assert unlocked_nodes(memory) == memory.tree.node_count == 3
 
 
 def test_flush_keeps_what_is_reserved_and_forgets_pins() -> None:
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4)
-    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1, leave_unlocked=0))
+    pressure.apply(SetPressure(leave_pages=5, leave_rows=1, leave_unlocked=0))
     memory.reset()
-    assert (memory.pages.free, memory.rows.free, memory.pressure.pins) == (7, 1, [])
-    memory.check_integrity([])
+    assert (memory.pages.free, memory.rows.free, pressure.pins) == (7, 1, [])
+    check_memory(memory, [], pressure.pins)
 
 
 def test_part_of_the_cache_is_evicted() -> None:
     memory = memory_of()
+    pressure = Pressure(memory)
     cache(memory, 1, 2, 3, 4, 5, 6)
-    memory.pressure.apply(EvictCache(pages=2))
+    pressure.apply(EvictCache(pages=2))
     assert (memory.pages.cached, memory.pages.free) == (1, 11)
-
-
-def test_audit_starts_anew_under_new_pressure() -> None:
-    memory = memory_of()
-    audit = MemoryAudit(memory, [])
-    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1))
-    assert audit.is_outdated
-    MemoryAudit(memory, []).check()
 
 
 @pytest.mark.parametrize("pool", ["pages", "rows"])
 def test_lost_reservation_is_found(pool: str) -> None:
     memory = memory_of()
-    memory.pressure.apply(SetPressure(leave_pages=5, leave_rows=1))
-    audit = MemoryAudit(memory, [])
+    pressure = Pressure(memory)
+    pressure.apply(SetPressure(leave_pages=5, leave_rows=1))
     getattr(memory, pool).reserved -= 1
     with pytest.raises(IntegrityError):
-        memory.check_integrity([])
-    with pytest.raises(IntegrityError):
-        audit.check()
+        check_memory(memory, [], pressure.pins)
 
 
 @pytest.mark.parametrize("pool", [PagePool(3, 16), RowPool(3)])

@@ -13,11 +13,7 @@ from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from engine.messages import (
-    Event,
-    Reply,
-    encode,
-)
+from engine.messages import Event, Reply, encode
 from engine.plan import Microbatch
 
 __all__ = ["DigestChain"]
@@ -27,7 +23,7 @@ _DIGEST_BYTES: Final = 8
 # digest.
 _PENDING_LIMIT_STEPS: Final = 256
 
-# Calls and their answers: all that carries the id that a front end gave them.
+# Every message with a call id, found by its field, so that a new one cannot be forgotten.
 _CALLS: Final = frozenset(kind for kind in get_args(Event) + get_args(Reply) if "call_id" in kind.__struct_fields__)
 
 _Item = TypeVar("_Item", bound=msgspec.Struct)
@@ -36,7 +32,7 @@ _QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
-    """Two running hashes over the steps of one scheduler, brought up to date when somebody asks."""
+    """Two running hashes over the steps of one scheduler, brought up to date when one is asked for."""
 
     def __init__(self) -> None:
         self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)

@@ -1,39 +1,63 @@
 """Pressure: pages, rows and tree nodes that an operator keeps from requests, to meet scarcity at will.
 
-It takes nothing from a request and never decides about one. An operator's event arrives here through the scheduler;
-what is kept stays kept over a flush, but for pins, whose nodes a flush forgets.
+It takes nothing from a request and never decides about one. What is kept stays kept over a flush, except for pins,
+whose nodes a flush forgets.
 """
 
 from __future__ import annotations
 
-from engine.memory.node import Node
-from engine.memory.pages import PagePool
-from engine.memory.radix import RadixTree
-from engine.memory.rows import RowPool
-from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
+from collections.abc import Sequence
+
+from engine.memory import KVMemory, Node
+from engine.messages import Event, EvictCache, OperatorEvent, ReleasePressure, SetPressure
 
 __all__ = ["Pressure"]
 
 
 class Pressure:
-    """What is kept back of one memory. ``changes`` counts events, so that an audit can tell that it is outdated."""
+    """What is kept back of one memory.
 
-    def __init__(self, pages: PagePool, rows: RowPool, tree: RadixTree) -> None:
-        self._pages = pages
-        self._rows = rows
-        self._tree = tree
-        self.pins: list[Node] = []
-        self.changes = 0
+    An event is applied in the step that is given it, or ahead of that step by ``intervene``; then that step begins
+    with it. So the record of a step has everything that changed the engine, and replays to the same state.
+    """
+
+    def __init__(self, memory: KVMemory) -> None:
+        self._pages = memory.pages
+        self._rows = memory.rows
+        self._tree = memory.tree
+        self._pins: list[Node] = []
+        # What was applied since the last step.
+        self.ahead: list[OperatorEvent] = []
+
+    # -- events --
+
+    def intervene(self, event: OperatorEvent) -> None:
+        """Apply an event between two steps, at once; the next step must be given it too, before all others."""
+        self.apply(event)
+        self.ahead.append(event)
+
+    def not_yet_applied(self, events: Sequence[Event]) -> Sequence[Event]:
+        """The events of a step without those that were applied ahead of it, which it must begin with."""
+        ahead, self.ahead = self.ahead, []
+        given = list(events[: len(ahead)])
+        assert given == ahead, f"the step after {ahead} must begin with it, but begins with {given}"
+        return events[len(ahead) :]
 
     def apply(self, event: OperatorEvent) -> None:
         """Bring the memory to what the event asks for, or as near to it as what requests own allows."""
-        self.changes += 1
         if isinstance(event, EvictCache):
             self._tree.evict(self._tree.evictable_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
             self._release()
         else:
             self._set(event)
+
+    # -- looking --
+
+    @property
+    def pins(self) -> list[Node]:
+        """Nodes of the present tree that are locked for no request."""
+        return [node for node in self._pins if node.generation == self._tree.generation]
 
     @property
     def is_on(self) -> bool:
@@ -42,7 +66,7 @@ class Pressure:
 
     @property
     def most_free_pages(self) -> int:
-        """Pages that could be free now: those that are, those kept back, and the cache that nobody protects."""
+        """Pages that could be free now: those that are, those kept back, and the cache that no request protects."""
         return self._pages.free + self._pages.reserved + self._tree.evictable_pages
 
     @property
@@ -59,9 +83,7 @@ class Pressure:
                 pins[node] = pins.get(node, 0) + 1
         return sum(1 for node in self._tree.nodes() if node.lock_ref == pins.get(node, 0))
 
-    def forget_pins(self) -> None:
-        """The tree was reset: its nodes are gone."""
-        self.pins.clear()
+    # -- inside --
 
     def _set(self, event: SetPressure) -> None:
         if event.leave_pages is not None:
@@ -85,12 +107,12 @@ class Pressure:
         unlocked = [node for node in self._tree.nodes() if node.lock_ref == 0]
         for node in unlocked[: max(0, len(unlocked) - count)]:
             self._tree.lock(node)
-            self.pins.append(node)
+            self._pins.append(node)
 
     def _unpin(self) -> None:
         for node in self.pins:
             self._tree.unlock(node)
-        self.pins.clear()
+        self._pins.clear()
 
     def _release(self) -> None:
         self._unpin()

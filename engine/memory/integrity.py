@@ -1,0 +1,177 @@
+"""The integrity of the memory: every page, row and lock belongs to one owner, and every sum is as booked.
+
+To be read last. It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from engine.errors import IntegrityError
+from engine.memory.kv import KVMemory
+from engine.memory.lease import Lease
+from engine.memory.node import Node
+from engine.memory.pages import PagePool, PageState
+from engine.memory.radix import RadixTree
+from engine.memory.rows import RowPool
+from engine.memory.sliding_window import NO_WINDOW_PAGE, SlidingWindowPool
+
+__all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
+
+
+def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
+    """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""
+    for lease in leases:
+        _check_lease(memory, lease)
+    check_pages(memory.pages)
+    check_rows(memory.rows)
+    check_tree(memory.tree, memory.pages, _locks_of(memory.tree, [*(lease.node for lease in leases), *pins]))
+    held = [page for lease in leases for page in lease.held_pages]
+    if len(held) != memory.pages.held or len(set(held)) != len(held):
+        raise IntegrityError(f"leases hold pages {sorted(held)}, but {memory.pages.held} pages are booked as held")
+    taken = memory.rows.total - memory.rows.free - memory.rows.reserved
+    if len({lease.row for lease in leases}) != len(leases) or len(leases) != taken:
+        raise IntegrityError(f"leases own rows {[lease.row for lease in leases]}, but {taken} rows are taken")
+    if memory.sliding_window is not None:
+        check_window(memory.sliding_window, memory.tree, leases)
+
+
+def check_pages(pages: PagePool) -> None:
+    """Free, held, cached and reserved pages as booked are those that are counted, and add up."""
+    counted, booked = pages.counted(), (pages.free, pages.held, pages.cached, pages.reserved)
+    if counted != booked or sum(counted) != pages.total:
+        raise IntegrityError(
+            f"page counts (free, held, cached, reserved) are booked as {booked}, "
+            f"but the pages say {counted} of {pages.total}"
+        )
+
+
+def check_rows(rows: RowPool) -> None:
+    """Free and reserved rows as booked are those that are counted."""
+    if rows.counted() != (rows.free, rows.reserved):
+        raise IntegrityError(
+            f"rows (free, reserved) are booked as {(rows.free, rows.reserved)}, "
+            f"but the rows say {rows.counted()} of {rows.total}"
+        )
+
+
+def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
+    """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes."""
+    size, nodes, locked = pages.page_size, list(tree.nodes()), 0
+    for node in nodes:
+        _check_node(node, size)
+        if locks is not None and node.lock_ref != locks.get(node, 0):
+            raise IntegrityError(
+                f"node {node.id} has lock_ref {node.lock_ref}, but {locks.get(node, 0)} leases protect it"
+            )
+        if node.lock_ref:
+            locked += len(node.pages)
+    owned = list(chain.from_iterable([node.pages for node in nodes]))
+    if len(set(owned)) != len(owned) or not pages.all_are(PageState.CACHED, owned):
+        raise IntegrityError(_first_bad_node(nodes, pages))
+    sums, booked = (len(owned), locked, len(nodes)), (pages.cached, tree.locked_pages, tree.node_count)
+    if sums != booked:
+        raise IntegrityError(f"the tree has (pages, locked pages, nodes) {sums}, but booked are {booked}")
+
+
+def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Lease]) -> None:
+    """Every window page that is not free is beside one page, and is the tree's or one lease's, as that page is."""
+    check_pages(window.pages)
+    taken = [window_page for window_page in window.beside if window_page != NO_WINDOW_PAGE]
+    if len(set(taken)) != len(taken) or len(taken) != window.pages.held + window.pages.cached:
+        raise IntegrityError(f"the window pages {sorted(taken)} are beside pages, but booked is {window.pages}")
+    users: dict[int, int] = {}
+    held = 0
+    for lease in leases:
+        shared, own = _check_window_of(window, lease)
+        held += len(own)
+        for window_page in shared:
+            users[window_page] = users.get(window_page, 0) + 1
+    for window_page, count in users.items():
+        if window.users[window_page] != count:
+            raise IntegrityError(
+                f"window page {window_page} has {window.users[window_page]} users, but {count} leases use it"
+            )
+    for node in tree.nodes():
+        _check_window_pages(window, node.pages)
+    if (held, len(users) + len(window.idle)) != (window.pages.held, window.pages.cached):
+        raise IntegrityError(
+            f"leases hold {held} window pages and use {len(users)} of the tree's, {len(window.idle)} are idle, "
+            f"but booked is {window.pages}"
+        )
+
+
+def _check_lease(memory: KVMemory, lease: Lease) -> None:
+    """Its cached pages are those of its node's path, the others are held, its row is taken."""
+    above = lease.cached_pages
+    memory.tree.check_own(lease.node)
+    for node in memory.tree.path(lease.node):
+        if lease.pages[above - len(node.pages) : above] != node.pages:
+            raise IntegrityError(f"{lease} does not use the pages of its prefix: node {node.id} has {node.pages}")
+        above -= len(node.pages)
+    if above:
+        raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
+    if not memory.pages.all_are(PageState.HELD, lease.held_pages):
+        raise IntegrityError(f"{lease} holds pages {lease.held_pages}, of which some are not HELD")
+    if lease.released or not memory.rows.is_taken(lease.row):
+        raise IntegrityError(f"{lease} owns row {lease.row}, which is free")
+
+
+def _locks_of(tree: RadixTree, holders: Iterable[Node]) -> dict[Node, int]:
+    """How many of ``holders`` lock each node: a lock protects all above it."""
+    locks: dict[Node, int] = {}
+    for holder in holders:
+        for node in tree.path(holder):
+            locks[node] = locks.get(node, 0) + 1
+    return locks
+
+
+def _check_node(node: Node, page_size: int) -> None:
+    """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
+    parent = node.parent
+    if parent is None or parent.children.get(node.tokens[:page_size]) is not node:
+        raise IntegrityError(f"{node} is not a child of {parent}")
+    if node.lock_ref > parent.lock_ref and parent.parent is not None:
+        raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
+    if len(node.tokens) != len(node.pages) * page_size or not node.pages:
+        raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
+
+
+def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:
+    seen: set[int] = set()
+    for node in nodes:
+        if not pages.all_are(PageState.CACHED, node.pages):
+            return f"node {node.id} has pages {node.pages}, of which some are not CACHED"
+        if not seen.isdisjoint(node.pages):
+            break
+        seen.update(node.pages)
+    return f"node {node.id} has pages {node.pages}, of which some are another node's"
+
+
+def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int], list[int]]:
+    """The window pages of one lease: there from its window on, held or cached as its pages are, else given back."""
+    shared, own = window.shared_and_own(lease)
+    given_back = [window.beside[page] for page in lease.pages[lease.cached_pages : lease.window_start]]
+    if NO_WINDOW_PAGE in shared or NO_WINDOW_PAGE in own or any(page != NO_WINDOW_PAGE for page in given_back):
+        raise IntegrityError(
+            f"{lease} has window pages {[window.beside[page] for page in lease.pages]}, "
+            f"but must have all from place {lease.window_start} on"
+        )
+    if not window.pages.all_are(PageState.CACHED, shared) or not window.pages.all_are(PageState.HELD, own):
+        raise IntegrityError(f"{lease} uses window pages {shared} of the tree and {own} of its own, not so booked")
+    return shared, own
+
+
+def _check_window_pages(window: SlidingWindowPool, pages: Sequence[int]) -> None:
+    """The window pages beside a node's pages are the tree's, and idle exactly while no lease uses them."""
+    for page in pages:
+        window_page = window.beside[page]
+        if window_page == NO_WINDOW_PAGE:
+            continue
+        state, users = window.pages.state(window_page), window.users[window_page]
+        if state is not PageState.CACHED or (page in window.idle) is (users > 0):
+            raise IntegrityError(
+                f"window page {window_page} beside page {page} of the tree is {state.name} with {users} users, "
+                f"{'idle' if page in window.idle else 'not idle'}"
+            )

@@ -1,0 +1,68 @@
+"""The cache as plain data: what a prefix tree and its window pages are in a moment in which no request owns memory.
+
+Owns the types, and what makes one of a memory or a memory of one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.errors import IntegrityError
+from engine.memory import KVMemory, Node, SlidingWindowPool
+
+__all__ = ["CachedRun", "TreeSnapshot", "restore_tree", "tree_snapshot", "window_snapshot"]
+
+
+class CachedRun(msgspec.Struct, frozen=True, array_like=True):
+    """One node: ``tokens`` are the ids of its own pages, ``parent`` is the id of the node that they continue."""
+
+    id: int
+    parent: int
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    hit_count: int
+    last_used: int
+
+
+class TreeSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """``runs`` are all nodes but the root, parents before children, siblings in order of insertion."""
+
+    root: int
+    generation: int
+    next_id: int
+    tick: int
+    runs: tuple[CachedRun, ...]
+
+
+def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
+    """What the tree is; locks are not in it. Tokens are shared, not copied."""
+    tree, runs = memory.tree, []
+    for node in tree.nodes():
+        assert node.parent is not None
+        place = node.id, node.parent.id
+        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used))
+    return TreeSnapshot(
+        root=tree.root.id, generation=tree.generation, next_id=tree.next_id, tick=tree.tick, runs=tuple(runs)
+    )
+
+
+def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
+    """Make the tree of an empty memory what a snapshot says, without locks. Raises IntegrityError for a damaged one."""
+    assert not memory.pages.cached, f"a tree with pages of {memory.pages} cannot become another one"
+    root = Node(snapshot.root, snapshot.generation, (), [], None)
+    nodes = {root.id: root}
+    for run in snapshot.runs:
+        if run.parent not in nodes:
+            raise IntegrityError(f"node {run.id} continues node {run.parent}, which a snapshot must name before it")
+        memory.pages.hold(run.pages)
+        memory.pages.cache(run.pages)
+        parent = nodes[run.parent]
+        node = nodes[run.id] = Node(run.id, snapshot.generation, run.tokens, list(run.pages), parent)
+        parent.children[run.tokens[: memory.pages.page_size]] = node
+        node.hit_count, node.last_used = run.hit_count, run.last_used
+    memory.tree.become(root, [*nodes.values()][1:], next_id=snapshot.next_id, tick=snapshot.tick)
+
+
+def window_snapshot(window: SlidingWindowPool) -> tuple[tuple[int, int], ...]:
+    """Every page with a window page, and that, in the order of eviction; only while no lease uses one."""
+    return tuple([(page, window.beside[page]) for page in window.idle])

@@ -1,0 +1,85 @@
+"""The integrity of the scheduler: every live request is in one place and owns what that place allows.
+
+To be read last. It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from typing import Final
+
+from engine.errors import IntegrityError
+from engine.instruments import Pressure
+from engine.memory import KVMemory, SlidingWindowPool, check_memory
+from engine.scheduler.books import Books
+from engine.scheduler.request import Place, Request
+
+__all__ = ["check_integrity"]
+
+# Requests that have nothing in flight leave these places at once.
+_ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, Place.RETRACTING, Place.RELEASING)
+
+
+def check_integrity(books: Books, memory: KVMemory, pressure: Pressure) -> None:
+    """Check everything against everything, at a cost that grows with what is cached and alive."""
+    check_memory(memory, books.leases(), pressure.pins)
+    _check_books(books)
+    if memory.sliding_window is not None:
+        _check_window(books, memory.sliding_window)
+
+
+def _check_books(books: Books) -> None:
+    """Every live request is in exactly one place, and every count of microbatches in flight is true."""
+    flights = Counter(request for launched in books.in_flight for request in launched.requests)
+    live = books.live()
+    for request in live:
+        _check_request(books, request)
+        if request.in_flight != flights.pop(request, 0):
+            raise IntegrityError(f"{request} is not in as many microbatches in flight")
+    if flights:
+        raise IntegrityError(f"{list(flights)} are in flight, but in no place")
+    if len(set(live)) != len(live):
+        raise IntegrityError(f"a request is in two places: {live}")
+    if len(books.requests) + len(books.releasing) != len(live):
+        raise IntegrityError(f"{list(books.requests.values())} are registered, but {live} are in a place")
+
+
+def _check_request(books: Books, request: Request) -> None:
+    """One request by itself: it is where it says, registered while it lives, and owns what its place allows."""
+    place, lease = request.place, request.lease
+    ended = place is Place.RELEASING or place is Place.GONE
+    if not _is_in_place(books, request):
+        raise IntegrityError(f"{request} is not where it says")
+    if (books.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
+        raise IntegrityError(f"{request} (end: {request.finish_reason}) is registered or alive, but not both")
+    if (lease is None) is not (place is Place.WAITING or place is Place.GONE):
+        raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
+    if not request.in_flight and place in _ONLY_IN_FLIGHT:
+        raise IntegrityError(f"{request} is not in flight")
+
+
+def _is_in_place(books: Books, request: Request) -> bool:
+    place = request.place
+    if place is Place.RUNNING:
+        return books.running.get(request.rid) is request
+    if place is Place.CHUNKED:
+        return books.chunked is request
+    if place is Place.WAITING:
+        index = bisect.bisect_left(books.waiting, request.arrival, key=lambda one: one.arrival)
+        return index < len(books.waiting) and books.waiting[index] is request
+    if place is Place.RETRACTING or place is Place.RELEASING:
+        return request in (books.retracting if place is Place.RETRACTING else books.releasing)
+    return True
+
+
+def _check_window(books: Books, window: SlidingWindowPool) -> None:
+    """Nothing in flight can see a window page that its request has given back."""
+    for launched in books.in_flight:
+        for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
+            lease, first = request.lease, window.first_page(segment.start)
+            if lease is not None and lease.window_start > first:
+                raise IntegrityError(
+                    f"microbatch {launched.microbatch.id} sees {request.rid} from page {first} on, but its window "
+                    f"pages before place {lease.window_start} are given back"
+                )
