@@ -48,7 +48,7 @@ def main() -> None:
 
 def _scheduler_steps() -> Iterable[Measurement]:
     """Over the flagship's workload, on a tree that is flushed each round; one scheduler, one core."""
-    for audited, target in ((True, 30_000), (False, 60_000)):
+    for audited, target in ((True, 20_000), (False, 60_000)):
         yield Measurement(
             name=f"scheduler steps, simulated pipeline, audit {'after every step' if audited else 'off'}",
             value=max(

@@ -25,7 +25,7 @@ REQUESTS = 3
 PROMPT_TOKENS = 125
 NEW_TOKENS = 4
 CHUNK_TOKENS = 64
-TARGETS = {False: 60_000, True: 30_000}
+TARGETS = {False: 60_000, True: 20_000}
 
 
 def limits() -> Limits:

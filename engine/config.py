@@ -73,7 +73,10 @@ class EngineConfig(BaseModel):
         512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
     )
     max_prefill_tokens: int = Field(16_384, ge=1, description="most tokens in one prefill microbatch, chunked or not")
-    mixed_chunk: bool = Field(False, description="fill the rest of a prefill microbatch's token budget with decodes")
+    mixed_chunk: bool = Field(
+        False,
+        description="decode beside prompts: decodes first, prompts get the rest of the budget",
+    )
 
     page_size: int = Field(16, ge=1, le=1024, description="tokens in one page of KV")
     max_total_tokens: int | None = Field(

@@ -22,14 +22,20 @@ __all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_win
 
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
     """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""
+    locks: dict[Node, int] = {}
     for lease in leases:
-        _check_lease(memory, lease)
+        _check_lease(memory, lease, locks)
+    for pin in pins:
+        for node in memory.tree.path(pin):
+            locks[node] = locks.get(node, 0) + 1
     check_pages(memory.pages)
     check_rows(memory.rows)
-    check_tree(memory.tree, memory.pages, _locks_of(memory.tree, [*(lease.node for lease in leases), *pins]))
-    held = [page for lease in leases for page in lease.held_pages]
+    check_tree(memory.tree, memory.pages, locks)
+    held = list(chain.from_iterable([lease.held_pages for lease in leases]))
     if len(held) != memory.pages.held or len(set(held)) != len(held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, but {memory.pages.held} pages are booked as held")
+    if not memory.pages.all_are(PageState.HELD, held):
+        raise IntegrityError(f"leases hold pages {sorted(held)}, of which some are not HELD")
     taken = memory.rows.total - memory.rows.free - memory.rows.reserved
     if len({lease.row for lease in leases}) != len(leases) or len(leases) != taken:
         raise IntegrityError(f"leases own rows {[lease.row for lease in leases]}, but {taken} rows are taken")
@@ -102,29 +108,19 @@ def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Le
         )
 
 
-def _check_lease(memory: KVMemory, lease: Lease) -> None:
-    """Its cached pages are those of its node's path, the others are held, its row is taken."""
+def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None:
+    """Its cached pages are those of its node's path, and its row is taken; it locks that path."""
     above = lease.cached_pages
     memory.tree.check_own(lease.node)
     for node in memory.tree.path(lease.node):
         if lease.pages[above - len(node.pages) : above] != node.pages:
             raise IntegrityError(f"{lease} does not use the pages of its prefix: node {node.id} has {node.pages}")
         above -= len(node.pages)
+        locks[node] = locks.get(node, 0) + 1
     if above:
         raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
-    if not memory.pages.all_are(PageState.HELD, lease.held_pages):
-        raise IntegrityError(f"{lease} holds pages {lease.held_pages}, of which some are not HELD")
     if lease.released or not memory.rows.is_taken(lease.row):
         raise IntegrityError(f"{lease} owns row {lease.row}, which is free")
-
-
-def _locks_of(tree: RadixTree, holders: Iterable[Node]) -> dict[Node, int]:
-    """How many of ``holders`` lock each node: a lock protects all above it."""
-    locks: dict[Node, int] = {}
-    for holder in holders:
-        for node in tree.path(holder):
-            locks[node] = locks.get(node, 0) + 1
-    return locks
 
 
 def _check_node(node: Node, page_size: int) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
 
 import msgspec
 
-from engine.memory import Lease
 from engine.messages import PauseMode, UpdateWeights
 from engine.plan import Microbatch
 from engine.scheduler.request import Place, Request
@@ -111,23 +109,15 @@ class Books:
 
     # -- looking at all of them --
 
-    def leases(self) -> list[Lease]:
-        """Every lease that is alive, each once."""
-        return [request.lease for request in self._owners() if request.lease is not None]
-
     def live(self) -> list[Request]:
-        """Every request in every place; one that is in two places is in the list twice."""
-        return [*self.waiting, *self._owners()]
+        """Every request in every place; one that is in two places is in the list twice.
 
-    def _owners(self) -> Iterator[Request]:
-        """Every request that should own memory; one that is dispatched is found only in the microbatches in flight."""
-        if self.chunked is not None:
-            yield self.chunked
-        yield from self.running.values()
-        yield from self.retracting
-        yield from self.releasing
+        One that is dispatched is found only in the microbatches in flight.
+        """
         flying = [request for launched in self.in_flight for request in launched.requests]
-        yield from dict.fromkeys(request for request in flying if request.place is Place.DISPATCHED)
+        dispatched = dict.fromkeys([request for request in flying if request.place is Place.DISPATCHED])
+        chunked = () if self.chunked is None else (self.chunked,)
+        return [*self.waiting, *chunked, *self.running.values(), *self.retracting, *self.releasing, *dispatched]
 
 
 def _arrival(request: Request) -> int:

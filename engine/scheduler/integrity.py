@@ -6,7 +6,6 @@ To be read last. It looks at everything, changes nothing, and raises IntegrityEr
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from typing import Final
 
 from engine.errors import IntegrityError
@@ -23,16 +22,19 @@ _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, Place.RETRACTING, Place.RELEASING)
 
 def check_integrity(books: Books, memory: KVMemory, pressure: Pressure) -> None:
     """Check everything against everything, at a cost that grows with what is cached and alive."""
-    check_memory(memory, books.leases(), pressure.pins)
-    _check_books(books)
+    live = books.live()
+    _check_books(books, live)
+    check_memory(memory, [request.lease for request in live if request.lease is not None], pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
 
 
-def _check_books(books: Books) -> None:
+def _check_books(books: Books, live: list[Request]) -> None:
     """Every live request is in exactly one place, and every count of microbatches in flight is true."""
-    flights = Counter(request for launched in books.in_flight for request in launched.requests)
-    live = books.live()
+    flights: dict[Request, int] = {}
+    for launched in books.in_flight:
+        for request in launched.requests:
+            flights[request] = flights.get(request, 0) + 1
     for request in live:
         _check_request(books, request)
         if request.in_flight != flights.pop(request, 0):

@@ -17,6 +17,7 @@ from engine.messages import Event, PipelineFailed
 from engine.process.control import ProcessDied, Serving, Shutdown
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
+from engine.scheduler_process.idle_audit import IdleAudit
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
 
 __all__ = ["STAGE_PREFIX", "LiveGate"]
@@ -32,6 +33,7 @@ class LiveGate:
         self._pipeline = context.pipeline
         self._control = context.control
         self._clock = context.clock
+        self._idle_audit = IdleAudit(context.scheduler, context.clock)
         self._completions_bound = context.limits.depth
         self._completion_sources = tuple(context.pipeline.wake_sources())
         self._poller = zmq.Poller()
@@ -58,11 +60,14 @@ class LiveGate:
         """Wait for the next event; None after a shutdown.
 
         Raises ProcessDiedError when a process of the engine died: for a stage after the step that told the scheduler.
+        Raises IntegrityError when the books of an idle engine do not balance: serving on would serve wrong tokens.
         """
         if self._dead is not None:
             raise ProcessDiedError(self._dead.process, self._dead.cause)
         busy = previous is not None and previous.again
         deadline = previous.deadline if previous is not None else None
+        if previous is not None and not busy:
+            self._idle_audit.look()
         while True:
             self._wait(deadline, busy or self._pipeline.ready)
             if self._ended:

@@ -77,7 +77,12 @@ def _gate(kind, ends):
     inbox, _, control = ends
     limits = SimpleNamespace(depth=1)
     context = SimpleNamespace(
-        inbox=inbox, pipeline=IDLE_PIPELINE, control=control, clock=MonotonicClock(), limits=limits
+        inbox=inbox,
+        pipeline=IDLE_PIPELINE,
+        control=control,
+        clock=MonotonicClock(),
+        limits=limits,
+        scheduler=SimpleNamespace(is_fully_idle=False),
     )
     return kind(context)
 

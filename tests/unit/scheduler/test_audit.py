@@ -84,7 +84,7 @@ def test_page_of_a_node_that_is_not_cached_is_found() -> None:
 def test_row_of_two_leases_is_found() -> None:
     engine = SimulatedEngine()
     engine.step(generate("a", prompt(9)), generate("b", prompt(9, 1)))
-    leases = engine.scheduler.books.leases()
+    leases = [request.lease for request in engine.scheduler.books.live()]
     leases[1].row = leases[0].row
     with pytest.raises(IntegrityError, match=r"leases own rows \[0, 0\], but 2 rows are taken"):
         engine.scheduler.audit()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
-from simulated_engine import SimulatedEngine, generate, prompt
+from simulated_engine import SimulatedEngine, generate, limits_of, prompt
 
 from engine.instruments import DigestChain
-from engine.messages import Abort
+from engine.messages import Abort, Event, Reply
+from engine.scheduler import Scheduler
 
 
 def digest_of(moved: int = 5, salt: int = 0, asks: int = 0) -> tuple[str, str]:
@@ -30,6 +33,23 @@ def test_same_events_same_digest() -> None:
 
 def test_one_event_moved_is_another_digest() -> None:
     assert digest_of(moved=5)[0] != digest_of(moved=6)[0]
+
+
+@pytest.mark.parametrize("kind", [k for k in get_args(Event) + get_args(Reply) if "call_id" in k.__struct_fields__])
+def test_call_ids_are_in_no_digest(kind: type[msgspec.Struct]) -> None:
+    """D10: a front end numbers its calls over its whole life; each message with such a number is found by its field."""
+    values = {"rid": "r", "folder": "f", "ok": True, "message": "m", "stats": Scheduler(limits_of()).stats()}
+    given = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    chains = DigestChain(), DigestChain()
+    for chain, call in zip(chains, ("1", "2"), strict=True):
+        chain.add(((kind(call_id=call, **given),), None, (), ()))
+    assert chains[0].digest == chains[1].digest != DigestChain().digest
+
+
+@pytest.mark.parametrize("kind", get_args(Event))
+def test_every_event_has_a_handler(kind: type[msgspec.Struct]) -> None:
+    """A new message that the scheduler cannot take fails here by its name."""
+    assert kind in Scheduler(limits_of())._handlers
 
 
 def test_asking_changes_nothing() -> None:

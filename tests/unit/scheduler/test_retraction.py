@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_engine import SimulatedEngine, alone, generate, prompt
 
-from engine.messages import ContinueGeneration, FinishReason, PauseGeneration, PauseMode
+from engine.messages import ContinueGeneration, FinishReason, PauseGeneration, PauseMode, TokenOutput
 from engine.scheduler import Place
 
 TIGHT = {"page_size": 4, "max_total_tokens": 48, "chunked_prefill_size": 16}
@@ -130,3 +130,24 @@ def test_pause_by_abort_ends_all_and_plans_nothing_until_continued() -> None:
     assert engine.scheduler.is_quiescent
     engine.drain(ContinueGeneration(call_id="go"))
     assert len(engine.life("later").tokens) == 4
+
+
+@pytest.mark.parametrize("cached", [0, 32])
+def test_own_tokens_are_no_hits(cached: int) -> None:
+    """C06: replies, handle and counters tell what was cached when the request was first admitted."""
+    engine = SimulatedEngine(chunked_prefill_size=16)
+    if cached:
+        engine.run(generate("seed", prompt(cached), 1))
+    engine.step(generate("r", prompt(90), 3), completions=1)
+    engine.step(completions=1)
+    engine.step(PauseGeneration(call_id="p", mode=PauseMode.RETRACT), completions=1)
+    request = engine.scheduler.find_request("r")
+    assert request is not None
+    assert request.place is Place.WAITING
+    before = len(engine.microbatches)
+    replies = list(engine.step(ContinueGeneration(call_id="c")).replies)
+    assert engine.microbatches[before].segments[0].start > cached, "it goes on from its own tokens"
+    while not engine.life("r").ended:
+        replies += engine.step(completions=1).replies
+    assert {reply.cached_tokens for reply in replies if isinstance(reply, TokenOutput)} == {cached}
+    assert request.cached_tokens == engine.scheduler.stats().cached_tokens == cached

@@ -14,10 +14,13 @@ import pytest
 import zmq
 
 from engine.clock import MonotonicClock
-from engine.errors import ProcessDiedError
+from engine.config import EngineConfig
+from engine.errors import IntegrityError, ProcessDiedError
+from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Abort, Completion, PipelineEvent, PipelineFailed, encode
 from engine.plan import Microbatch
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
+from engine.scheduler import Scheduler
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
@@ -89,13 +92,15 @@ class World:
         self.supervisor, theirs = Pipe()
         self.control = Control(theirs)
         self.pipeline = pipeline or RemotePipeline(self.results)
+        self.scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
         self.gate = LiveGate(
-            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these five
+            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these six
                 inbox=self.inbox,
                 pipeline=self.pipeline,
                 control=self.control,
                 clock=MonotonicClock(),
                 limits=SimpleNamespace(depth=DEPTH),
+                scheduler=self.scheduler,
             )
         )
 
@@ -265,3 +270,10 @@ def test_first_step_waits(world: World) -> None:
     world.send("a")
     thread.join(5)
     assert steps[0].events == (Abort(rid="a"),)
+
+
+def test_idle_engine_is_audited_before_the_wait(world: World) -> None:
+    """B11: books that do not balance end the engine, and not only under a harness."""
+    world.scheduler.memory.rows.free -= 1
+    with pytest.raises(IntegrityError, match="rows"):
+        world.gate.next_step(NOTHING)
