@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import FinishReason, GetStats, PipelineFailed, Refusal, RefusalKind, StatsAnswer
+from engine.messages import (
+    Abort,
+    ContinueGeneration,
+    FinishReason,
+    GetStats,
+    PauseGeneration,
+    PauseMode,
+    PipelineFailed,
+    Refusal,
+    RefusalKind,
+    StatsAnswer,
+)
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS
 
 
@@ -74,6 +85,17 @@ def test_queue_limit_plus_one_is_refused_and_leaves_no_state() -> None:
     engine.drain()
     assert [len(life.tokens) for life in engine.lives] == [4, 4, 0]
     assert engine.scheduler.stats().requests_refused == 1
+
+
+def test_aborted_request_leaves_its_place_in_the_queue_to_the_next_one_of_the_same_step() -> None:
+    """B17, C07"""
+    engine = SimulatedEngine(max_queued_requests=2)
+    engine.step(PauseGeneration(call_id="p", mode=PauseMode.IN_PLACE))
+    engine.step(generate("a", prompt(9)), generate("b", prompt(9, 1)))
+    engine.step(Abort(rid="a"), generate("c", prompt(9, 2)), generate("d", prompt(9, 3)))
+    assert [life.refusal for life in engine.lives] == [None, None, None, RefusalKind.BUSY]
+    engine.drain(ContinueGeneration(call_id="c"))
+    assert [len(life.tokens) for life in engine.lives] == [0, 4, 4, 0]
 
 
 def test_refusal_of_counts_what_is_on_its_way() -> None:

@@ -93,12 +93,25 @@ def test_deferred_flush_waits_until_the_engine_is_quiescent() -> None:
 
 
 def test_deferred_flush_gives_up_at_its_deadline() -> None:
+    """A08: exactly there, and not a moment before."""
     engine = engine_in_the_window()
     engine.step(FlushCache(call_id="later", timeout_s=9.0))
+    engine.now = 9.0 - 2**-40
+    engine.step()
+    assert "later" not in engine.answers
     engine.now = 9.0
     engine.step()
     assert not engine.answers["later"].ok
     assert "after 9.0 s" in engine.answers["later"].message
+
+
+def test_deferred_flush_whose_engine_gets_idle_at_its_deadline_is_done() -> None:
+    """A08: the step that is given the last result at the deadline flushes."""
+    engine = engine_in_the_window()
+    engine.step(FlushCache(call_id="later", timeout_s=9.0), Abort(rid="r"))
+    engine.now = 9.0
+    engine.step(completions=1)
+    assert engine.answers["later"].ok
 
 
 def test_deferred_flush_comes_with_the_abort_of_the_last_request() -> None:
