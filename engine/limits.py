@@ -1,7 +1,7 @@
 """What the scheduler core and the front end need to know of a model and a configuration, resolved to plain numbers.
 
 ``ModelFacts`` is read from a checkpoint without loading it; ``Limits`` joins it with an ``EngineConfig``, so that
-nobody below resolves an 'auto' twice. Also the one rule for what can never fit.
+no 'auto' is resolved twice below. Also the one rule for what can never fit.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self._span(self.window_tokens - 1 + min(self.prefill_budget_tokens, self.context_length))
 
     def _span(self, tokens: int) -> int:
-        """Pages that so many neighbouring tokens lie in at most."""
+        """Pages that this many neighbouring tokens lie in at most."""
         return (tokens + self.page_size - 2) // self.page_size + 1
 
     def _with_window_pages(self, config: EngineConfig, facts: ModelFacts) -> Limits:
@@ -151,14 +151,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if pages < min(least, self.total_pages):
             raise ConfigError(
                 f"max_window_tokens must be >= {least * self.page_size}, what one request of model {facts.name!r} can "
-                f"use at once (a window of {self.window_tokens} tokens behind {self.prefill_budget_tokens} tokens in "
+                f"use at once (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} tokens in "
                 f"flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
                 "chunked_prefill_size or leave it unset"
             )
         return msgspec.structs.replace(self, window_pages=pages)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Pages that this many tokens take."""
         return -(-tokens // self.page_size)
 
     def why_never_fits(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
@@ -166,7 +166,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
         Asked by the front end before anything is queued and by the scheduler at admission, so both refuse alike.
         Output is clamped to the context; the KV of the very last token is never written. The window pool refuses
-        nobody: it holds all that one request can use at once.
+        no request: it holds all that one request can use at once.
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"

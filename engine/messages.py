@@ -222,11 +222,11 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 PipelineEvent = Completion | PipelineFailed
 
-# ---- operator events: from whoever holds the gate, never from a socket ----
+# ---- operator events: from the holder of the gate, never from a socket ----
 
 
 class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Keep pages, rows or tree nodes from requests until exactly so many are left free or unlocked; None: as it is."""
+    """Keep pages, rows or tree nodes from requests until this many are left free or unlocked; None: as it is."""
 
     leave_pages: int | None = None
     leave_rows: int | None = None
@@ -238,7 +238,7 @@ class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Evict so many pages of cache that nobody protects, least recently used first; None: all of it."""
+    """Evict this many pages of cache that no request protects, least recently used first; None: all of it."""
 
     pages: int | None = None
 

@@ -78,7 +78,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
-    nothing is in flight, so that all before it was computed with the old weights and all behind it with the new ones;
+    nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
     ``trace_dir`` is the folder to begin one for, None ends it.
     """

@@ -86,7 +86,7 @@ class RadixTree:
     def publish(
         self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool
     ) -> tuple[Node, list[int]]:
-        """Add full pages below ``node``: ``tokens`` are the ids behind the node's prefix, ``pages`` their pages.
+        """Add full pages below ``node``: ``tokens`` are the ids after the node's prefix, ``pages`` their pages.
 
         Pages whose tokens the tree has already are given back to the pool in favour of the tree's own. Returns the
         deepest node and the pages that the tree now holds for ``tokens``. With ``counts`` the whole path gets a hit.

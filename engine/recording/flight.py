@@ -1,4 +1,4 @@
-"""The flight recorder: the last steps in memory, bounded, for the moment when somebody needs them.
+"""The flight recorder: the last steps in memory, bounded, for the moment in which they are needed.
 
 It costs one append a step and holds no step longer than that. What it dumps is a recording, which begins at a moment
 in which the engine was fully idle, if there was one: from there it can be replayed.
@@ -17,7 +17,7 @@ __all__ = ["FLIGHT_LIMIT_STEPS", "FlightRecorder"]
 
 # About two minutes of a busy engine at 30 steps a second; at a kilobyte a step that is 4 MB.
 FLIGHT_LIMIT_STEPS: Final = 4096
-# Checkpoints are at least the limit divided by this apart: the oldest one still held has most of the steps behind it.
+# Checkpoints are at least the limit divided by this apart: most steps that are held come after the oldest one.
 _CHECKPOINTS: Final = 4
 
 

@@ -77,9 +77,9 @@ Frame = Header | Checkpoint | RecordedStep | End
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A file read back; ``end`` None means that whoever wrote it was killed.
+    """A file read back; without an ``end`` its writer was killed.
 
-    ``checkpoint`` is what the scheduler was before the first of ``steps``; None for a new one, or when nobody knows.
+    ``checkpoint`` is what the scheduler was before the first of ``steps``; None for a new one, or if not known.
     """
 
     header: Header

@@ -1,4 +1,4 @@
-"""The recording gate: wraps any gate and writes down each step that it let through, behind the step.
+"""The recording gate: wraps any gate and writes down each step that it let through, after the step.
 
 It changes nothing: steps, times and order are those of the gate inside. A step that the scheduler dies in is written
 too, with the exception.
@@ -40,7 +40,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """No more frames come; called once, behind the end frame."""
+        """No more frames come; called once, after the end frame."""
         ...
 
 
@@ -117,5 +117,5 @@ class RecordingGate:
                 sink.write(frame)
             except OSError as exc:
                 # A full disk ends the recording, not the engine.
-                _log.warning("recording ends behind step %s: %s", self._scheduler.step_number, exc)
+                _log.warning("recording ends after step %s: %s", self._scheduler.step_number, exc)
                 self._sinks = [other for other in self._sinks if other is not sink]

@@ -27,7 +27,7 @@ _STATE_BYTES: Final = 16
 # Fingerprints start above every vocabulary, so that none of them is ever a token that ends a request.
 _FIRST_FINGERPRINT: Final = 1 << 32
 _FINGERPRINT_BYTES: Final = 6
-_NOBODY: Final = b""
+_NO_TEXT: Final = b""
 
 
 class Redactor:
@@ -35,7 +35,7 @@ class Redactor:
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = os.urandom(_KEY_BYTES) if key is None else key
-        # The hash state behind each live request's text; requests themselves are the keys, because rids come again.
+        # The hash state after each live request's text; requests themselves are the keys, because rids come again.
         self._texts: dict[Request, bytes] = {}
         self._live: dict[str, Request] = {}
         self._emitting: dict[int, list[Request]] = {}
@@ -50,7 +50,7 @@ class Redactor:
     def redact_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
         """The tree of fingerprints. It holds no token that ended a request: that one's KV is never computed."""
         tree, runs = checkpoint.tree, []
-        states = {tree.root: _NOBODY}
+        states = {tree.root: _NO_TEXT}
         for run in tree.runs:
             states[run.id], tokens = self._text(states[run.parent], run.tokens)
             runs.append(msgspec.structs.replace(run, tokens=tokens))
@@ -65,7 +65,7 @@ class Redactor:
         return event
 
     def _redact_prompt(self, message: Generate, scheduler: Scheduler) -> Generate:
-        state, ids = self._text(_NOBODY, message.prompt_ids)
+        state, ids = self._text(_NO_TEXT, message.prompt_ids)
         request = scheduler.find_request(message.rid)
         if request is not None and request not in self._texts:
             self._texts[request] = state
@@ -103,7 +103,7 @@ class Redactor:
                     self._texts.pop(ended, None)
 
     def _text(self, state: bytes, tokens: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
-        """Tokens that continue a text: the state behind them, and their fingerprints."""
+        """Tokens that continue a text: the state after them, and their fingerprints."""
         ids = []
         for token in tokens:
             state, fingerprint = self._next(state, token)

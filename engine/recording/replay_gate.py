@@ -47,7 +47,7 @@ class ReplayGate:
         return None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """The next recorded step; None behind the last. Raises ReplayDiffers at the first step that differs."""
+        """The next recorded step; None after the last. Raises ReplayDiffers at the first step that differs."""
         if previous is not None:
             self._compare(self._steps[self._next - 1], previous)
         if self._next >= min(len(self._steps), self._most):
@@ -77,7 +77,7 @@ class Unplugged:
         """Its completion is in the recording."""
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """Whoever asked has gone long ago."""
+        """The clients have gone long ago."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - the protocol's
         """None: completions come from the recording."""

@@ -1,6 +1,6 @@
 """Admission: what turns a client's ``Generate`` into a request, or into a refusal that says why with its numbers.
 
-It changes nothing: whoever asks puts the request into the queue. A request passes here once, when its message is
+It changes nothing: the caller puts the request into the queue. A request passes here once, when its message is
 applied.
 """
 

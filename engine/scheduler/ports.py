@@ -1,8 +1,8 @@
 """The ports of the scheduler's loop: the step gate, the pipeline and the outbox, and what passes through them.
 
 The gate decides which events the next step sees and when it runs. It is where the loop waits, so it is where the loop
-can be frozen; the production scheduler exposes this hook and nothing else. Implementations live with whoever needs
-them.
+can be frozen; the production scheduler exposes this hook and nothing else. Implementations live where they are
+needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One step written down: what went in, what came out, and the sizes of everything afterwards.
 
     ``in_flight`` holds microbatch ids in launch order; pages are counts; ``digest`` is the digest chain after the step.
-    ``waiting_rids`` and ``running_rids`` name the requests behind the counts where the recorder keeps names. ``error``
+    ``waiting_rids`` and ``running_rids`` name the counted requests where the recorder keeps names. ``error``
     is the exception, as ``Type: text``, of the step that the scheduler died in.
     """
 

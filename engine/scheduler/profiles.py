@@ -44,7 +44,7 @@ class Profiles:
         """The stages have answered, or cannot any more."""
         call = self._launched or self.due
         self._launched = self.due = None
-        assert call is not None, "a profile call came back that nobody made"
+        assert call is not None, "a profile call came back that was never made"
         folder, self.folder = self.folder, call.folder if isinstance(call, StartProfile) and error is None else None
         if error is not None:
             return _refusal(call, error)

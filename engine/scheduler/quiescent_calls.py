@@ -55,7 +55,7 @@ class QuiescentCalls:
     def finish_update(self, error: str | None) -> CallAnswer:
         """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones."""
         update, self._books.update = self._books.update, None
-        assert update is not None, "an update came back that nobody asked for"
+        assert update is not None, "an update came back that was never asked for"
         if error is not None:
             return _refusal(update, f"{error}; the weights are as they were")
         pages = self._drop_cache()

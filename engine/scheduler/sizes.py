@@ -1,4 +1,4 @@
-"""The sizes of everything at the end of a step: for the digest of the step, and for whoever asks how the engine is.
+"""The sizes of everything at the end of a step: for the digest of the step, and for the statistics.
 
 It only looks.
 """

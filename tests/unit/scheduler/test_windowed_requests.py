@@ -113,5 +113,5 @@ def test_window_pool_is_as_large_as_can_be_of_use_and_never_larger_than_the_page
 
 def test_window_pool_that_is_too_small_for_one_request_is_refused_with_numbers() -> None:
     """B18"""
-    with pytest.raises(ConfigError, match=r"max_window_tokens must be >= 32, .* 12 tokens behind 16 .* got 28"):
+    with pytest.raises(ConfigError, match=r"max_window_tokens must be >= 32, .* 12 tokens and 16 .* got 28"):
         limits_of(**SMALL, max_window_tokens=28)
