@@ -24,7 +24,7 @@ from tools.mutation.suites import Suite, Unit, with_units
 
 __all__ = ["main"]
 
-FOLDERS: Final = ("engine/scheduler", "engine/memory")
+FOLDERS: Final = ("engine/scheduler", "engine/memory", "engine/instruments")
 RESULTS: Final = Path("out/mutation")
 PLAIN_WIDTH_COLUMNS: Final = 160
 

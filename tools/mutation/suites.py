@@ -18,7 +18,7 @@ from scripted.explore.workloads import WORKLOADS
 __all__ = ["PytestUnit", "SearchUnit", "Suite", "Unit", "with_units"]
 
 _REGISTERED: Final = "tests/registered"
-_UNIT: Final = ("tests/unit/scheduler", "tests/unit/memory")
+_UNIT: Final = ("tests/unit/scheduler", "tests/unit/memory", "tests/unit/instruments")
 # These try mutants of their own; on top of another one they say nothing.
 _LEFT_OUT: Final = "test_mutants.py"
 _PLUGINS_OFF: Final = ("terminal", "cacheprovider", "xdist", "hypothesispytest", "schemathesis", "anyio", "logging")
