@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 
 from scripted.errors import ScriptError
-from scripted.pytest_session import ScriptedSession, current_session, set_session
+from scripted.pytest_session import COMPARED, ScriptedSession, current_session, set_session
 from scripted.script.decorator import TIER_PARAMETER, TIERS, ScriptedTest
 
 __all__: list[str] = []
+
+# The property of a report that says how many of a script's outputs were compared. It travels from xdist's workers.
+_OUTPUTS = "scripted_outputs"
 
 Harness = Callable[..., AbstractContextManager[Any]]
 
@@ -103,12 +107,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show a script's own report instead of a traceback through the harness."""
+    """Show a script's own report instead of a traceback through the harness; count the outputs that it compared."""
     del item
     report = yield
+    if report.when == "call" and (outputs := current_session().take_outputs()):
+        report.user_properties.append((_OUTPUTS, outputs))
     if call.excinfo is not None and isinstance(call.excinfo.value, ScriptError) and report.failed:
         report.longrepr = call.excinfo.value.report.render()
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many outputs were compared with the same requests run alone, and how many were not."""
+    counts: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == _OUTPUTS:
+                counts.update(value)
+    if counts:
+        compared = counts.pop(COMPARED, 0)
+        others = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+        terminalreporter.write_line(
+            f"scripted: {compared} outputs compared with the same request run alone, {counts.total()} not"
+            + (f" ({others})" if others else "")
+        )
 
 
 def _group_of(test: ScriptedTest) -> str:

@@ -7,7 +7,8 @@ time.
 
 from __future__ import annotations
 
-from collections import deque
+import zlib
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
@@ -39,10 +40,11 @@ class _Row:
     anybody could know, computes nothing; its result is dropped.
     """
 
-    __slots__ = ("pages", "poisoned", "seen", "spec", "window")
+    __slots__ = ("pages", "poisoned", "salt", "seen", "spec", "window")
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
+        self.salt = 0 if spec.temperature == 0 else _salt(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
         self.pages: list[int] = []
         self.seen: list[int] = []
         self.window: list[int] = []
@@ -115,6 +117,10 @@ class SimulatedPipeline:
         """Make the next microbatch fail in this stage; the pipeline goes on."""
         self._failing_stage = self._checked(stage)
 
+    def spare_next_step(self) -> None:
+        """Take ``fail_next_step`` back if no microbatch has met it."""
+        self._failing_stage = None
+
     def stall_stage(self, stage: int) -> None:
         """Hold back every completion until the stage is resumed."""
         self._stalled.add(self._checked(stage))
@@ -153,10 +159,13 @@ class SimulatedPipeline:
         logprobs: list[TokenLogprob | None] = []
         wanted = False
         for segment in microbatch.segments:
-            fingerprint, spec = self._forward(segment)
+            fingerprint, row = self._forward(segment)
             if not segment.emits:
                 continue
-            token = _choose(fingerprint, segment.start + len(segment.token_ids), spec)
+            spec, value = row.spec, fingerprint ^ row.salt
+            if not row.poisoned and _has_penalty(spec):
+                value ^= self._penalty(segment, row)
+            token = _choose(value, segment.start + len(segment.token_ids), spec)
             tokens.append(token)
             logprobs.append(_logprob(fingerprint, token, spec) if spec.return_logprob else None)
             wanted = wanted or spec.return_logprob
@@ -199,15 +208,15 @@ class SimulatedPipeline:
             digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
         return digest
 
-    def _forward(self, segment: Segment) -> tuple[int, SamplingSpec]:
+    def _forward(self, segment: Segment) -> tuple[int, _Row]:
         """Write one segment's KV; returns the fingerprint of its last token."""
         row = self._take_over(segment)
         if row.poisoned:
-            return _CORRUPTED, row.spec
+            return _CORRUPTED, row
         fingerprint = self._read(segment, row)
         links = _chain(fingerprint, segment.token_ids)
         self._write(segment, row, links)
-        return links[-1], row.spec
+        return links[-1], row
 
     def _take_over(self, segment: Segment) -> _Row:
         """Bring a row's page table and tenant up to date."""
@@ -237,6 +246,21 @@ class SimulatedPipeline:
             what = f"window page {row.window[place]} does not hold what page {pages[place]} does"
             return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
+
+    def _penalty(self, segment: Segment, row: _Row) -> int:
+        """What penalties make of a token: they count what the request has said, which is read from its KV."""
+        spec, size = row.spec, self._page_size
+        tokens: list[int] = []
+        for position in range(segment.start + len(segment.token_ids)):
+            slots, offset = self._kv[row.pages[position // size]], position % size
+            if len(slots) < offset + 2:
+                return _CORRUPTED  # It was never written, which is reported.
+            # The inverse of a link of the chain.
+            tokens.append((slots[offset + 1] - slots[offset] * _CHAIN - 1) & _MASK)
+        said = Counter(tokens[spec.prompt_tokens :])
+        counts = sorted(said.items()) if spec.frequency_penalty else sorted(said)
+        seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
+        return _salt(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
         """The first place that the segment sees through its window whose window page holds something else."""
@@ -286,9 +310,19 @@ def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
     return [fingerprint, *[fingerprint := (fingerprint * _CHAIN + token + 1) & _MASK for token in tokens]]
 
 
-def _choose(fingerprint: int, position: int, spec: SamplingSpec) -> int:
-    """The token at ``position``: from the KV alone if greedy, else from the KV, the seed and the position."""
-    value = fingerprint if spec.temperature == 0 else fingerprint ^ ((spec.seed + position) * _CHAIN & _MASK)
+def _salt(*values: object) -> int:
+    """A number that stands for these values, equal in every process."""
+    return zlib.crc32(repr(values).encode()) & _MASK
+
+
+def _has_penalty(spec: SamplingSpec) -> bool:
+    return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
+
+
+def _choose(value: int, position: int, spec: SamplingSpec) -> int:
+    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well."""
+    if spec.temperature != 0:
+        value ^= (spec.seed + position) * _CHAIN & _MASK
     token = _FIRST_TOKEN + (value * _MIX >> 40) % _TOKENS
     if position >= spec.suppressed_until or token not in spec.suppressed_ids:
         return token

@@ -119,9 +119,9 @@ class StageRunner:
         """A digest of which token of which position each KV slot holds."""
         return self._record.digest()
 
-    def fail_next(self) -> None:
-        """Make the next forward raise, as a broken kernel would; for fault injection."""
-        self._fail_next = True
+    def fail_next(self, *, on: bool = True) -> None:
+        """Make the next forward raise, as a broken kernel would, or take that back; for fault injection."""
+        self._fail_next = on
 
     def forget(self) -> None:
         """Reset counters, slot records and a planned failure, for the next script.

@@ -67,6 +67,10 @@ class LocalPipeline:
             raise EngineError(f"stage must be 0, a local pipeline has no other, got {stage}")
         self._runner.fail_next()
 
+    def spare_next_step(self) -> None:
+        """Take ``fail_next_step`` back if no forward has met it."""
+        self._runner.fail_next(on=False)
+
     def forget(self) -> None:
         """Reset the stage's counters and slot records; only after a flush."""
         self._runner.forget()

@@ -88,7 +88,7 @@ class StageLoop:
             case Describe():
                 self._report(view_of(self._runner, message.seq))
             case FailNextStep():
-                self._runner.fail_next()
+                self._runner.fail_next(on=message.on)
             case Forget():
                 self._runner.forget()
             case Shutdown():

@@ -82,6 +82,10 @@ class StagedPipeline:
         """Make the next forward of one stage raise."""
         self._send(stage, FailNextStep())
 
+    def spare_next_step(self) -> None:
+        """Take ``fail_next_step`` back in every stage that has not met it."""
+        self._broadcast(FailNextStep(on=False))
+
     def forget(self) -> None:
         """Reset counters and slot records of every stage; only after a flush."""
         self._broadcast(Forget())

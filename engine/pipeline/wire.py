@@ -46,7 +46,9 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailNextStep(msgspec.Struct, frozen=True, tag=True):
-    """Make the stage's next forward raise."""
+    """Make the stage's next forward raise; with ``on`` False take that back."""
+
+    on: bool = True
 
 
 class Describe(msgspec.Struct, frozen=True, tag=True):

@@ -41,7 +41,7 @@ def variable_of(name: str) -> str:
     """A name that a script can give to what is called this."""
     words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
     words = f"r_{words}" if words[0].isdigit() else words
-    return f"{words}_" if keyword.iskeyword(words) or words in {"t", "judge"} else words
+    return f"{words}_" if keyword.iskeyword(words) or words == "t" else words
 
 
 def _value_of(argument: Any) -> Any:

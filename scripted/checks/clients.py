@@ -1,12 +1,14 @@
-"""The ledger: what every client of a schedule was told, and what must hold of it whatever the schedule.
+"""What each client was told, and what it must be told: the account of requests, replies and microbatches.
 
-It believes nobody: it sees events, microbatches and replies from outside and raises a Violation at the first that
-breaks a promise. The engine's own books are audited beside it, not by it.
+Fed only by what crosses the gate (events, plans, replies), so it does not believe what the engine says of itself. A
+client is told once, by the events of the step: this module is where that is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 from engine.limits import Limits
 from engine.messages import (
@@ -17,7 +19,6 @@ from engine.messages import (
     ContinueGeneration,
     EngineStats,
     Event,
-    EvictCache,
     FinishReason,
     FlushCache,
     Generate,
@@ -27,368 +28,559 @@ from engine.messages import (
     PipelineFailed,
     Refusal,
     RefusalKind,
-    ReleasePressure,
     Reply,
-    SetPressure,
-    StatsAnswer,
+    StartProfile,
+    StopProfile,
     TokenOutput,
     UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
-from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
+from scripted.checks.calls import Calls
+from scripted.checks.pages import Pages, Tenancy
+from scripted.checks.violation import Violation
+from scripted.rig.handle import RequestHandle
 
-__all__ = ["Ledger", "Life", "Violation"]
+__all__ = ["Clients", "Life", "Totals", "check_answers"]
 
-
-class Violation(AssertionError):  # noqa: N818 - it reads as what happened
-    """A promise to a client was broken; the text says which."""
+_ABORT: Final = FinishReason.ABORT
 
 
 class Life:
-    """One request as its client and the stages see it. ``planned`` is the position behind its last segment.
+    """One request, from its ``Generate`` to its terminal reply or its refusal. ``ids`` is prompt and output.
 
-    ``weights`` are those that computed its tokens, each once: None for the configured ones.
+    ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told: where
+    its computation began when it started for the first time.
     """
 
     __slots__ = (
-        "decoding",
-        "emitting",
+        "cached_tokens",
         "end",
+        "ids",
+        "limit",
         "message",
-        "passed",
-        "planned",
+        "prompt_tokens",
         "refused",
+        "rid",
+        "running",
         "started",
-        "tokens",
-        "weights",
+        "stop_ids",
+        "tenancy",
+        "versions",
     )
 
-    def __init__(self, message: Generate) -> None:
+    def __init__(self, message: Generate, limits: Limits) -> None:
         self.message = message
-        self.tokens: list[int] = []
-        self.weights: set[str | None] = set()
+        self.rid = message.rid
+        self.ids = list(message.prompt_ids)
+        self.prompt_tokens = len(self.ids)
+        self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
+        self.stop_ids = message.sampling.stop_token_ids
+        if not message.sampling.ignore_eos:
+            self.stop_ids += limits.eos_token_ids
+        self.tenancy: Tenancy | None = None
+        self.running = self.started = False
         self.end: FinishReason | None = None
         self.refused = False
-        self.planned = 0
-        self.emitting = 0
-        self.decoding = False
-        self.started = False
-        self.passed = 0
+        self.cached_tokens = 0
+        self.versions: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The output so far."""
+        return tuple(self.ids[self.prompt_tokens :])
 
 
-class Ledger:
-    """The books of one run, kept step by step."""
+class Told(NamedTuple):
+    """What a client is told in one step."""
+
+    rid: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    error: str | None
+
+
+class Flight:
+    """A microbatch in flight, with the life and the tenancy of each of its segments, in their order."""
+
+    __slots__ = ("lives", "microbatch", "tenancies")
+
+    def __init__(self, microbatch: Microbatch, lives: list[Life], tenancies: list[Tenancy]) -> None:
+        self.microbatch = microbatch
+        self.lives = lives
+        self.tenancies = tenancies
+
+    @property
+    def id(self) -> int:
+        """The microbatch's number."""
+        return self.microbatch.id
+
+    @property
+    def mode(self) -> ForwardMode:
+        """What the microbatch computes."""
+        return self.microbatch.mode
+
+    @property
+    def work(self) -> Iterable[tuple[Segment, Life, Tenancy]]:
+        """Each segment with its life and tenancy."""
+        return zip(self.microbatch.segments, self.lives, self.tenancies, strict=True)
+
+
+class Totals:
+    """What was counted since the engine was new; the names are those of the engine's counters."""
+
+    __slots__ = (
+        "cached_tokens",
+        "forward_ct",
+        "generated_tokens",
+        "prompt_tokens",
+        "requests_aborted",
+        "requests_finished",
+        "requests_refused",
+        "requests_started",
+        "retractions",
+        "weights_version",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    cached_tokens: int
+    forward_ct: int
+    generated_tokens: int
+    prompt_tokens: int
+    requests_aborted: int
+    requests_finished: int
+    requests_refused: int
+    requests_started: int
+    retractions: int
+    weights_version: int
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Clients:
+    """The account of one engine, from its first step on. ``follow`` takes each step and raises Violation.
+
+    ``lives`` are all requests by arrival, ``live`` those that have not ended, by rid. ``stats`` is the newest answer to
+    a question for the counters.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.lives: list[Life] = []
-        # Lives of one rid queue up; the oldest that has not ended is the live one.
-        self._live: dict[str, list[Life]] = {}
-        self._open_calls: dict[str, str] = {}
-        # Calls that may wait: all that are open, and those of this step.
-        self._patient: set[str] = set()
-        self._asked: set[str] = set()
-        self._flights: list[tuple[int, list[Life]]] = []
-        self._updates: dict[str, str | None] = {}
-        self._weights: str | None = None
-        self._updating = False
-        # Why the stages could not do the update whose result came last.
-        self._update_error: str | None = None
-        self.paused = False
-        # Microbatches that were launched, updates of the weights that succeeded.
-        self.launched = 0
-        self.updated = 0
-        # The newest answer to a question for the counters; the last step that was seen.
+        self.live: dict[str, Life] = {}
+        self.partial: Life | None = None
+        self.flights: deque[Flight] = deque()
+        self.pages = Pages(limits)
+        self.calls = Calls()
+        self.paused: PauseMode | None = None
+        self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
+        self.totals = Totals()
         self._step: int | None = None
-        self._may_abort: set[str] = set()
-        self._may_fail = False
-        self._dead = ""
         self._may_wait = False
+        self._expected: list[Told] = []
+        self._refusals: list[tuple[str, RefusalKind]] = []
+        self._asked_stats: dict[str, dict[str, int]] = {}
 
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        return not self._live and not self._open_calls
+        return not self.live and not self.calls.open
 
-    def live_rids(self) -> list[str]:
-        """Requests that have not ended, in order of arrival."""
-        return list(self._live)
+    @property
+    def is_quiescent(self) -> bool:
+        """Nothing is in flight and no request owns memory."""
+        return not (self.flights or self.pages.rows)
 
-    def check(self, events: Sequence[Event], result: StepResult, *, flushable: bool) -> None:
-        """Book one step. ``flushable`` says that nothing was in flight or owned memory before it.
+    @property
+    def waiting(self) -> int:
+        """Requests that wait in the queue."""
+        return sum([life.tenancy is None for life in self.live.values()])
 
-        Raises Violation when the step broke a promise.
-        """
+    def follow(self, events: Sequence[Event], result: StepResult) -> None:
+        """Account for one step. Raises Violation for a reply or a plan that the events do not account for."""
+        self._check_step(events, result)
+        self.calls.begin_step()
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(self, event)
+        if result.replies or events:
+            self.calls.begin_waiting_update(quiescent=self.is_quiescent)
+            self._hear(result.replies)
+            self.calls.end_step()
+        if result.microbatch is not None:
+            self._on_launch(result.microbatch)
+
+    def check_end(self) -> None:
+        """The engine is idle: every client was told how it ended. Raises Violation."""
+        if self.live:
+            raise Violation(f"{', '.join(self.live)} never got a terminal reply")
+        self.calls.check_end()
+
+    def _check_step(self, events: Sequence[Event], result: StepResult) -> None:
         quiet, self._may_wait = not events and self._may_wait, not result.again
         if quiet and result.microbatch is not None:
             raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
         if self._step is not None and result.step != self._step + 1:
             raise Violation(f"step {result.step} follows step {self._step}")
         self._step = result.step
-        self._asked.clear()
-        dying = [self._see(event) for event in events]
-        alone = sum(not isinstance(event, GetStats) for event in events) == 1
-        for reply in result.replies:
-            self._hear(reply, flushable=flushable and alone)
-        for life in [one for lives in dying for one in lives]:
-            if life.end is None and not life.refused:
-                raise Violation(f"{life.message.rid} was aborted, but its client was not told")
-        if result.microbatch is not None:
-            self._check_microbatch(result.microbatch)
-
-    def check_end(self) -> None:
-        """The engine says that it is idle: then everybody must have been told how it ended, once."""
-        if self._live:
-            raise Violation(f"{', '.join(self._live)} never got a terminal reply")
-        if self._open_calls:
-            raise Violation(f"{', '.join(self._open_calls.values())} never got an answer")
 
     # -- events --
 
-    def _see(self, event: Event) -> list[Life]:
-        """Book an event; returns the requests that must end with it."""
-        if isinstance(event, Completion):
-            _, landed = self._flights.pop(0)
-            if self._updating:
-                self._updating, self._update_error = False, event.error
-            for life in landed:
-                life.emitting -= 1
-            if event.error is not None:
-                self._may_fail = True
-        elif isinstance(event, Generate):
-            life = Life(event)
-            self.lives.append(life)
-            self._live.setdefault(event.rid, []).append(life)
-        elif isinstance(event, PipelineFailed):
-            self._may_fail, self._dead = True, event.process
-            self._flights.clear()
-            self._updating = False
-            return self._oldest()
-        elif isinstance(event, Abort):
-            if event.call_id is not None:
-                self._open_calls[event.call_id] = "abort"
-            lives = self._live.get(event.rid, [])[:1]
-            self._may_abort.update(life.message.rid for life in lives)
-            return lives
-        elif isinstance(event, GetStats):
-            self._open_calls[event.call_id] = GetStats.__name__
-        elif not isinstance(event, SetPressure | ReleasePressure | EvictCache):
-            return self._see_call(event)
-        return []
+    def _on_generate(self, message: Generate) -> None:
+        life = Life(message, self._limits)
+        self.lives.append(life)
+        refusal = self._refusal_of(life)
+        if refusal is not None:
+            life.refused = True
+            self._refusals.append((message.rid, refusal))
+            self.totals.requests_refused += 1
+            return
+        self.live[message.rid] = life
+        self.totals.requests_started += 1
+        self.totals.prompt_tokens += life.prompt_tokens
 
-    def _see_call(self, event: Event) -> list[Life]:
-        call_id = getattr(event, "call_id", None)
-        assert call_id is not None, f"a schedule has no {event}"
-        self._open_calls[call_id] = type(event).__name__
-        if getattr(event, "timeout_s", None):
-            self._patient.add(call_id)
-            self._asked.add(call_id)
-        if isinstance(event, UpdateWeights):
-            self._updates[call_id] = event.model_path
-            return []
-        if isinstance(event, PauseGeneration):
-            self.paused = True
-            if event.mode is not PauseMode.ABORT:
-                return []
-        elif not isinstance(event, AbortAll):
-            self.paused = self.paused and not isinstance(event, ContinueGeneration)
-            return []
-        self._may_abort.update(self._live)
-        return self._oldest()
+    def _refusal_of(self, life: Life) -> RefusalKind | None:
+        """Why a request that arrives now must be refused; None when it must be admitted to the queue."""
+        if self.dead is not None:
+            return RefusalKind.UNAVAILABLE
+        if self._never_fits(life):
+            return RefusalKind.INVALID
+        if life.rid in self.live:
+            return RefusalKind.DUPLICATE
+        return RefusalKind.BUSY if self.waiting >= self._limits.max_queued_requests else None
 
-    def _oldest(self) -> list[Life]:
-        return [lives[0] for lives in self._live.values()]
+    def _never_fits(self, life: Life) -> bool:
+        """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none."""
+        limits, prompt = self._limits, life.prompt_tokens
+        if not 0 < prompt < limits.context_length or (not limits.chunking and prompt > limits.prefill_budget_tokens):
+            return True
+        return max(life.limit, prompt + 1) - 1 > limits.total_pages * limits.page_size
+
+    def _on_abort(self, abort: Abort) -> None:
+        if abort.call_id is not None:
+            self.calls.ask(abort.call_id, abort, quiescent=False)
+        life = self.live.get(abort.rid)
+        if life is not None:
+            self._end(life, abort.finish_reason)
+
+    def _on_abort_all(self, abort: AbortAll) -> None:
+        if abort.call_id is not None:
+            self.calls.ask(abort.call_id, abort, quiescent=False)
+        for life in list(self.live.values()):
+            self._end(life, _ABORT)
+
+    def _on_pause(self, pause: PauseGeneration) -> None:
+        self.calls.ask(pause.call_id, pause, quiescent=False)
+        self.paused = pause.mode
+        if pause.mode is PauseMode.ABORT:
+            self._on_abort_all(AbortAll())
+        elif pause.mode is PauseMode.RETRACT:
+            self.partial = None
+            for life in self.live.values():
+                life.running = False
+                if life.tenancy is not None and not life.tenancy.leaving:
+                    self.pages.leave(life.tenancy)
+                    self._note_if_retracted(life)
+
+    def _on_continue(self, message: ContinueGeneration) -> None:
+        self.calls.ask(message.call_id, message, quiescent=False)
+        self.paused = None
+
+    def _on_call(self, call: FlushCache | UpdateWeights | StartProfile | StopProfile) -> None:
+        if self.calls.ask(call.call_id, call, quiescent=self.is_quiescent):
+            self.pages.flush()
+
+    def _on_get_stats(self, message: GetStats) -> None:
+        self.calls.ask(message.call_id, message, quiescent=False)
+        self._asked_stats[message.call_id] = self.totals.as_dict() | {
+            "waiting": self.waiting,
+            "chunked": int(self.partial is not None),
+            "running": sum(life.running for life in self.live.values()),
+            "in_flight": len(self.flights),
+        }
+
+    def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
+        self.dead = self.dead or failed
+        for alive in list(self.live.values()):
+            self._end(alive, FinishReason.ERROR, error=str(failed))
+        while self.flights:
+            for segment, _, tenancy in self.flights.popleft().work:
+                self.pages.land(segment, tenancy, confirmed=False)
+
+    def _on_completion(self, completion: Completion) -> None:
+        if not self.flights or completion.microbatch_id < self.flights[0].id:
+            return  # It was given up when the pipeline failed.
+        flight = self.flights.popleft()
+        if flight.id != completion.microbatch_id:
+            raise Violation(f"microbatch {completion.microbatch_id} came back, {flight.id} was launched first")
+        if flight.mode is ForwardMode.UPDATE and self.calls.land_update(completion.error):
+            self.totals.weights_version += 1
+            self.pages.flush()
+        tokens = iter(completion.token_ids)
+        for segment, life, tenancy in flight.work:
+            if completion.error is not None and life.end is None:
+                self._end(life, FinishReason.ERROR, error=completion.error)
+            self.pages.land(segment, tenancy, confirmed=life.end is None)
+            if segment.emits and completion.error is None:
+                self._on_token(life, next(tokens), tenancy)
+            # After the token, because a request on its way back to the queue may end with it.
+            self._note_if_retracted(life)
+
+    def _on_token(self, life: Life, token: int, tenancy: Tenancy) -> None:
+        if life.end is not None:
+            return
+        life.ids.append(token)
+        self.totals.generated_tokens += 1
+        version = self.totals.weights_version
+        if version not in life.versions:
+            life.versions += (version,)
+        life.running = not tenancy.leaving
+        if token in life.stop_ids:
+            self._end(life, FinishReason.STOP, token)
+        elif len(life.ids) >= life.limit:
+            self._end(life, FinishReason.LENGTH, token)
+        else:
+            self._expect(life, (token,), None, None)
+
+    def _end(self, life: Life, reason: FinishReason, *tokens: int, error: str | None = None) -> None:
+        self._expect(life, tokens, reason, error)
+        if reason is _ABORT:
+            self.totals.requests_aborted += 1
+        else:
+            self.totals.requests_finished += 1
+        life.end, life.running = reason, False
+        del self.live[life.rid]
+        if self.partial is life:
+            self.partial = None
+        if life.tenancy is not None and not life.tenancy.leaving:
+            self.pages.leave(life.tenancy)
+
+    def _expect(self, life: Life, tokens: tuple[int, ...], reason: FinishReason | None, error: str | None) -> None:
+        prompt = life.prompt_tokens
+        told = Told(life.rid, tokens, reason, prompt, len(life.ids) - prompt, life.cached_tokens, error)
+        self._expected.append(told)
 
     # -- replies --
 
-    def _hear(self, reply: Reply, *, flushable: bool) -> None:
-        if isinstance(reply, TokenOutput):
-            self._hear_output(reply)
-        elif isinstance(reply, Refusal):
-            lives = self._live.get(reply.rid)
-            if not lives:
-                raise Violation(f"{reply.rid} is refused, but is not alive: {reply.message}")
-            self._end(self._refused(lives, reply), None)
-        elif isinstance(reply, StatsAnswer):
-            if self._open_calls.pop(reply.call_id, None) != GetStats.__name__:
-                raise Violation(f"{reply.call_id} is answered with counters, but nobody asked for them")
-            self.stats = reply.stats
-        elif isinstance(reply, CallAnswer):
-            kind = self._open_calls.pop(reply.call_id, None)
-            if kind is None:
-                raise Violation(f"{reply.call_id} is answered, but no call is open: {reply.message}")
-            if kind == FlushCache.__name__ and not reply.ok and flushable:
-                raise Violation(f"a flush is refused although nothing is in flight or owns memory: {reply.message}")
-            if kind not in (FlushCache.__name__, UpdateWeights.__name__) and not reply.ok:
-                raise Violation(f"{kind} can always be done, but is answered with {reply.message!r}")
-            self._check_patience(reply)
-            if kind == UpdateWeights.__name__:
-                self._hear_update(reply)
+    def _hear(self, replies: Sequence[Reply]) -> None:
+        told: list[Told] = []
+        refused: list[tuple[str, RefusalKind]] = []
+        for reply in replies:
+            if isinstance(reply, TokenOutput):
+                told.append(_told_by(reply))
+            elif isinstance(reply, Refusal):
+                refused.append((reply.rid, reply.kind))
+            elif isinstance(reply, CallAnswer):
+                if self.calls.answered(reply, quiescent=self.is_quiescent, dead=self.dead is not None):
+                    self.pages.flush()
+            else:
+                self._hear_stats(reply.call_id, reply.stats)
+        if refused != self._refusals:
+            self._explain_refusals(refused)
+        if told != self._expected:
+            _compare_told(told, self._expected)
+        self._refusals.clear()
+        self._expected.clear()
 
-    def _refused(self, lives: list[Life], refusal: Refusal) -> Life:
-        """Which life of a rid a refusal ends: several may begin in one step, and some of those may be admitted."""
-        if refusal.kind is RefusalKind.DUPLICATE:
-            if len(lives) < 2:
-                raise Violation(f"{refusal.rid} is refused as a duplicate, but is alive once: {refusal.message}")
-            return lives[1]
-        if refusal.kind is RefusalKind.INVALID:
-            return next((life for life in lives if self._never_fits(life)), lives[-1])
-        return lives[-1]
+    def _hear_stats(self, call_id: str, stats: EngineStats) -> None:
+        if self.calls.open.pop(call_id, None) is None:
+            raise Violation(f"{call_id} is answered with counters, but no call is open")
+        self.stats = stats
+        for name, count in self._asked_stats.pop(call_id).items():
+            if getattr(stats, name) != count:
+                raise Violation(f"{name} is {getattr(stats, name)}, but the clients' count is {count}")
 
-    def _never_fits(self, life: Life) -> bool:
-        message = life.message
-        most = max(1, message.sampling.max_new_tokens)
-        return self._limits.why_never_fits(len(message.prompt_ids), most) is not None
+    def _explain_refusals(self, refused: list[tuple[str, RefusalKind]]) -> None:
+        """Raise Violation with the first difference between who was refused and who had to be."""
+        due, most = self._refusals, self._limits.max_queued_requests
+        for rid, kind in due:
+            if (rid, kind) not in refused:
+                raise Violation(f"{rid} must be refused as {kind}, but is not: max_queued_requests is {most}")
+        for rid, kind in refused:
+            if (rid, kind) not in due:
+                raise Violation(f"{rid} is refused as {kind}, but nothing is in its way: max_queued_requests is {most}")
+        raise Violation(f"the refusals {due} are told as {refused}")
 
-    def _check_patience(self, answer: CallAnswer) -> None:
-        """A call that may wait is not refused at once, unless another one waits or nothing can ever be done."""
-        self._patient.discard(answer.call_id)
-        if answer.call_id in self._asked and not (answer.ok or self._patient or self._dead):
-            raise Violation(f"{answer.call_id} may wait, and is refused at once: {answer.message}")
+    # -- plans --
 
-    def _hear_update(self, answer: CallAnswer) -> None:
-        weights = self._updates.pop(answer.call_id)
-        if answer.ok and self._update_error is not None:
-            raise Violation(f"the update to {weights} is said to have succeeded, but {self._update_error}")
-        if answer.ok:
-            self._weights = weights
-            self.updated += 1
+    def _on_launch(self, microbatch: Microbatch) -> None:
+        self._check_launch(microbatch)
+        tenants = [self._tenant_of(segment) for segment in microbatch.segments]
+        lives, tenancies = [life for life, _ in tenants], [tenancy for _, tenancy in tenants]
+        decodes = sum([life.running for life in lives])
+        self.pages.launch(microbatch.segments, tenancies)
+        for segment, life, tenancy in zip(microbatch.segments, lives, tenancies, strict=True):
+            self._check_tokens(segment, life, tenancy)
+        if not microbatch.is_control:
+            some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
+            mode = ForwardMode.DECODE if decodes == len(lives) else some
+            if microbatch.mode is not mode:
+                raise Violation(f"microbatch {microbatch.id} is called {microbatch.mode}, but has what makes it {mode}")
+        self.flights.append(Flight(microbatch, lives, tenancies))
+        self.totals.forward_ct += 1
 
-    def _hear_output(self, output: TokenOutput) -> None:
-        lives = self._live.get(output.rid)
-        if not lives:
-            raise Violation(f"{output.rid} gets a reply after its terminal one, or without being alive: {output}")
-        life = lives[0]
-        life.tokens += output.token_ids
-        if output.token_ids:
-            life.weights.add(self._weights)
-            life.decoding = True
-        self._check_counts(life, output)
-        stops = life.message.sampling.stop_token_ids
-        if any(token in stops for token in life.tokens) and output.finish_reason is not FinishReason.STOP:
-            raise Violation(f"{output.rid} goes on behind its stop token: {life.tokens}")
-        if output.finish_reason is not None:
-            self._check_reason(life, output)
-            self._end(life, output.finish_reason)
-
-    def _check_counts(self, life: Life, output: TokenOutput) -> None:
-        rid, prompt = life.message.rid, len(life.message.prompt_ids)
-        if output.completion_tokens != len(life.tokens) or output.prompt_tokens != prompt:
-            raise Violation(
-                f"{rid} got {len(life.tokens)} tokens for a prompt of {prompt}, but is told "
-                f"{output.completion_tokens} and {output.prompt_tokens}"
-            )
-        if len(life.tokens) > self._most_tokens(life):
-            raise Violation(f"{rid} got {len(life.tokens)} tokens, its limit is {self._most_tokens(life)}")
-
-    def _check_reason(self, life: Life, output: TokenOutput) -> None:
-        rid, reason = life.message.rid, output.finish_reason
-        wrong = (
-            (reason is FinishReason.LENGTH and len(life.tokens) != self._most_tokens(life))
-            or (reason is FinishReason.ABORT and rid not in self._may_abort)
-            or (reason is FinishReason.ERROR and not (self._may_fail and output.error and self._dead in output.error))
-            or (
-                reason is FinishReason.STOP
-                and not any(t in life.message.sampling.stop_token_ids for t in life.tokens[-1:])
-            )
-        )
-        if wrong:
-            raise Violation(
-                f"{rid} ends with {reason!s} after {len(life.tokens)} of {self._most_tokens(life)} tokens, "
-                f"error {output.error!r}: nothing in the schedule explains that"
-            )
-
-    def _most_tokens(self, life: Life) -> int:
-        prompt = len(life.message.prompt_ids)
-        return min(life.message.sampling.max_new_tokens, self._limits.context_length - prompt)
-
-    def _end(self, life: Life, reason: FinishReason | None) -> None:
-        rid = life.message.rid
-        life.end, life.refused = reason, reason is None
-        lives = self._live[rid]
-        lives.remove(life)
-        if not lives:
-            del self._live[rid]
-            self._may_abort.discard(rid)
-
-    # -- microbatches --
-
-    def _check_microbatch(self, microbatch: Microbatch) -> None:
-        limits = self._limits
-        if microbatch.id != self.launched:
-            raise Violation(f"microbatch {microbatch.id} is launched, but it is number {self.launched}")
-        self.launched += 1
-        if self._updating:
-            raise Violation(f"microbatch {microbatch.id} is launched while the weights are being updated")
+    def _check_launch(self, microbatch: Microbatch) -> None:
+        number, limits, flights = microbatch.id, self._limits, self.flights
+        if number != self.totals.forward_ct:
+            raise Violation(f"microbatch {number} is launched, but it is number {self.totals.forward_ct}")
+        if flights and flights[-1].mode is ForwardMode.UPDATE:
+            raise Violation(f"microbatch {number} is launched while the weights are being updated")
         if microbatch.mode is ForwardMode.UPDATE:
             self._check_update(microbatch)
             return
-        if self.paused:
-            raise Violation(f"microbatch {microbatch.id} is launched while generation is paused")
-        if len(self._flights) >= limits.depth:
-            raise Violation(f"microbatch {microbatch.id} is launched, {limits.depth} are in flight already")
+        if len(flights) >= limits.depth:
+            raise Violation(f"microbatch {number} is launched, {limits.depth} are in flight already")
+        if microbatch.is_control:
+            return
+        if self.paused is not None:
+            raise Violation(f"microbatch {number} is launched while generation is paused")
         most = limits.rows if microbatch.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
-            raise Violation(f"microbatch {microbatch.id} has {microbatch.tokens} tokens, the budget is {most}")
+            raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
         rids = microbatch.rids
         if len(set(rids)) != len(rids):
-            raise Violation(f"a request is in microbatch {microbatch.id} twice: {', '.join(rids)}")
-        emitting = [life for segment in microbatch.segments if (life := self._check_segment(segment)) is not None]
-        self._check_mode(microbatch)
-        self._flights.append((microbatch.id, emitting))
-
-    def _check_mode(self, microbatch: Microbatch) -> None:
-        """The mode says what is inside: parts of prompts, tokens of those that have one, or both."""
-        decodes = sum(self._live[segment.rid][0].decoding for segment in microbatch.segments)
-        some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
-        mode = ForwardMode.DECODE if decodes == len(microbatch.segments) else some
-        if microbatch.mode is not mode:
-            raise Violation(f"microbatch {microbatch.id} is called {microbatch.mode}, but has what makes it {mode}")
+            raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
     def _check_update(self, microbatch: Microbatch) -> None:
-        if self._flights:
-            flights = [number for number, _ in self._flights]
-            raise Violation(f"the weights are updated while microbatches {flights} are in flight")
-        self._updating = True
-        self._flights.append((microbatch.id, []))
-
-    def _check_segment(self, segment: Segment) -> Life | None:
-        """Check a request's share; returns the request when it gets a token of this microbatch."""
-        lives = self._live.get(segment.rid)
-        if not lives:
-            raise Violation(f"{segment.rid} is computed although it has ended")
-        life, end = lives[0], segment.start + len(segment.token_ids)
-        if segment.sampling is not None:
-            life.decoding = False
-            self._check_turn(life)
-        elif segment.start != life.planned:
-            raise Violation(f"{segment.rid} goes on at position {segment.start}, it was computed up to {life.planned}")
-        if end > self._limits.context_length:
+        if not self.is_quiescent:
+            busy = [flight.id for flight in self.flights], list(self.pages.rows.values())
             raise Violation(
-                f"{segment.rid} is computed to position {end}, context_length is {self._limits.context_length}"
+                f"the weights are updated while microbatches {busy[0]} are in flight and {busy[1]} own rows"
             )
-        if life.emitting:
-            raise Violation(f"{segment.rid} is computed while its last token is still in flight")
-        if end > len(life.message.prompt_ids) + len(life.tokens):
-            raise Violation(
-                f"{segment.rid} is computed to position {end}, beyond its prompt and its {len(life.tokens)} tokens"
-            )
-        life.planned = end
-        if not segment.emits:
-            return None
-        life.emitting += 1
-        return life
+        update = self.calls.update
+        if update is None or update.model_path != microbatch.weights:
+            raise Violation(f"the weights are updated to {microbatch.weights}, but asked for is {update}")
 
-    def _check_turn(self, life: Life) -> None:
-        """A request starts: the oldest that still waits for its first start was passed over, but not for ever."""
-        life.started = True
-        if policy_named(self._limits.schedule_policy).rank is Rank.PRIORITY:
-            return  # It bounds the longest wait alone, which is seen only from the books.
-        head = next((lives[0] for lives in self._live.values() if not lives[0].started), None)
-        if head is None or self.lives.index(head) > self.lives.index(life):
-            return
-        head.passed += 1
-        if head.passed > OVERTAKEN_LIMIT_REQUESTS:
-            raise Violation(f"{head.message.rid} starves: {head.passed} requests got past it")
+    def _tenant_of(self, segment: Segment) -> tuple[Life, Tenancy]:
+        """The request of a segment and its stay in the segment's row; a new one when the segment brings a spec."""
+        life = self.live.get(segment.rid)
+        if life is None:
+            raise Violation(f"{segment.rid} is computed although it is not alive")
+        tenancy = life.tenancy
+        if segment.sampling is None:
+            if tenancy is None or tenancy.leaving or tenancy.row != segment.row:
+                raise Violation(f"{segment.rid} goes on in row {segment.row}, but its row is {tenancy}")
+            return life, tenancy
+        before = self.pages.rows.get(segment.row)
+        for old in (tenancy, before):
+            if old is not None and self.pages.rows.get(old.row) is old:
+                self.retract(old)
+        if not life.started:
+            life.started, life.cached_tokens = True, segment.start
+            self.totals.cached_tokens += segment.start
+        life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start)
+        self.pages.open(tenancy)
+        return life, tenancy
+
+    def _check_tokens(self, segment: Segment, life: Life, tenancy: Tenancy) -> None:
+        """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
+        start, end, known = segment.start, segment.start + len(segment.token_ids), len(life.ids)
+        if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids:
+            raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
+        if segment.emits is not (end == known):
+            raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {end == known}")
+        tenancy.planned = end
+        if end < known:
+            if self.partial is not None and self.partial is not life:
+                raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")
+            self.partial = life
+        elif self.partial is life:
+            self.partial = None
+
+    # -- retractions --
+
+    def retract(self, tenancy: Tenancy) -> None:
+        """The engine takes a request's memory without an event that asks for it: it may, while the request decodes."""
+        life = self.live.get(tenancy.rid)
+        if life is None or life.tenancy is not tenancy or tenancy.in_flight or not life.running:
+            raise Violation(f"{tenancy.rid} lost its memory, but it is in flight or was not decoding")
+        life.running = False
+        self.pages.leave(tenancy)
+        self._note_if_retracted(life)
+
+    def _note_if_retracted(self, life: Life) -> None:
+        tenancy = life.tenancy
+        if tenancy is not None and tenancy.leaving and not tenancy.in_flight and life.end is None:
+            life.tenancy = None
+            self.totals.retractions += 1
+
+    _handlers: ClassVar[dict[type, Callable[[Clients, Any], None]]] = {
+        Completion: _on_completion,
+        PipelineFailed: _on_pipeline_failed,
+        Generate: _on_generate,
+        Abort: _on_abort,
+        AbortAll: _on_abort_all,
+        PauseGeneration: _on_pause,
+        ContinueGeneration: _on_continue,
+        FlushCache: _on_call,
+        UpdateWeights: _on_call,
+        StartProfile: _on_call,
+        StopProfile: _on_call,
+        GetStats: _on_get_stats,
+    }
+
+
+def check_answers(handles: Iterable[RequestHandle]) -> None:
+    """The last link of the chain: what left the scheduler once has reached its client once. Raises Violation."""
+    for handle in handles:
+        client = handle.client
+        if client.terminal_answers != 1 and client.status is not None and not client.dropped:
+            raise Violation(f"the client of {handle.rid} got {client.terminal_answers} terminal answers: {client}")
+
+
+def _told_by(output: TokenOutput) -> Told:
+    return Told(
+        output.rid,
+        output.token_ids,
+        output.finish_reason,
+        output.prompt_tokens,
+        output.completion_tokens,
+        output.cached_tokens,
+        output.error,
+    )
+
+
+def _compare_told(told: list[Told], due: list[Told]) -> None:
+    """Every token and every end is told once, as the events of the step say. Raises Violation with what differs."""
+    extra, missing = list(told), []
+    for one in due:
+        if one in extra:
+            extra.remove(one)
+        else:
+            missing.append(one)
+    for one in extra:
+        same = next((other for other in missing if other.rid == one.rid), None)
+        if same is None:
+            raise Violation(f"{one.rid} gets a reply after its terminal one, or without being alive: {one}")
+        raise Violation(_difference(one, same))
+    for one in missing:
+        what = "was aborted" if one.finish_reason is _ABORT else "has a result"
+        raise Violation(f"{one.rid} {what}, but its client was not told: {one}")
+
+
+def _difference(told: Told, due: Told) -> str:
+    """What is wrong with a reply, given the one that the events account for."""
+    rid = told.rid
+    if told.token_ids != due.token_ids:
+        return f"{rid} is told the tokens {told.token_ids}, but its result is {due.token_ids}"
+    if told.finish_reason is not due.finish_reason:
+        if told.finish_reason is None and due.finish_reason is FinishReason.STOP:
+            return f"{rid} goes on after its stop token: {told.token_ids}"
+        reason, tokens = told.finish_reason, told.completion_tokens
+        return f"{rid} ends with {reason} after {tokens} tokens: nothing explains that, due is {due.finish_reason}"
+    if told.error != due.error:
+        return f"{rid} ends with the wrong error: {told.error!r}, what happened is {due.error!r}"
+    if told.cached_tokens != due.cached_tokens:
+        return f"{rid} is told {told.cached_tokens} cached tokens, but began at position {due.cached_tokens}"
+    counts = (told.completion_tokens, told.prompt_tokens), (due.completion_tokens, due.prompt_tokens)
+    return f"{rid} is told the counts {counts[0]} of output and prompt, but they are {counts[1]}"

@@ -1,44 +1,65 @@
 """What a request says when nothing disturbs it: the tokens that every schedule must give it.
 
-The simulated pipeline computes tokens from the KV that a request reads; alone on a fresh engine it reads its own.
+Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
+engine; a script asks its own engine, flushed and idle, because only that one has its weights.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import CallAnswer, FinishReason, Generate, SamplingParams, TokenOutput, UpdateWeights
+from engine.messages import CallAnswer, Event, FinishReason, Generate, Reply, SamplingParams, TokenOutput, UpdateWeights
 from engine.scheduler import Scheduler
-from scripted.checks.clients import Life, Violation
+from scripted.checks.clients import Life
+from scripted.checks.violation import Violation
+from scripted.rig.handle import RequestHandle
+from scripted.rig.rig import Rig
 from scripted.simulated_pipeline import SimulatedPipeline
 
-__all__ = ["check_tokens", "tokens_alone"]
+__all__ = ["Compared", "Oracle", "check_tokens", "tokens_alone"]
 
-_BUDGET_STEPS = 20_000
+_NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+_BUDGET_STEPS: Final = 20_000
+
+_Key = tuple[int, tuple[int, ...], SamplingParams]
 
 
-def check_tokens(life: Life) -> None:
-    """What a request said, to its end or until it was stopped, is what it says alone. Raises Violation with both.
+class Compared(msgspec.Struct):
+    """How many outputs were compared, and how many were not, by the reason."""
 
-    One that lived through an update of the weights has no counterpart.
+    outputs: int = 0
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def skip(self, reason: str) -> None:
+        """Count one that was not compared."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+def check_tokens(life: Life, weights: Sequence[str | None]) -> None:
+    """What a request said, to its end or until it was stopped, is what it says alone. ``weights`` are by version.
+
+    One that lived through an update of the weights has no counterpart. Raises Violation with both outputs.
     """
-    message, said = life.message, tuple(life.tokens)
-    if len(life.weights) != 1:
+    message, said = life.message, life.tokens
+    if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
-    (weights,) = life.weights
-    alone = tokens_alone(message.prompt_ids, message.sampling.max_new_tokens, weights)
+    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]])
     if said != alone[: len(said)]:
-        raise Violation(f"{message.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
+        raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
 
 @functools.lru_cache(maxsize=4096)
-def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int, weights: str | None = None) -> tuple[int, ...]:
-    """The output of a greedy request, alone, on one stage, with room for everything and these weights."""
+def tokens_alone(prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None = None) -> tuple[int, ...]:
+    """The output of a request, alone, on one simulated stage, with room for everything and these weights."""
     limits = _roomy()
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
-    sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
     update = UpdateWeights(call_id="weights", model_path=weights)
     result = scheduler.step((update, Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling)), 0.0)
     tokens: list[int] = []
@@ -54,9 +75,110 @@ def tokens_alone(prompt_ids: tuple[int, ...], max_new_tokens: int, weights: str 
             assert isinstance(reply, TokenOutput)
             tokens += reply.token_ids
             if reply.finish_reason is not None:
-                assert reply.finish_reason is FinishReason.LENGTH, f"a request alone ended with {reply.finish_reason}"
+                assert reply.finish_reason in _NATURAL_ENDS, f"a request alone ended with {reply.finish_reason}"
                 return tuple(tokens)
     raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
+
+
+class Oracle:
+    """Runs requests alone on a script's own engine, and remembers what they said with the weights of that time."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._known: dict[_Key, tuple[int, ...]] = {}
+        # Which weights the engine has: 0 for those that it was started with, a new number after each other update.
+        self._weights = 0
+        self._updates = itertools.count(1)
+        self._asked: dict[str, str | None] = {}
+
+    def note(self, events: Iterable[Event], replies: Iterable[Reply]) -> None:
+        """Take note of a step: the weights may have been updated."""
+        for event in events:
+            if isinstance(event, UpdateWeights):
+                self._asked[event.call_id] = event.model_path
+        for reply in replies if self._asked else ():
+            if isinstance(reply, CallAnswer) and reply.call_id in self._asked:
+                path = self._asked.pop(reply.call_id)
+                if reply.ok:
+                    self._weights = 0 if path is None else next(self._updates)
+
+    def compare(
+        self, handles: Iterable[RequestHandle], restore: Callable[[], Generator[None, None, None]]
+    ) -> Generator[None, None, Compared]:
+        """Compare every request that came to its end by itself. Raises Violation with both outputs.
+
+        Those computed with the present weights come first; ``restore`` brings those of the start back for the others.
+        """
+        compared, before = Compared(), []
+        version = self._rig.scheduler.counters.weights_version
+        for handle in handles:
+            reason = _why_not(handle)
+            if reason is not None:
+                compared.skip(reason)
+            elif handle.was_computed_with(version):
+                yield from self._compare(handle, compared)
+            elif handle.was_computed_with(0):
+                before.append(handle)
+            else:
+                compared.skip("computed with other weights")
+        if before:
+            yield from restore()
+        for handle in before:
+            yield from self._compare(handle, compared)
+        return compared
+
+    def _compare(self, handle: RequestHandle, compared: Compared) -> Generator[None, None, None]:
+        alone = yield from self._alone(handle)
+        # The front end stops a request in the middle of what it would say.
+        most = len(handle.output_ids) if handle.sampling.stop and handle.finish_reason == "stop" else None
+        if handle.output_ids != alone[:most]:
+            raise Violation(
+                f"{handle.rid} said {list(handle.output_ids)}, but the same request run alone says {list(alone)}"
+            )
+        compared.outputs += 1
+
+    def _alone(self, handle: RequestHandle) -> Generator[None, None, tuple[int, ...]]:
+        key = (self._weights, handle.prompt_ids, handle.sampling)
+        if key not in self._known:
+            self._known[key] = yield from self._run_alone(handle)
+        return self._known[key]
+
+    def _run_alone(self, handle: RequestHandle) -> Generator[None, None, tuple[int, ...]]:
+        """Give the request to a flushed, idle engine and listen to the scheduler itself; no client is involved."""
+        rig, rid = self._rig, f"alone-{len(self._known)}"
+        tokens: list[int] = []
+        rig.flush()
+        rig.inject(Generate(rid=rid, prompt_ids=handle.prompt_ids, sampling=handle.sampling))
+        for _ in range(_BUDGET_STEPS):
+            yield
+            for reply in rig.last_replies:
+                if isinstance(reply, TokenOutput) and reply.rid == rid:
+                    tokens += reply.token_ids
+                    if reply.finish_reason in _NATURAL_ENDS:
+                        return tuple(tokens)
+                    if reply.finish_reason is not None:
+                        raise Violation(f"{handle.rid}, run alone, ended with {reply.finish_reason}: {reply.error}")
+        raise Violation(
+            f"{handle.rid}, run alone, did not end within {_BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
+        )
+
+    def _what_is_in_its_way(self) -> str:
+        books, pressure = self._rig.scheduler.books, self._rig.scheduler.pressure
+        paused = "not paused" if books.paused is None else f"generation is paused ({books.paused})"
+        kept = "memory is kept back" if pressure.is_on else "no memory is kept back"
+        return f"{books.what_is_busy()}; {paused}; {kept}"
+
+
+def _is_repeatable(sampling: SamplingParams) -> bool:
+    """Greedy, or sampled with a seed of its own: another seed depends on how many requests came before."""
+    return sampling.temperature == 0 or sampling.seed is not None
+
+
+def _why_not(handle: RequestHandle) -> str | None:
+    """Why a request's output cannot be compared; None when it can."""
+    if handle.finish_reason not in _NATURAL_ENDS:
+        return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
+    return None if _is_repeatable(handle.sampling) else "sampled without a seed"
 
 
 @functools.cache

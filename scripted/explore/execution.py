@@ -1,6 +1,6 @@
 """One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
 
-A failure is whatever a run raises: an audit of the engine, a broken promise of the ledger, an assertion of the core.
+A failure is whatever a run raises: an audit of the engine, a broken promise, an assertion of the core.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Failure(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, exc: Exception, gate: SimulatedGate) -> Failure:
         """What an exception that ended a run says."""
-        rids = sorted({life.message.rid for life in gate.ledger.lives}, key=len, reverse=True)
+        rids = sorted({life.message.rid for life in gate.checks.clients.lives}, key=len, reverse=True)
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", str(exc).partition(":")[0])
         place = traceback.extract_tb(exc.__traceback__)[-1].name

@@ -11,6 +11,7 @@ import types
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -233,10 +234,12 @@ def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None] | None:
 
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life.
+    values = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+
     def copy(value: Any) -> Any:
         new = _MAKE(kind)
-        for name in names:
-            setattr(new, name, getattr(value, name))
+        for name, item in zip(names, values(value), strict=True):
+            setattr(new, name, item)
         return new
 
     return copy

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from engine.clock import VirtualClock
-from engine.errors import IntegrityError
 from engine.instruments import Pressure
 from engine.memory import KVMemory
 from engine.messages import Event, GetStats, OperatorEvent, PipelineFailed, ReleasePressure, Reply, SetPressure
@@ -27,9 +26,9 @@ from scripted.actions import (
     ResumeStage,
     StartRequest,
 )
-from scripted.checks.clients import Ledger, Violation
-from scripted.checks.promises import Promises
+from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import check_tokens
+from scripted.checks.violation import Violation
 from scripted.explore.coverage import Cell, cell_of
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.silent_digests import SilentDigests
@@ -62,8 +61,7 @@ class SimulatedGate:
         if not record:
             self.scheduler.digests = SilentDigests()
         self.pipeline = SimulatedPipeline(self.limits)
-        self.ledger = Ledger(self.limits)
-        self.promises = Promises(self.scheduler)
+        self.checks = Checks(self.limits)
         self.clock = VirtualClock()
         self.watch = watch
         self.records: list[StepRecord] | None = [] if record else None
@@ -74,7 +72,6 @@ class SimulatedGate:
         self._results = Results(self.limits.depth)
         self._events: list[Event] = []
         self._previous: StepResult | None = None
-        self._flushable = True
         self._holding = self._pressing = self._flushed = False
         self._interventions = 0
         self._calls = 0
@@ -115,7 +112,6 @@ class SimulatedGate:
         self.step += 1
         self._events = []
         self._interventions = 0
-        self._flushable = self._can_flush()
         if self.step in self._before:
             self._apply(self._before[self.step])
         self._take_due()
@@ -132,44 +128,21 @@ class SimulatedGate:
     # -- judging --
 
     def _judge(self, result: StepResult) -> None:
-        events = self._events
         if result.microbatch is not None:
             self._results.launched(result.microbatch.id, self.step)
         if self.records is not None:
             self._record(result)
-        self.ledger.check(events, result, flushable=self._flushable)
-        # A step without input and output has changed nothing that was not audited after the one before.
-        if events or result.microbatch is not None or result.replies or result.again:
-            self.scheduler.audit()
-            self.promises.check(result, missing=bool(self._results.due_steps()))
-        if self.pipeline.corruptions:
-            raise IntegrityError(f"a request read KV that is not its own: {self.pipeline.corruptions[0]}")
+        self.checks.after_step(self._events, result, self.scheduler, corruptions=self.pipeline.corruptions)
 
     def _record(self, result: StepResult, *, error: str | None = None) -> None:
         assert self.records is not None
         step = Step(tuple(self._events), self.clock.now())
         self.records.append(record_step(step, result, self.scheduler, error=error))
 
-    def _can_flush(self) -> bool:
-        """Seen from outside: no result is missing and no request owns a row."""
-        rows = self.scheduler.memory.rows
-        return not self._results.due_steps() and rows.free + rows.reserved == rows.total
-
     def _check_end(self) -> None:
-        scheduler, memory = self.scheduler, self.scheduler.memory
-        if scheduler.failure is None and not scheduler.is_fully_idle:
-            raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
-        self.ledger.check_end()
-        scheduler.audit()
-        if memory.pages.free != memory.pages.total or memory.rows.free != memory.rows.total:
-            raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
-        if scheduler.books.requests or scheduler.books.live():
-            raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
-        assert self.ledger.stats is not None, "the counters were asked for with the flush that settled the run"
-        self.promises.check_idle_stats(self.ledger.stats)
-        self.promises.check_counters(self.ledger)
-        for life in self.ledger.lives:
-            check_tokens(life)
+        self.checks.at_end(self.scheduler)
+        for life in self.checks.clients.lives:
+            check_tokens(life, self.checks.clients.calls.weights)
 
     # -- composing --
 
@@ -188,7 +161,7 @@ class SimulatedGate:
 
     def _settle(self) -> bool:
         """Undo one thing that stands in the way of an end; False when nothing does."""
-        deadline = None if self._previous is None else self._previous.deadline
+        clients, deadline = self.checks.clients, None if self._previous is None else self._previous.deadline
         if self._holding:
             self._imply(ReleaseResults())
             self._take_due()
@@ -197,13 +170,13 @@ class SimulatedGate:
             self._take_due()
         elif self._pressing:
             self._imply(Relieve())
-        elif self.ledger.paused and not self.ledger.is_settled:
+        elif clients.paused is not None and not clients.is_settled:
             self._imply(Resume())
         elif deadline is not None:
             self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
         elif not self._flushed:
             self._flushed = True
-            self.promises.check_hits()
+            self.checks.at_rest(self.scheduler)
             self._imply(Flush())
             self._events.append(GetStats(call_id="stats"))
         else:
@@ -229,12 +202,12 @@ class SimulatedGate:
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        return self.ledger.is_settled
+        return self.checks.clients.is_settled
 
     @property
     def is_paused(self) -> bool:
         """Generation is paused."""
-        return self.ledger.paused
+        return self.checks.clients.paused is not None
 
     @property
     def is_holding(self) -> bool:
@@ -253,7 +226,7 @@ class SimulatedGate:
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        return rid in self.ledger.live_rids()
+        return rid in self.checks.clients.live
 
     def new_call_id(self) -> str:
         """The id of the next administrative call."""

@@ -23,10 +23,10 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
     """A registered test of a schedule that fails; ``mutant`` is named as what it fails with."""
     gate = SimulatedGate(schedule)
     outcome = finish(gate)
-    refused = {life.message.rid for life in gate.ledger.lives if life.refused}
+    refused = {life.message.rid for life in gate.checks.clients.lives if life.refused}
     # What settled the run is part of it; the flush that ends every run of the search is not.
     implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
-    writer = _Writer(schedule, refused, judged=outcome.failure is None or outcome.failure.type == "Violation")
+    writer = _Writer(schedule, refused)
     unreached = set(outcome.unreached)
     placed = [one for one in schedule.placed if not (one in unreached and one.action.is_strict)]
     body = "\n".join(writer.body([*placed, *implied]))
@@ -52,55 +52,44 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
 class _Writer:
     """The lines of a script's body."""
 
-    def __init__(self, schedule: Schedule, refused: set[str], *, judged: bool) -> None:
+    def __init__(self, schedule: Schedule, refused: set[str]) -> None:
         self._schedule = schedule
         self._refused = refused
-        self._judged = judged
-        self._handles: list[str] = []
         self._shares = False
 
     def imports(self) -> str:
         """What the body uses."""
         third = ["import pytest", ""] if self._refused else []
         names = "RequestRefused, scripted" if self._refused else "scripted"
-        judge = ["from scripted.checks.judge import Judge"] if self._judged else []
         return "\n".join(
             [
                 *third,
                 "from ci.register import register_cpu_ci",
                 "from engine import EngineConfig",
                 f"from scripted import {names}",
-                *judge,
                 *(["from scripted.script.verbs import prompt_of"] if self._shares else []),
             ]
         )
 
     def body(self, placed: list[Placed]) -> Iterator[str]:
         """One line a verb, and the steps between them."""
-        if self._judged:
-            yield f"{_INDENT}judge = Judge(t)"
         at = 1
         for one in placed:
             yield from self._steps(one.step - at)
             at = one.step
             yield from (_INDENT + line for line in self._verb(one.action))
-        yield _INDENT + self._ending()
+        # First a step: what was sent last has arrived, but the engine has not seen it.
+        yield f"{_INDENT}yield"
+        yield f"{_INDENT}yield from t.run_until_idle()"
 
     def _steps(self, count: int) -> Iterator[str]:
         if not count:
             return
-        if self._judged:
-            yield f"{_INDENT}yield from judge.steps({count})"
-        elif count == 1:
+        if count == 1:
             yield f"{_INDENT}yield"
         else:
             yield f"{_INDENT}for _ in range({count}):"
             yield f"{_INDENT * 2}yield"
-
-    def _ending(self) -> str:
-        if self._judged:
-            return "yield from judge.until_settled()"
-        return f"yield from t.run_until_all_finished([{', '.join(dict.fromkeys(self._handles))}])"
 
     def _verb(self, action: Action) -> list[str]:
         lines = [str(verb) for verb in action.verbs()]
@@ -109,7 +98,6 @@ class _Writer:
         self._shares |= bool(action.shared)
         if action.rid in self._refused:
             return ["with pytest.raises(RequestRefused):", *(_INDENT + line for line in lines)]
-        self._handles.append(action.variable)
         return [f"{action.variable} = {line}" for line in lines]
 
 

@@ -13,7 +13,7 @@ from scripted.rig.rig import HARNESS_CALL, Rig
 from scripted.script.t import ScriptContext
 from scripted.script.waits import Steps
 
-__all__ = ["RESET_BUDGET_STEPS", "drain", "reset", "warm_up"]
+__all__ = ["RESET_BUDGET_STEPS", "drain", "reset", "restore_weights", "warm_up"]
 
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
@@ -32,7 +32,7 @@ def reset(rig: Rig) -> Steps:
     yield from _abort_everything(rig)
     rig.world.clients.forget()
     if rig.scheduler.counters.weights_version:
-        yield from _restore_weights(rig)
+        yield from restore_weights(rig)
     rig.flush()
     yield
     if not rig.scheduler.is_fully_idle or rig.scheduler.memory.pages.cached:
@@ -62,8 +62,9 @@ def warm_up(rig: Rig) -> Steps:
 
 def _abort_everything(rig: Rig) -> Steps:
     """Abort everything, what has just arrived included, and run until nothing is left."""
-    rig.inject(ReleasePressure(), ContinueGeneration(call_id=HARNESS_CALL))
-    rig.arrived.append(AbortAll())
+    rig.inject(ReleasePressure())
+    # After what has just arrived, which may be a pause.
+    rig.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
         # Looked at here as well: the predicate itself may be what a mutant has broken.
@@ -76,7 +77,7 @@ def _abort_everything(rig: Rig) -> Steps:
     )
 
 
-def _restore_weights(rig: Rig) -> Steps:
+def restore_weights(rig: Rig) -> Steps:
     """Take back the weights that the engine was started with."""
     version = rig.scheduler.counters.weights_version
     rig.inject(UpdateWeights(call_id=HARNESS_CALL))

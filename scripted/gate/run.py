@@ -12,6 +12,7 @@ import msgspec
 from engine.errors import ProcessDiedError
 from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
+from scripted.checks.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
 from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
 from scripted.report.trace import Note
@@ -29,6 +30,8 @@ REPORTED_STEPS = 64
 class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name.
 
+    ``compared`` outputs were compared with the same requests run alone; ``skipped`` were not, by the reason.
+
     ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
     first step) and ``limits`` are there when the options asked for a record.
     """
@@ -38,6 +41,7 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan_digest: str
     reached: dict[str, int]
     compared: int = 0
+    skipped: dict[str, int] = {}
     spent: bool = False
     records: tuple[StepRecord, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -54,7 +58,7 @@ class Run:
         self.options = options
         self.context: ScriptContext | None = None
         self.script: Generator[Any, None, Any] | None = None
-        self.compared = 0
+        self.compared = Compared()
         self.started = time.perf_counter()
         self._args = args
         self._kwargs = kwargs
@@ -91,7 +95,8 @@ class Run:
             digest=self._digest,
             plan_digest=self._plan_digest,
             reached=reached,
-            compared=self.compared,
+            compared=self.compared.outputs,
+            skipped=self.compared.skipped,
             spent=self._spent,
             records=self._records,
             notes=self._notes,

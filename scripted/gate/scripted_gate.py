@@ -10,13 +10,14 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Self
 
-from engine.errors import IntegrityError, ProcessDiedError
+from engine.errors import ProcessDiedError
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
-from scripted.checks.ledger import Ledger
+from scripted.checks.clients import check_answers
+from scripted.checks.step_checks import Checks
+from scripted.checks.tokens_alone import Oracle
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
-from scripted.gate.oracle import Oracle
-from scripted.gate.reset import drain, reset, warm_up
+from scripted.gate.reset import drain, reset, restore_weights, warm_up
 from scripted.gate.run import Run, RunSource
 from scripted.gate.stop_strings import StopStrings
 from scripted.rig.rig import Rig
@@ -35,8 +36,8 @@ class ScriptedGate:
         self._source = source
         self._stops = StopStrings(world.decoder)
         self._oracle = Oracle(self.rig)
-        # Kept while a script is audited after each step; it starts with an engine that is as good as new.
-        self._ledger: Ledger | None = None
+        # Kept while a script is checked after each step; they start with an engine that is as good as new.
+        self._checks: Checks | None = None
         self._step: Step | None = None
         self._run: Run | None = None
         self._driver: Generator[None, None, None] | None = None
@@ -113,9 +114,9 @@ class ScriptedGate:
     def _drive(self, run: Run) -> Steps:
         rig = self.rig
         rig.world.limit_waits(min(run.options.result_timeout_s, run.options.timeout_s))
-        self._ledger = None
+        self._checks = None
         yield from reset(rig)
-        self._ledger = Ledger(rig.scheduler.limits) if run.options.check_every_step else None
+        self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
         context = ScriptContext(rig)
         run.begin(context)
         yield from self._script_steps(run)
@@ -123,12 +124,14 @@ class ScriptedGate:
         run.end(rig.scheduler, spent=rig.failure is not None)
         if rig.failure is None:
             yield from drain(rig)
-            self._check_clients()
+            check_answers(rig.handles.all)
+            if self._checks is not None:
+                self._checks.at_rest(rig.scheduler)
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
             raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")
         if run.options.oracle and rig.failure is None:
-            run.compared = yield from self._oracle.compare(rig.handles.all)
+            run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
 
     def _script_steps(self, run: Run) -> Steps:
         """Pass on the script's yields, within its budget of steps."""
@@ -150,13 +153,6 @@ class ScriptedGate:
                 raise spent
             yield
 
-    def _check_clients(self) -> None:
-        for handle in self.rig.handles.all:
-            if handle.client.terminal_answers != 1 and handle.client.status is not None and not handle.client.dropped:
-                raise AssertionError(
-                    f"the client of {handle.rid} got {handle.client.terminal_answers} terminal answers: {handle.client}"
-                )
-
     # -- one step --
 
     def _take_result(self, result: StepResult) -> None:
@@ -166,6 +162,7 @@ class ScriptedGate:
         if result.microbatch is not None:
             rig.results.launched(result.microbatch.id, result.step)
         rig.last_replies = result.replies
+        self._oracle.note(self._step.events, result.replies)
         rig.history.add(self._step, result, rig.scheduler)
         live = rig.handles.live()
         rig.handles.update(result.replies, rig.scheduler)
@@ -187,17 +184,15 @@ class ScriptedGate:
         return others + [stops[rid] for rid in rids]
 
     def _audit(self, previous: StepResult) -> None:
-        """Check after a step what the engine did, its books against themselves and the ledger, and its KV."""
+        """Check after a step what the engine did; before a script, in its reset, the engine's own books alone."""
         if self._run is not None and not self._run.options.check_every_step:
             return
-        if self._ledger is not None and self._step is not None:
-            self._ledger.follow(self._step.events, previous)
-        self.rig.scheduler.audit()
-        if self._ledger is not None:
-            self._ledger.compare(self.rig.scheduler)
-        corruptions = self.rig.world.corruptions()
-        if corruptions:
-            raise IntegrityError(f"a request read KV that is not its own: {corruptions[0]}")
+        scheduler = self.rig.scheduler
+        if self._checks is None or self._step is None:
+            scheduler.audit()
+        else:
+            events, corruptions = self._step.events, self.rig.world.corruptions()
+            self._checks.after_step(events, previous, scheduler, corruptions=corruptions)
 
 
 def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:

@@ -119,6 +119,8 @@ def _show_what_went_in(console: Console, recording: Recording) -> None:
 
 def _show(console: Console, run: Rerun) -> None:
     console.print(step_table(run.records, run.limits, last=_SHOWN_STEPS))
+    if run.broken is not None:
+        console.print(f"BROKEN: {run.broken}", soft_wrap=True)
     if run.differs is not None:
         console.print(f"DIFFERS: {run.differs}", soft_wrap=True)
     elif run.error is not None:
@@ -148,7 +150,7 @@ def _write_trace(path: Path, run: Rerun, config: EngineConfig, *, title: str, mu
         tier="sim",
         config=config.model_dump(),
         limits=run.limits,
-        outcome=run.differs or run.error or "passed",
+        outcome=run.differs or run.error or run.broken or "passed",
         mutant=mutant,
         died=run.error is not None and bool(run.records) and run.records[-1].error is not None,
     )

@@ -16,6 +16,8 @@ from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recordin
 from engine.recording.checkpoint import restored
 from engine.recording.replay_gate import Unplugged
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
+from scripted.checks.step_checks import Checks
+from scripted.checks.violation import Violation
 from scripted.explore.execution import record
 from scripted.explore.schedule import Schedule, limits_of
 from scripted.gallery.mutants import switched_on
@@ -31,8 +33,9 @@ _SHOWN_CHARACTERS = 800
 class Rerun(msgspec.Struct, frozen=True):
     """Every step of a run, and what it died of, as ``Type: text``.
 
-    ``differs`` says where a recording was left. ``recorded_s`` are the seconds from the first to the last of its steps
-    that ran; None for a schedule. ``first_step`` is over 1 when it began at a checkpoint.
+    ``differs`` says where a recording was left, ``broken`` where its engine first broke a promise. ``recorded_s`` are
+    the seconds from the first to the last of its steps that ran; None for a schedule. ``first_step`` is over 1 when it
+    began at a checkpoint.
     """
 
     records: tuple[StepRecord, ...]
@@ -42,11 +45,13 @@ class Rerun(msgspec.Struct, frozen=True):
     recorded_error: str | None = None
     recorded_s: float | None = None
     first_step: int = 1
+    broken: str | None = None
 
     @property
     def passed(self) -> bool:
-        """It did what it should: a schedule kept every promise, a recording was followed to its end."""
-        return self.differs is None and self.error == self.recorded_error
+        """It did what it should: every promise was kept, and a recording was followed to its end or its death."""
+        followed = self.differs is None and self.error == self.recorded_error
+        return followed and (self.broken is None or self.recorded_error is not None)
 
 
 def rerun(target: str, *, until: int | None = None, mutant: str | None = None, last_steps: int | None = None) -> Rerun:
@@ -98,7 +103,10 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
 
 
 class _WatchedGate(ReplayGate):
-    """Keeps steps as records, from ``first_kept`` on."""
+    """Checks every step as scripts are checked, and keeps those from ``first_kept`` on as records.
+
+    A recording that begins at a checkpoint does not say what its cache holds, so its steps cannot be checked.
+    """
 
     def __init__(self, recording: Recording, scheduler: Scheduler, *, until: int | None, first_kept: int) -> None:
         super().__init__(recording, until=until)
@@ -106,12 +114,22 @@ class _WatchedGate(ReplayGate):
         self._scheduler = scheduler
         self._first_kept = first_kept
         self._step: Step | None = None
+        # The engine's own audit of a large cache at each of many thousand steps would take longer than all the rest.
+        self._checks = None if recording.checkpoint else Checks(recording.header.limits, audits=False)
+        # The first promise that the recorded engine broke; after that its account is no longer of use.
+        self.broken: str | None = None
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """Record the step before, then go on."""
-        if previous is not None and previous.step >= self._first_kept and self._step is not None:
-            self.records.append(record_step(self._step, previous, self._scheduler))
+        """Record and check the step before, then go on. Raises ReplayDiffers."""
+        done = self._step
+        if previous is not None and done is not None and previous.step >= self._first_kept:
+            self.records.append(record_step(done, previous, self._scheduler))
         self._step = super().next_step(previous)
+        if previous is not None and done is not None and self._checks is not None:
+            try:
+                self._checks.after_step(done.events, previous, self._scheduler)
+            except Violation as exc:
+                self.broken, self._checks = f"step {previous.step}: {exc}", None
         return self._step
 
     def note_death(self, exc: Exception) -> None:
@@ -144,8 +162,16 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
     recorded_error = error if end is None else end.error
     recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
-    first = recording.header.first_step
-    return Rerun(tuple(gate.records), recording.header.limits, error, differs, recorded_error, recorded_s, first)
+    return Rerun(
+        tuple(gate.records),
+        recording.header.limits,
+        error,
+        differs,
+        recorded_error,
+        recorded_s,
+        recording.header.first_step,
+        gate.broken,
+    )
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

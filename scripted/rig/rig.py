@@ -107,7 +107,8 @@ class Rig:
         return Step(tuple(events), self.clock.now())
 
     def let_go(self) -> None:
-        """Release what a script holds back or has stopped."""
+        """Release what a script holds back or has stopped, and take back a failure that no step has met."""
+        self.world.spare_next_step()
         self.results.release(None)
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)

@@ -70,6 +70,10 @@ class World(Protocol):
         """Make the stage's next forward pass fail."""
         ...
 
+    def spare_next_step(self) -> None:
+        """Take ``fail_next_step`` back where no forward pass has met it."""
+        ...
+
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""
         ...

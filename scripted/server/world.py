@@ -51,6 +51,10 @@ class StagePipeline(Protocol):
         """Make a stage's next forward raise."""
         ...
 
+    def spare_next_step(self) -> None:
+        """Take back a failure that no forward has met."""
+        ...
+
     def forget(self) -> None:
         """Reset the stages' counters."""
         ...
@@ -144,6 +148,10 @@ class ServerWorld:
     def fail_next_step(self, stage: int) -> None:
         """Make the stage's next forward raise."""
         self._pipeline.fail_next_step(stage)
+
+    def spare_next_step(self) -> None:
+        """Take back a failure that no forward pass has met."""
+        self._pipeline.spare_next_step()
 
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""

@@ -77,6 +77,10 @@ class SimWorld:
         """Make the stage's next microbatch fail."""
         self.pipeline.fail_next_step(stage)
 
+    def spare_next_step(self) -> None:
+        """Take back a failure that no microbatch has met."""
+        self.pipeline.spare_next_step()
+
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""
         return self.pipeline.describe()[stage]

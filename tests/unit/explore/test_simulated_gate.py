@@ -56,7 +56,7 @@ def test_a_fork_shares_nothing_that_changes() -> None:
     other = Frozen(gate).thaw()
     assert other.scheduler is not gate.scheduler
     assert other.scheduler.planner._books is other.scheduler.books
-    assert other.ledger is not gate.ledger
+    assert other.checks.clients is not gate.checks.clients
     other.scheduler.memory.pages.allocate(3)
     assert gate.scheduler.memory.pages.held == 0
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine import EngineConfig
 from scripted import BadCall, ScriptOptions, ServerDirty, scripted
+from scripted.gate.run import ScriptSucceeded
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import spec_of
@@ -31,11 +32,12 @@ class Engine:
         self.has_failed = has_failed
         self.options: list[ScriptOptions] = []
 
-    def run(self, script: object, *, options: ScriptOptions, **arguments: Any) -> None:
+    def run(self, script: object, *, options: ScriptOptions, **arguments: Any) -> ScriptSucceeded:
         del script, arguments
         self.options.append(options)
         if self.dirty:
             raise ServerDirty(FailureReport(kind=FailureKind.DIRTY, error="running=1"))
+        return ScriptSucceeded(steps=1, digest="", plan_digest="", reached={})
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""What the engine counts: its books and totals against the account of its clients, and what an idle engine says."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Final
+
+from engine.messages import EngineStats
+from engine.scheduler import Place, Scheduler
+from scripted.checks.clients import Clients, Totals
+from scripted.checks.violation import Violation
+
+__all__ = ["check_hits", "check_idle", "compare_counts"]
+
+_TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions")
+_totals_of: Final = attrgetter(*_TOTALS)
+
+
+def compare_counts(clients: Clients, scheduler: Scheduler) -> None:
+    """Compare the account with the engine's books after a step. Raises Violation that names what differs."""
+    if clients.calls.suspicion:
+        raise Violation(clients.calls.suspicion)
+    totals, counters = clients.totals, scheduler.counters
+    if counters.retractions != totals.retractions:
+        _take_note_of_retractions(clients, scheduler)
+    if not _agree(clients, scheduler):
+        raise Violation("the account and the engine's books differ: " + _differences(clients, scheduler))
+    if _totals_of(counters) != _totals_of(totals):
+        for name in _TOTALS:
+            if getattr(counters, name) != getattr(totals, name):
+                said, true = getattr(counters, name), getattr(totals, name)
+                raise Violation(f"{name} is {said}, but the clients' count is {true}")
+
+
+def check_hits(scheduler: Scheduler) -> None:
+    """All have ended: a prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
+    counters = scheduler.counters
+    most = 2 * counters.requests_started + counters.retractions
+    for node in scheduler.memory.tree.nodes():
+        if node.hit_count > most:
+            raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
+
+
+def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
+    """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
+    limits = scheduler.limits
+    idle = {
+        "step": scheduler.step_number,
+        "pages_free": limits.total_pages,
+        "pages_total": limits.total_pages,
+        "rows_free": limits.rows,
+        "rows_total": limits.rows,
+        "page_size": limits.page_size,
+        **dict.fromkeys(("waiting", "chunked", "running", "in_flight", "pages_cached", "pages_held"), 0),
+    }
+    for name, value in idle.items():
+        if getattr(stats, name) != value:
+            raise Violation(f"an idle engine says {name} {getattr(stats, name)}, but it is {value}")
+
+
+def _take_note_of_retractions(clients: Clients, scheduler: Scheduler) -> None:
+    """The engine says that it retracted requests: it may, those that it could."""
+    for tenancy in list(clients.pages.rows.values()):
+        request = scheduler.books.requests.get(tenancy.rid)
+        if request is not None and request.place is Place.WAITING:
+            clients.retract(tenancy)
+
+
+def _agree(clients: Clients, scheduler: Scheduler) -> bool:
+    """Whether every request is where the account has it, and everything has as many rows, launches and retractions."""
+    books, rows, partial, flights = scheduler.books, scheduler.memory.rows, clients.partial, clients.flights
+    live, running = clients.live, books.running
+    waiting = runs = 0
+    for rid, life in live.items():
+        waiting += life.tenancy is None
+        if life.running:
+            runs += 1
+            if rid not in running:
+                return False
+    return (
+        live.keys() == books.requests.keys()
+        and runs == len(running)
+        and waiting == len(books.waiting)
+        and (None if partial is None else partial.rid) == (None if books.chunked is None else books.chunked.rid)
+        and len(flights) == len(books.in_flight)
+        # Launched and landed in order, so that equal first ones of as many are equal.
+        and (not flights or flights[0].id == books.in_flight[0].microbatch.id)
+        and len(clients.pages.rows) == rows.total - rows.free - rows.reserved
+        and clients.totals.retractions == scheduler.counters.retractions
+    )
+
+
+def _differences(clients: Clients, scheduler: Scheduler) -> str:
+    books, rows, live = scheduler.books, scheduler.memory.rows, clients.live
+    partial, chunked = clients.partial, books.chunked
+    pairs: dict[str, tuple[object, object]] = {
+        "alive": (list(live), list(books.requests)),
+        "waiting": (clients.waiting, len(books.waiting)),
+        "chunked": (partial and partial.rid, chunked and chunked.rid),
+        "running": (sorted(rid for rid, life in live.items() if life.running), sorted(books.running)),
+        "in flight": (tuple(flight.id for flight in clients.flights), books.in_flight_ids()),
+        "rows taken": (len(clients.pages.rows), rows.total - rows.free - rows.reserved),
+        "retractions": (clients.totals.retractions, scheduler.counters.retractions),
+    }
+    return "; ".join(f"{name} is {a} by the account, {b} by the books" for name, (a, b) in pairs.items() if a != b)

@@ -1,0 +1,73 @@
+"""All checks of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
+
+One object of plain parts, cheap to fork. It is given what crosses the gate, and looks at the scheduler without changing
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.limits import Limits
+from engine.messages import Event
+from engine.scheduler import Scheduler, StepResult
+from scripted.checks.clients import Clients
+from scripted.checks.counters import check_hits, check_idle, compare_counts
+from scripted.checks.fairness import Fairness
+from scripted.checks.pages import check_leases
+from scripted.checks.violation import Violation
+
+__all__ = ["Checks"]
+
+
+class Checks:
+    """Made for an engine that is as good as new. ``clients`` is the account of what each client was told.
+
+    ``audits`` also runs the engine's own audit after each step.
+    """
+
+    def __init__(self, limits: Limits, *, audits: bool = True) -> None:
+        self._limits = limits
+        self._audits = audits
+        self.clients = Clients(limits)
+        self.fairness = Fairness(limits, self.clients)
+
+    def after_step(
+        self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
+    ) -> None:
+        """Check one step. ``corruptions`` are reads of KV that was not the reader's, as far as the pipeline can tell.
+
+        Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
+        """
+        self.clients.follow(events, result)
+        if result.deadline is not None and result.deadline <= scheduler.now:
+            raise Violation(f"a call waits beyond its deadline: it is {scheduler.now}, it was {result.deadline}")
+        # A step without input and output has changed nothing that was not looked at after the one before.
+        if events or result.microbatch is not None or result.replies or result.again:
+            if self._audits:
+                scheduler.audit()
+            compare_counts(self.clients, scheduler)
+            self.clients.pages.compare(scheduler, result.microbatch)
+            check_leases(scheduler.books, self._limits)
+            self.fairness.check(result, scheduler)
+        if corruptions:
+            raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
+
+    def at_rest(self, scheduler: Scheduler) -> None:
+        """Everything has ended, and the cache is still there. Raises Violation."""
+        self.clients.check_end()
+        check_hits(scheduler)
+
+    def at_end(self, scheduler: Scheduler) -> None:
+        """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""
+        memory = scheduler.memory
+        if scheduler.failure is None and not scheduler.is_fully_idle:
+            raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
+        self.clients.check_end()
+        scheduler.audit()
+        if memory.pages.free != memory.pages.total or memory.rows.free != memory.rows.total:
+            raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
+        if scheduler.books.requests or scheduler.books.live():
+            raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        if self.clients.stats is not None:
+            check_idle(scheduler, self.clients.stats)

@@ -1,0 +1,9 @@
+"""The one exception of the checks. The engine's own audit raises IntegrityError, which is the engine's."""
+
+from __future__ import annotations
+
+__all__ = ["Violation"]
+
+
+class Violation(AssertionError):  # noqa: N818 - it reads as what happened
+    """The engine broke a promise; the text says which."""
