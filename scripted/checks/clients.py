@@ -217,7 +217,8 @@ class Clients:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
-        if result.microbatch is not None:
+        # After a flush that should have been refused, the account of memory is of no use.
+        if result.microbatch is not None and not self.calls.suspicion:
             self._on_launch(result.microbatch)
 
     def check_end(self) -> None:
