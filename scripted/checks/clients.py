@@ -49,8 +49,8 @@ _ABORT: Final = FinishReason.ABORT
 class Life:
     """One request, from its ``Generate`` to its terminal reply or its refusal. ``ids`` is prompt and output.
 
-    ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told: where
-    its computation began when it started for the first time.
+    ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told:
+    where its computation began when it started for the first time.
     """
 
     __slots__ = (
