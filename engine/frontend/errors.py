@@ -9,7 +9,11 @@ import msgspec
 
 from engine.messages import Refusal, RefusalKind
 
-__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType"]
+__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType", "shortened"]
+
+# What a client sent may be shown to it again, never all of it.
+MAX_MESSAGE_CHARS = 4096
+MAX_PARAM_CHARS = 256
 
 
 class ProblemType:
@@ -53,6 +57,8 @@ class ApiError(Exception):
     """Ends the handling of a request with an error body."""
 
     def __init__(self, status: int, kind: str, message: str, *, param: str | None = None) -> None:
+        message = shortened(message, MAX_MESSAGE_CHARS)
+        param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
         self.status = status
         self.body = ProblemBody(Problem(message=message, type=kind, param=param, code=status))
@@ -77,3 +83,8 @@ class ApiError(Exception):
         """The scheduler's refusal, with the status of its kind."""
         status, kind = _OF_REFUSAL[refusal.kind]
         return cls(status, kind, refusal.message, param="rid" if refusal.kind is RefusalKind.DUPLICATE else None)
+
+
+def shortened(text: str, limit_chars: int) -> str:
+    """A text as it is, or its beginning and how much is missing."""
+    return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"

@@ -6,13 +6,12 @@ are refused: a parameter is honoured or answered with 400, never ignored.
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from engine.frontend.errors import ApiError
+from engine.frontend.invalid_body import invalid_body
 from engine.messages import FinishReason, PauseMode, SamplingParams
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "TokenIds",
     "UpdateWeightsBody",
     "parse_body",
 ]
@@ -43,14 +43,13 @@ MAX_TOP_LOGPROBS = 20
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
-MAX_SHOWN_VALUE_CHARS = 80
 MAX_INT32 = 2**31 - 1
-# How a validator names the branches of a union of plain types.
-BRANCHES = {"str", "int", "float", "bool"}
 
 _DEFAULTS = SamplingParams()
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+# The first wrong entry of a list is told; a list of a million wrong ones costs no more than that.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -73,8 +72,8 @@ class SamplingBody(StrictBody):
     presence_penalty: float = Field(default=_DEFAULTS.presence_penalty, ge=-2, le=2)
     repetition_penalty: float = Field(default=_DEFAULTS.repetition_penalty, gt=0, le=2)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: StopString | list[StopString] = Field(default=[], max_length=MAX_STOP_CHARS)
-    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_CHARS)
+    stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
 
     @model_validator(mode="after")
@@ -106,7 +105,7 @@ class GenerateBody(StrictBody):
     """The body of ``POST /generate``: exactly one of ``text`` and ``input_ids``."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: TokenIds | None = None
     sampling_params: SamplingBody = SamplingBody()
     stream: bool = False
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_RID_CHARS)
@@ -191,32 +190,4 @@ def parse_body(model: type[Body], data: bytes) -> Body:
     try:
         return model.model_validate_json(data or b"{}")
     except ValidationError as exc:
-        errors = exc.errors(include_url=False)
-        param = _path(errors[0]["loc"]) or None
-        raise ApiError.invalid("; ".join(_explain(error, model) for error in errors), param=param) from exc
-
-
-def _explain(error: Any, model: type[BaseModel]) -> str:
-    path = _path(error["loc"])
-    shown = repr(error["input"])
-    shown = shown if len(shown) <= MAX_SHOWN_VALUE_CHARS else f"{shown[:MAX_SHOWN_VALUE_CHARS]}..."
-    if error["type"] == "json_invalid":
-        return f"the body must be JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
-    if error["type"] == "value_error":
-        return str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"{path} is not a field here, got {shown}; {_remedy(error['loc'], model)}"
-    rule = error["msg"].replace("Input should be", "must be")
-    return f"{path or 'the body'} {rule}, got {shown}"
-
-
-def _remedy(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    names = list((SamplingBody if "sampling_params" in loc[:-1] else model).model_fields)
-    near = difflib.get_close_matches(str(loc[-1]), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(names)}"
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """A field's path; the names that a validator gives to the branches of a union are no part of it."""
-    parts = [part for part in loc if isinstance(part, int) or (part.isidentifier() and part not in BRANCHES)]
-    return ".".join(map(str, parts))
+        raise invalid_body(exc, model) from exc

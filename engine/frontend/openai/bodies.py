@@ -19,6 +19,7 @@ from engine.frontend.protocol import (
     MAX_TOP_LOGPROBS,
     StopString,
     StrictBody,
+    TokenIds,
 )
 from engine.messages import SamplingParams
 
@@ -87,8 +88,8 @@ class OpenAiBody(NullableBody):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=2)
     seed: int | None = Field(None, ge=0, lt=2**63)
-    stop: StopString | list[StopString] = Field(default=[], max_length=MAX_STOP_CHARS)
-    stop_token_ids: list[int] = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_CHARS)
+    stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     min_tokens: int = Field(0, ge=0, le=MAX_INT32)
@@ -152,7 +153,14 @@ class OpenAiBody(NullableBody):
 class CompletionBody(OpenAiBody):
     """The body of ``POST /v1/completions``. ``prompt`` is one text or many, or token ids of one prompt or many."""
 
-    prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(max_length=MAX_PROMPTS)]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[
+            Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)],
+            Field(max_length=MAX_PROMPTS),
+        ]
+    )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="so many most likely tokens, and the chosen one"
     )
@@ -196,7 +204,7 @@ class ChatMessageBody(NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)]
     refusal: None = None
     tool_calls: Annotated[list[JsonValue], Field(max_length=0)] | None = None
     function_call: None = None
@@ -212,7 +220,7 @@ class ChatMessageBody(NullableBody):
 class ChatBody(OpenAiBody):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: list[ChatMessageBody] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[ChatMessageBody], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description="only with logprobs=true")

@@ -1,0 +1,123 @@
+"""What is said of a body that breaks rules: the field, the rule, the value and the remedy, for the first few of them.
+
+Owns the bound on the work and on the length: a body of a million wrong entries costs no more than one of a thousand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from engine.frontend.errors import ApiError, shortened
+
+__all__ = ["invalid_body"]
+
+# Each error that pydantic describes costs a microsecond and half a kilobyte, and it describes all or none.
+MAX_DESCRIBED_ERRORS = 1000
+MAX_SHOWN_ERRORS = 8
+MAX_SHOWN_VALUE_CHARS = 80
+# No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
+MAX_COMPARED_CHARS = 64
+
+_values = reprlib.Repr()
+_values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
+
+
+def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The error (400) for a body that is no ``model``."""
+    count = exc.error_count()
+    if count > MAX_DESCRIBED_ERRORS:
+        return ApiError.invalid(
+            f"the body must keep to the fields of this route, but it breaks their rules in {count} places, too many to "
+            f"name; the fields are {', '.join(model.model_fields)}"
+        )
+    errors = exc.errors(include_url=False, include_context=False)
+    told = [_explain(error, model) for error in errors[:MAX_SHOWN_ERRORS]]
+    if count > len(told):
+        told.append(f"and {count - len(told)} more")
+    path, _ = _locate(errors[0]["loc"], model)
+    return ApiError.invalid("; ".join(told), param=_joined(path) or None)
+
+
+def _explain(error: Any, model: type[BaseModel]) -> str:
+    if error["type"] == "json_invalid":
+        return f"the body must be JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    path, owner = _locate(error["loc"], model)
+    if error["type"] == "extra_forbidden":
+        return f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {_remedy(str(path[-1]), owner)}"
+    rule = error["msg"].replace("Input should be", "must be")
+    return f"{_joined(path) or 'the body'} {rule}, got {_shown(error['input'])}"
+
+
+def _shown(value: object) -> str:
+    """A value as Python writes it, shortened before it is written."""
+    return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
+
+
+def _remedy(name: str, owner: type[BaseModel]) -> str:
+    names = list(owner.model_fields)
+    near = difflib.get_close_matches(name, names, n=1) if len(name) <= MAX_COMPARED_CHARS else []
+    return f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(names)}"
+
+
+def _joined(path: Sequence[int | str]) -> str:
+    return ".".join(shortened(str(part), MAX_SHOWN_VALUE_CHARS) for part in path)
+
+
+def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int | str], type[BaseModel]]:
+    """The path of a place in a body as its client wrote it, and the innermost body that the place is in.
+
+    A validator names the branches of a union in between. Which parts are such names is read from the types: a client's
+    own key may look like one.
+    """
+    owner = model
+    path: list[int | str] = []
+    here: list[Any] = [model]
+    branch_named = True
+    for part in loc:
+        if len(here) > 1 and not branch_named:
+            here = [kind for kind in here if _is_branch(kind, str(part))] or here
+            # A union with a rule of its own in a union: the name of its branch follows.
+            branch_named = "union[" not in str(part)
+            continue
+        path.append(part)
+        owner = next((kind for kind in here if _is_body(kind)), owner)
+        here = [inner for kind in here for inner in _inside(kind, part)]
+        branch_named = False
+    return path, owner
+
+
+def _is_body(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _is_branch(kind: Any, name: str) -> bool:
+    """Whether a validator calls a branch so: 'int', 'list[int]', 'constrained-str', 'function-after[...]'."""
+    called: str = (get_origin(kind) or kind).__name__
+    return name.startswith(called) or name.endswith(f"-{called}")
+
+
+def _inside(kind: Any, part: int | str) -> list[Any]:
+    """The types that may stand at a key or an index of a value of some type."""
+    if _is_body(kind):
+        field = kind.model_fields.get(part)
+        return [] if field is None else _branches(field.annotation)
+    if get_origin(kind) in (list, dict):
+        return _branches(get_args(kind)[-1])
+    return []
+
+
+def _branches(annotation: Any) -> list[Any]:
+    """A type as its branches, without what is written around them. That a value may be null is no branch."""
+    if get_origin(annotation) is Annotated:
+        return _branches(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in _branches(part)]
+    return [] if annotation is type(None) else [annotation]
