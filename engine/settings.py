@@ -51,6 +51,24 @@ class ServerSettings(EngineConfig):
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
+    max_connections: int | None = Field(
+        None, ge=1, description="most connections at once; unset: as many as there are file descriptors for"
+    )
+    header_timeout_s: float = Field(
+        15.0, gt=0, le=86_400, description="longest wait, in seconds, for the header of a request that has begun"
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="longest wait, in seconds, for the whole body of a request"
+    )
+    send_timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="longest wait, in seconds, for a client to take what was sent to it"
+    )
+    allowed_hosts: str = Field(
+        "", description="names, separated by commas, under which a server on loopback may be asked beyond its own"
+    )
+    operator_origins: str = Field(
+        "", description="origins, separated by commas, whose web pages may call the operators' routes"
+    )
     api_key: SecretStr | None = Field(
         None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
     )
@@ -67,6 +85,21 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
+    @property
+    def model_name(self) -> str:
+        """The name under which clients ask for the model."""
+        return self.served_model_name or self.model
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names under which a server on loopback may be asked."""
+        return (self.host, *_listed(self.allowed_hosts))
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins whose pages may operate the server."""
+        return _listed(self.operator_origins)
+
     @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _key_can_be_sent(cls, key: object) -> object:
@@ -81,3 +114,7 @@ class ServerSettings(EngineConfig):
     @field_serializer("api_key", "admin_key", when_used="json-unless-none")
     def _mask(self, key: SecretStr, info: SerializationInfo) -> str:
         return key.get_secret_value() if info.context == REVEAL_KEYS else str(key)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(entry for part in text.split(",") if (entry := part.strip()))

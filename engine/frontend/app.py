@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from engine import __version__
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
 from engine.frontend.errors import ApiError, ProblemType
-from engine.frontend.responses import json_answer
+from engine.frontend.host_check import HostCheck
+from engine.frontend.responses import error_answer, json_answer
 from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import add_generation, add_models
 from engine.frontend.routes.information import add_health, add_information
@@ -30,19 +32,25 @@ def build_app(front: FrontEnd) -> FastAPI:
     add_generation(clients, front, description)
     add_models(clients, front, description)
     add_information(clients, front, description)
-    operators = APIRouter(dependencies=[Depends(front.doors.admit_operator)])
+    operators = APIRouter(dependencies=[Depends(front.origins.admit), Depends(front.doors.admit_operator)])
     add_administration(operators, front, description)
     for router in (clients, operators):
         app.include_router(router)
     description.install(app)
+    if front.doors.loopback:
+        app.add_middleware(HostCheck, hosts=front.settings.hosts)
     return app
 
 
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def answer_api_error(_: Request, exc: ApiError) -> Response:
-        headers = {"www-authenticate": "Bearer"} if exc.status == 401 else None
-        return json_answer(exc.body, status=exc.status, headers=headers)
+        return error_answer(exc)
+
+    @app.exception_handler(ClientDisconnect)
+    async def answer_nobody(_: Request, __: ClientDisconnect) -> Response:
+        # Its client left while it sent the body. There is nobody to answer, and nothing to report.
+        return Response()
 
     @app.exception_handler(HTTPException)
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
@@ -52,5 +60,7 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def answer_bug(_: Request, exc: Exception) -> Response:
-        problem = ApiError(500, ProblemType.ENGINE, f"the front end failed: {type(exc).__name__}: {exc}")
-        return json_answer(problem.body, status=500)
+        # The text of an exception may hold what no client should see. The log has all of it.
+        return error_answer(
+            ApiError(500, ProblemType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how")
+        )

@@ -24,12 +24,14 @@ class Doors:
 
     Clients need the API key if there is one. Operators need the admin key if there is one; without it their door is
     open to clients on loopback and closed elsewhere. The admin key opens both.
+
+    ``loopback`` says that the server listens there.
     """
 
     def __init__(self, api_key: SecretStr | None, admin_key: SecretStr | None, *, loopback: bool) -> None:
         self._api_key = api_key
         self._admin_key = admin_key
-        self._loopback = loopback
+        self.loopback = loopback
 
     @classmethod
     def of(cls, settings: ServerSettings, address: str) -> Doors:
@@ -45,7 +47,7 @@ class Doors:
         """Let an operator in. Raises ApiError: 401 for the key, 403 where there is none."""
         if self._admin_key is not None:
             _require_key(request, self._admin_key)
-        elif not self._loopback:
+        elif not self.loopback:
             raise ApiError(
                 403,
                 ProblemType.CLOSED,

@@ -1,4 +1,4 @@
-"""The front end as its routes see it: settings, numbers, tokenizer, template, doors, client, and its state.
+"""The front end as its routes see it: settings, numbers, tokenizer, orders, doors, client, and its state.
 
 Owns nothing of a request; made once a process, before the first request.
 """
@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 from engine.clock import MonotonicClock
 from engine.frontend.auth import Doors
-from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.body_reader import BodyReader
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.metrics import Metrics
+from engine.frontend.orders import OrderTaker
+from engine.frontend.origins import Origins
 from engine.limits import Limits
 from engine.settings import ServerSettings
 
@@ -32,17 +34,21 @@ class FrontEnd:
     limits: Limits
     tokenizer: Tokenizer
     client: EngineClient
-    template: ChatTemplate
     doors: Doors
+    orders: OrderTaker
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(init=False)
+    bodies: BodyReader = field(init=False)
+    origins: Origins = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model_name, MonotonicClock())
+        self.bodies = BodyReader(self.settings.max_body_bytes)
+        self.origins = Origins(self.settings.origins)
 
     @property
     def model_name(self) -> str:
         """The name under which clients ask for the model."""
-        return self.settings.served_model_name or self.settings.model
+        return self.settings.model_name

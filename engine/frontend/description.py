@@ -26,8 +26,10 @@ ERRORS = {
     403: "This route is closed here.",
     404: "There is no such model or route.",
     409: "The rid belongs to a live request.",
-    413: "The body is larger than max_body_bytes.",
-    429: "The queue is full; come back later.",
+    408: "The header or the body did not arrive in time.",
+    413: "The body is larger than this route takes.",
+    415: "The body is not declared as application/json.",
+    429: "The queue is full; come back after Retry-After seconds.",
     500: "The engine could not compute this request.",
     503: "The server is starting, draining, or going down.",
 }
@@ -64,7 +66,7 @@ class Description:
             content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
         problem: dict[str, Any] = {"application/json": {"schema": self._answer(ProblemBody)}}
-        for status in sorted({401, 403, 503, *errors, *((400, 413) if body or query else ())}):
+        for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
             # What the scheduler refuses is said in the words of an answer, what a body breaks in those of an error.
             plain = content if answer is None and status == HTTPStatus.BAD_REQUEST else {}
             responses[str(status)] = {"description": ERRORS[status], "content": plain | problem}

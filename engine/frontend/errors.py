@@ -5,15 +5,22 @@ Owns the mapping from kinds of trouble to HTTP statuses. Never holds a traceback
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from engine.messages import Refusal, RefusalKind
 
-__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType", "shortened"]
+__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType", "public", "shortened"]
 
 # What a client sent may be shown to it again, never all of it.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
+DIED = " process died: "
+TRACEBACK = "Traceback (most recent call last)"
+SEE_LOG = "the server's log says why"
+# The folders of an absolute path, up to the last part of it.
+_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
 
 class ProblemType:
@@ -22,6 +29,8 @@ class ProblemType:
     INVALID = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"
     CLOSED = "permission_error"
+    MEDIA_TYPE = "unsupported_media_type"
+    TIMEOUT = "request_timeout"
     TOO_LARGE = "request_too_large"
     NOT_FOUND = "not_found"
     DUPLICATE = "duplicate_request"
@@ -79,6 +88,11 @@ class ApiError(Exception):
         return cls(503, ProblemType.UNAVAILABLE, message)
 
     @classmethod
+    def of_problem(cls, problem: Problem) -> ApiError:
+        """The error that has this body."""
+        return cls(problem.code, problem.type, problem.message, param=problem.param)
+
+    @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:
         """The scheduler's refusal, with the status of its kind."""
         status, kind = _OF_REFUSAL[refusal.kind]
@@ -88,3 +102,16 @@ class ApiError(Exception):
 def shortened(text: str, limit_chars: int) -> str:
     """A text as it is, or its beginning and how much is missing."""
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"
+
+
+def public(text: str) -> str:
+    """What a client may read of what went wrong inside: one sentence, without tracebacks and without folders.
+
+    How a process died is said only where the engine worded it: 'it was killed by signal 9 (SIGKILL)'.
+    """
+    death, died, cause = text.partition(DIED)
+    if died:
+        return text if cause.startswith("it ") and "\n" not in cause else f"{death} process died; {SEE_LOG}"
+    if TRACEBACK in text:
+        return f"{text.partition(TRACEBACK)[0].rstrip(' :')}; {SEE_LOG}".removeprefix("; ")
+    return _FOLDERS.sub("", text.partition("\n")[0])

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from tokenizers import Tokenizer
 
 from engine.errors import ProcessDiedError
+from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
 from engine.frontend.auth import Doors
-from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.connection import Connection, ConnectionBounds, OncePerMinute, quiet_resource_errors
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError
+from engine.frontend.errors import ApiError, public
+from engine.frontend.forked_work import ForkedWork
+from engine.frontend.orders import OrderTaker, order_work
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
@@ -36,6 +39,8 @@ __all__ = ["run_frontend"]
 LAST_WORDS_S = 0.25
 # A connection that does not take its last bytes by then is cut.
 DRAIN_TIMEOUT_S = 1
+# What forks a process for each long body.
+READER = "reader"
 
 
 def run_frontend(
@@ -43,12 +48,16 @@ def run_frontend(
 ) -> None:
     """Serve until the supervisor says otherwise or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
+    admission = Admission(tokenizer, template, limits, settings.model_name)
+    reading = ForkedWork.start(READER, order_work(admission))
     try:
-        asyncio.run(_serve(control, settings, limits, tokenizer, template, listener, folder))
+        asyncio.run(_serve(control, settings, admission, reading, listener, folder))
     except ProcessDiedError as exc:
         if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
             _clear_up(folder, exc)
         raise
+    finally:
+        reading.close()
 
 
 def _clear_up(folder: PrivateDir, death: ProcessDiedError) -> None:
@@ -110,13 +119,18 @@ class _Life:
             case Shutdown() | None:
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
 
+    def lose_reader(self, reading: ForkedWork) -> None:
+        """The parent of the processes that read long bodies is gone, and long bodies with it."""
+        asyncio.get_running_loop().remove_reader(reading.fileno())
+        self._die(ProcessDiedError(READER, "it closed its socket to the front end"))
+
     async def _drain(self) -> None:
         await self._front.client.wait_quiet()
         self._control.send(Drained())
 
     def _die(self, death: ProcessDiedError) -> None:
         self.death = self.death or death
-        self._end(ApiError.unavailable(f"the server is going down because {death}"))
+        self._end(ApiError.unavailable(f"the server is going down because {public(str(death))}"))
 
     def _end(self, reason: ApiError) -> None:
         asyncio.get_running_loop().remove_reader(self._control.fileno())
@@ -127,19 +141,27 @@ class _Life:
 async def _serve(
     control: Control,
     settings: ServerSettings,
-    limits: Limits,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
+    admission: Admission,
+    reading: ForkedWork,
     listener: socket.socket,
     folder: PrivateDir,
 ) -> None:
     client = EngineClient(folder.path)
     doors = Doors.of(settings, listener.getsockname()[0])
     front = FrontEnd(
-        settings=settings, limits=limits, tokenizer=tokenizer, client=client, template=template, doors=doors
+        settings=settings,
+        limits=admission.limits,
+        tokenizer=admission.tokenizer,
+        client=client,
+        doors=doors,
+        orders=OrderTaker(admission, reading.run),
     )
     life = _Life(control, front)
-    asyncio.get_running_loop().add_reader(control.fileno(), life.listen)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(control.fileno(), life.listen)
+    loop.add_reader(reading.fileno(), life.lose_reader, reading)
+    loop.set_exception_handler(quiet_resource_errors())
+    logging.getLogger("uvicorn.error").addFilter(OncePerMinute())
     server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
@@ -158,6 +180,8 @@ async def _serve(
 def _uvicorn_config(front: FrontEnd) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(front),
+        http=Connection.under(ConnectionBounds(front.settings)),
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_STOP_TOKEN_IDS",
     "MAX_TOP_LOGPROBS",
     "AbortBody",
+    "Body",
     "GenerateAnswer",
     "GenerateBody",
     "MetaInfo",

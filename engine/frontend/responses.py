@@ -1,4 +1,4 @@
-"""One HTTP exchange: the body read with a bound, the answer sent whole or as a stream of events.
+"""One HTTP exchange: the answer sent whole or as a stream of events.
 
 Owns disconnects and how a stream ends; knows no protocol: shapes turn pieces into what their clients expect.
 """
@@ -16,11 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from engine.frontend.choices import Choices, IndexedPiece
 from engine.frontend.context import FrontEnd
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Generate
 
-__all__ = ["EventStream", "Shape", "json_answer", "read_body", "respond"]
+__all__ = ["RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
+
+# When a client that found the queue full may ask again: by then a request or two have ended.
+RETRY_AFTER_S = "1"
 
 
 class Shape(Protocol):
@@ -77,25 +80,10 @@ async def respond(
         raise
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, read no further than the limit. Raises ApiError (413)."""
-    declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdecimal() else 0
-    parts: list[bytes] = []
-    if size <= limit_bytes:
-        size = 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > limit_bytes:
-                break
-    if size > limit_bytes:
-        raise ApiError(
-            413,
-            ProblemType.TOO_LARGE,
-            f"the body must have at most {limit_bytes} bytes, got {size} or more; send less or raise --max-body-bytes",
-        )
-    return b"".join(parts)
+def error_answer(problem: ApiError) -> Response:
+    """The answer to a request that is refused or failed."""
+    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(problem.status)
+    return json_answer(problem.body, status=problem.status, headers=headers)
 
 
 def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

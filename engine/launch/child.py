@@ -6,7 +6,6 @@ last (say what it died of). Knows nothing of what the processes do.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -18,16 +17,14 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from engine.process.control import ChildMessage, Control, Drained, Dying, Ready, SupervisorMessage, decode_child_message
+from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 from engine.process.signals import STACK_SIGNAL
 
-__all__ = ["Child", "ChildMain", "close_inherited_files", "die_with_parent", "fork_child"]
+__all__ = ["Child", "ChildMain", "fork_child"]
 
 ChildMain = Callable[[Control], None]
 
 EXIT_FAILED = 1
-PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
-STANDARD_FILES = (0, 1, 2)
 
 
 class Child:
@@ -107,25 +104,6 @@ def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives
     return Child(name, pid, ours)
 
 
-def close_inherited_files(keep: Sequence[int]) -> None:
-    """Close every file descriptor above the standard ones except those to keep.
-
-    An end of another process's pipe that stayed open here would hide that process's death.
-    """
-    kept = sorted({*STANDARD_FILES, *keep})
-    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(low + 1, high)
-
-
-def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent dies, even by kill -9. Linux only, else a no-op."""
-    if sys.platform != "linux":
-        return
-    _prctl(PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent_pid:  # The parent died between the fork and the line above, so no signal will come.
-        os.kill(os.getpid(), number)
-
-
 def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     current_process().name = name
     signal.set_wakeup_fd(-1)
@@ -136,8 +114,7 @@ def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     if not outlives_supervisor:
         die_with_parent(supervisor_pid, signal.SIGKILL)
-    if sys.platform == "linux":
-        _prctl(PR_SET_NAME, f"engine-{name}".encode()[:15])
+    name_process(name)
 
 
 def _run(main: ChildMain, control: Control) -> None:
@@ -152,7 +129,3 @@ def _run(main: ChildMain, control: Control) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -18,11 +18,11 @@ from types import FrameType
 
 import msgspec
 
-from engine.launch.child import close_inherited_files, die_with_parent
 from engine.launch.imports import import_engine
 from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest
 from engine.launch.supervisor import EXIT_FAILED, supervise
 from engine.process.control import Serving
+from engine.process.inheritance import close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""From a checked body of the OpenAI protocol to the requests that it stands for, one for each choice.
+"""From a body of the OpenAI protocol to its order: the requests that it stands for, one for each choice.
 
 Owns prompts, ids of choices and the room that is left for output. Sends nothing; refuses what can never fit.
 """
@@ -8,60 +8,57 @@ from __future__ import annotations
 import logging
 import uuid
 
-from engine.frontend.admission import check_fits, check_vocabulary, tokenize
-from engine.frontend.context import FrontEnd
+from engine.frontend.admission import Admission, check_fits, check_vocabulary, tokenize
 from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
+from engine.frontend.order import Order
+from engine.frontend.protocol import parse_body
 from engine.limits import Limits
 from engine.messages import Generate
 
-__all__ = ["answer_id", "chat_requests", "completion_requests"]
+__all__ = ["chat_order", "completion_order", "require_model"]
 
 logger = logging.getLogger(__name__)
 
 
-def answer_id(body: OpenAiBody, prefix: str) -> str:
-    """The id of the answer: the client's own, or a new one."""
-    rid = body.rid or f"{prefix}-{uuid.uuid4().hex}"
-    if body.user is not None:
-        logger.debug("request %s is of user %r", rid, body.user)
-    return rid
-
-
-async def completion_requests(body: CompletionBody, rid: str, front: FrontEnd) -> list[Generate]:
-    """The requests of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
-    require_model(body.model, front)
+def completion_order(data: bytes, admission: Admission) -> Order:
+    """The order of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
+    body = parse_body(CompletionBody, data)
+    require_model(body.model, admission.model_name)
     prompts = [
-        await tokenize(front.tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in body.prompts
+        tokenize(admission, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
+        for prompt in body.prompts
     ]
-    return _requests(body, rid, prompts, front.limits, param="prompt", top=body.logprobs)
+    return _order(body, "cmpl", prompts, admission.limits, param="prompt", top=body.logprobs)
 
 
-async def chat_requests(body: ChatBody, rid: str, front: FrontEnd) -> list[Generate]:
-    """The requests of a chat completion. Raises ApiError, also when the model has no chat template."""
-    require_model(body.model, front)
+def chat_order(data: bytes, admission: Admission) -> Order:
+    """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
+    body = parse_body(ChatBody, data)
+    require_model(body.model, admission.model_name)
     conversation = [{"role": message.role, "content": message.text} for message in body.messages]
-    text = front.template.render(conversation, body.chat_template_kwargs)
+    text = admission.template.render(conversation, body.chat_template_kwargs)
     # The template says where special tokens stand; the tokenizer must not add its own.
-    prompt = await tokenize(front.tokenizer, text, special=False)
+    prompt = tokenize(admission, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    return _requests(body, rid, [prompt], front.limits, param="messages", top=top)
+    return _order(body, "chatcmpl", [prompt], admission.limits, param="messages", top=top)
 
 
-def require_model(model: str | None, front: FrontEnd) -> None:
+def require_model(model: str | None, served: str) -> None:
     """Raise ApiError (404) for the name of a model that is not served here."""
-    if model is not None and model != front.model_name:
+    if model is not None and model != served:
         raise ApiError(
             404,
             ProblemType.NOT_FOUND,
-            f"model must be {front.model_name!r}, the one served here, got {model!r}; see /v1/models",
+            f"model must be {served!r}, the one served here, got {model!r}; see /v1/models",
             param="model",
         )
 
 
-def _requests(
-    body: OpenAiBody, rid: str, prompts: list[tuple[int, ...]], limits: Limits, *, param: str, top: int | None
-) -> list[Generate]:
+def _order(
+    body: OpenAiBody, prefix: str, prompts: list[tuple[int, ...]], limits: Limits, *, param: str, top: int | None
+) -> Order:
+    rid = _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
     count = len(prompts) * body.n
     messages = []
@@ -81,9 +78,24 @@ def _requests(
                 top_logprobs_num=top or 0,
             )
         )
-    return messages
+    return Order(
+        rid=rid,
+        messages=tuple(messages),
+        stream=body.stream,
+        n=body.n,
+        logprobs=top is not None,
+        include_usage=body.include_usage,
+    )
 
 
 def _room(prompt_tokens: int, limits: Limits) -> int:
     """Most tokens of output that fit behind a prompt; the KV of the very last one is never written."""
     return min(limits.context_length, limits.total_pages * limits.page_size + 1) - prompt_tokens
+
+
+def _answer_id(body: OpenAiBody, prefix: str) -> str:
+    """The id of the answer: the client's own, or a new one."""
+    rid = body.rid or f"{prefix}-{uuid.uuid4().hex}"
+    if body.user is not None:
+        logger.debug("request %s is of user %r", rid, body.user)
+    return rid

@@ -10,11 +10,12 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from engine.frontend.body_reader import BodyReader
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
 from engine.frontend.errors import ApiError
-from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, PauseBody, UpdateWeightsBody, parse_body
-from engine.frontend.responses import read_body
+from engine.frontend.origins import require_json
+from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, Body, PauseBody, UpdateWeightsBody, parse_body
 from engine.messages import (
     Abort,
     AbortAll,
@@ -30,29 +31,32 @@ from engine.messages import (
 __all__ = ["add_administration"]
 
 ADMIN = "administration"
+# The longest that an operator has to say is a path.
+MAX_BODY_BYTES = 65_536
 FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
 
 
 def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the operators' routes."""
 
-    async def read(request: Request) -> bytes:
-        return await read_body(request, front.settings.max_body_bytes)
+    bodies = BodyReader(min(MAX_BODY_BYTES, front.settings.max_body_bytes))
 
-    for method in (router.get, router.post):
+    async def read(request: Request, model: type[Body]) -> Body:
+        async with bodies.body_of(request) as data:
+            if data:
+                require_json(request)
+            return parse_body(model, data)
 
-        @method("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
-        async def flush_cache(request: Request) -> Response:
-            """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
-            timeout_s = _read_timeout(request)
-            return _call_answer(
-                await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
-            )
+    @router.post("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
+    async def flush_cache(request: Request) -> Response:
+        """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
+        timeout_s = _read_timeout(request)
+        return _call_answer(await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s)))
 
     @router.post("/update_weights_from_disk", **description.route(body=UpdateWeightsBody, errors=(400, 429), tag=ADMIN))
     async def update_weights_from_disk(request: Request) -> Response:
         """Load other weights of the same model and drop the prefix cache; refused as a flush is."""
-        body = parse_body(UpdateWeightsBody, await read(request))
+        body = await read(request, UpdateWeightsBody)
         return _call_answer(
             await front.client.call(
                 lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
@@ -73,7 +77,7 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
     @router.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
     async def abort_request(request: Request) -> Response:
         """End one request by its exact rid, or all."""
-        body = parse_body(AbortBody, await read(request))
+        body = await read(request, AbortBody)
         if body.rid is None:
             return _call_answer(await front.client.call(lambda call_id: AbortAll(call_id=call_id)))
         rid = body.rid
@@ -84,7 +88,7 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
     )
     async def pause_generation(request: Request) -> Response:
         """Stop planning: live requests go back to the queue, stay where they are, or end."""
-        body = parse_body(PauseBody, await read(request))
+        body = await read(request, PauseBody)
         return _call_answer(await front.client.call(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode)))
 
     @router.post("/continue_generation", **description.route(errors=(400, 429), tag=ADMIN))

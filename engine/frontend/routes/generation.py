@@ -10,19 +10,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from engine.frontend.admission import admit
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.requests import answer_id, chat_requests, completion_requests, require_model
+from engine.frontend.openai.requests import require_model
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
-from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
-from engine.frontend.responses import json_answer, read_body, respond
+from engine.frontend.orders import CHAT, COMPLETION, NATIVE
+from engine.frontend.protocol import GenerateAnswer, GenerateBody
+from engine.frontend.responses import json_answer, respond
 
 __all__ = ["add_generation", "add_models"]
 
-NATIVE = "native"
 OPENAI = "openai"
 ERRORS = (404, 409, 429, 500)
 
@@ -46,7 +45,6 @@ class NativeShape:
 
 def add_generation(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that generate."""
-    limit_bytes = front.settings.max_body_bytes
 
     @router.post(
         "/generate",
@@ -56,9 +54,8 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def generate(request: Request) -> Response:
         """Generate from a text or token ids."""
-        body = parse_body(GenerateBody, await read_body(request, limit_bytes))
-        message = await admit(body, front.tokenizer, front.limits)
-        return await respond(request, front, [message], NativeShape(), stream=body.stream)
+        order = await front.orders.take(NATIVE, request, front.bodies)
+        return await respond(request, front, order.messages, NativeShape(), stream=order.stream)
 
     @router.post(
         "/v1/completions",
@@ -68,18 +65,16 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def completions(request: Request) -> Response:
         """Complete one or more prompts."""
-        body = parse_body(CompletionBody, await read_body(request, limit_bytes))
-        rid = answer_id(body, "cmpl")
-        messages = await completion_requests(body, rid, front)
+        order = await front.orders.take(COMPLETION, request, front.bodies)
         shape = CompletionShape(
-            rid,
+            order.rid,
             front.model_name,
             front.tokenizer,
-            n=body.n,
-            logprobs=body.logprobs is not None,
-            include_usage=body.include_usage,
+            n=order.n,
+            logprobs=order.logprobs,
+            include_usage=order.include_usage,
         )
-        return await respond(request, front, messages, shape, stream=body.stream)
+        return await respond(request, front, order.messages, shape, stream=order.stream)
 
     @router.post(
         "/v1/chat/completions",
@@ -87,18 +82,16 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = parse_body(ChatBody, await read_body(request, limit_bytes))
-        rid = answer_id(body, "chatcmpl")
-        messages = await chat_requests(body, rid, front)
+        order = await front.orders.take(CHAT, request, front.bodies)
         shape = ChatShape(
-            rid,
+            order.rid,
             front.model_name,
             front.tokenizer,
-            n=body.n,
-            logprobs=body.logprobs,
-            include_usage=body.include_usage,
+            n=order.n,
+            logprobs=order.logprobs,
+            include_usage=order.include_usage,
         )
-        return await respond(request, front, messages, shape, stream=body.stream)
+        return await respond(request, front, order.messages, shape, stream=order.stream)
 
 
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:
@@ -115,5 +108,5 @@ def add_models(router: APIRouter, front: FrontEnd, description: Description) -> 
     @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
     async def model_card(model: str) -> Response:
         """Describe the served model."""
-        require_model(model, front)
+        require_model(model, front.model_name)
         return json_answer(card())

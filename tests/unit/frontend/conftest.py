@@ -15,11 +15,13 @@ import zmq.asyncio
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
+from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
 from engine.frontend.auth import Doors
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
+from engine.frontend.orders import OrderTaker, order_work
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, decode_client_message, encode
@@ -38,6 +40,12 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
         return self.Encoding(list(text.encode()))
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> list[Encoding]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def get_vocab(self) -> dict[str, int]:
+        return {self.id_to_token(token_id): token_id for token_id in range(256)}
 
     def id_to_token(self, token_id: int) -> str:
         return f"<0x{token_id:02X}>"
@@ -92,17 +100,25 @@ class Stage:
         self.client = EngineClient(private_dir)
         self.tokenizer = ByteTokenizer()
         self.template_source = TemplateSource()
+        # What a process of its own does in a server.
+        self.long_bodies: list[bytes] = []
+        admission = Admission(self.tokenizer, ChatTemplate(self.template_source), self.limits, self.settings.model_name)
+        self._work = order_work(admission)
         self.front = FrontEnd(
             settings=self.settings,
             limits=self.limits,
             tokenizer=self.tokenizer,
             client=self.client,
-            template=ChatTemplate(self.template_source),
             doors=Doors.of(self.settings, address),
+            orders=OrderTaker(admission, self._read_long_body),
             serving=True,
         )
         self.app = build_app(self.front)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://engine")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://127.0.0.1")
+
+    async def _read_long_body(self, question: bytes) -> bytes:
+        self.long_bodies.append(question)
+        return self._work(question)
 
 
 Scene = Callable[[Stage], Awaitable[None]]

@@ -338,7 +338,7 @@ def test_a_scripts_call_arrives_as_its_message(play, call: AdministrativeCall) -
 @pytest.mark.parametrize("query", ["timeout=soon", "timeout=-1", "timeout=inf", "timeout=nan", "timeot=1"])
 def test_flush_with_a_bad_timeout(play, query: str) -> None:
     async def scene(stage) -> None:
-        response = await stage.http.get(f"/flush_cache?{query}")
+        response = await stage.http.post(f"/flush_cache?{query}")
         assert response.status_code == 400
         assert "timeout" in response.json()["error"]["message"]
 

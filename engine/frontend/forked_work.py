@@ -1,0 +1,157 @@
+"""Work in a process of its own, one a piece: the event loop goes on meanwhile, and the memory returns with its end.
+
+A parent is forked before there is a thread or a loop, and forks a process for each piece. It reads nothing of the work,
+so what breaks a worker leaves it whole. Both die with the process that they work for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from multiprocessing import current_process
+from pathlib import Path
+from typing import NoReturn, Self
+
+from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+
+__all__ = ["ForkedWork", "WorkLostError"]
+
+# Two cores and twice the memory of one piece are the most that all clients together can make it take.
+WORKERS_AT_ONCE = 2
+# Far above what the longest body takes. A piece that takes longer is lost.
+MAX_CPU_S = 60
+MAX_WAIT_S = 120.0
+RECEIVE_BYTES = 2**18
+# What the kernel ends first when the machine runs out of memory.
+MOST_EXPENDABLE = "1000"
+_LENGTH = struct.Struct("=Q")
+_ONE_MORE = b"+"
+
+
+class WorkLostError(Exception):
+    """A worker ended without an answer, or none could be forked."""
+
+
+class ForkedWork:
+    """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        self._slots = asyncio.Semaphore(WORKERS_AT_ONCE)
+
+    @classmethod
+    def start(cls, name: str, work: Callable[[bytes], bytes]) -> Self:
+        """Fork the parent. Call it before this process starts a thread."""
+        ours, theirs = socket.socketpair()
+        owner_pid = os.getpid()
+        if os.fork() == 0:
+            _run_parent(theirs, owner_pid, name, work)
+        theirs.close()
+        return cls(ours)
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on for the parent's end."""
+        return self._orders.fileno()
+
+    async def run(self, data: bytes) -> bytes:
+        """The work's answer. Raises WorkLostError when its process ended without one."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    return await self._exchange(data)
+            except (OSError, TimeoutError) as exc:
+                raise WorkLostError(
+                    f"the process of this work could not finish it: {exc or 'it took too long'}"
+                ) from exc
+
+    def close(self) -> None:
+        """End the parent, and with it whoever still works."""
+        self._orders.close()
+
+    async def _exchange(self, data: bytes) -> bytes:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._orders, [_ONE_MORE], [theirs.fileno()])
+            ours.setblocking(False)
+            await loop.sock_sendall(ours, data)
+            ours.shutdown(socket.SHUT_WR)
+            answer = bytearray()
+            while part := await loop.sock_recv(ours, RECEIVE_BYTES):
+                answer += part
+        if len(answer) < _LENGTH.size or _LENGTH.unpack_from(answer)[0] != len(answer) - _LENGTH.size:
+            raise WorkLostError("the process of this work ended without an answer")
+        return bytes(memoryview(answer)[_LENGTH.size :])
+
+
+def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable[[bytes], bytes]) -> NoReturn:
+    """Fork a worker for each socket that comes, until the owner is gone."""
+    try:
+        close_inherited_files([orders.fileno()])
+        current_process().name = name
+        name_process(name)
+        # Its owner tells it by the socket; the terminal's Ctrl-C is not meant for it, and the kernel reaps its workers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        die_with_parent(owner_pid, signal.SIGKILL)
+        while True:
+            word, files, _, _ = socket.recv_fds(orders, len(_ONE_MORE), 1)
+            if not word:
+                break
+            _fork_worker(orders, files[0], work)
+    except BaseException:  # noqa: BLE001 - nothing of the owner's stack may run twice
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes]) -> None:
+    """A machine that has no process left refuses: the closed socket tells the owner."""
+    parent_pid = os.getpid()
+    with contextlib.suppress(OSError):
+        if os.fork() == 0:
+            orders.close()
+            _run_worker(file, parent_pid, work)
+    os.close(file)
+
+
+def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> NoReturn:
+    status = 1
+    try:
+        die_with_parent(parent_pid, signal.SIGKILL)
+        _limit_worker()
+        with socket.socket(fileno=file) as exchange:
+            question = bytearray()
+            while part := exchange.recv(RECEIVE_BYTES):
+                question += part
+            answer = work(bytes(question))
+            exchange.sendall(_LENGTH.pack(len(answer)))
+            exchange.sendall(answer)
+        status = 0
+    except BrokenPipeError:  # Its owner waits no longer.
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _limit_worker() -> None:
+    """It lives for one piece of work: no collections, no core file, first to go when memory ends, and not for ever."""
+    gc.disable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
+    bound_s = MAX_CPU_S if most_s == resource.RLIM_INFINITY else min(MAX_CPU_S, most_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (bound_s, bound_s))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)

@@ -1,0 +1,72 @@
+"""What one generating HTTP request comes to: the requests for the engine, and how its answer is to look.
+
+Owns the form in which an order passes between processes. Small whatever the body was: prompts fit into the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from engine.frontend.errors import ApiError, Problem
+from engine.messages import Generate
+
+__all__ = ["Order", "packed", "unpacked"]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of an answer, all choices of the first prompt before those of the next.
+
+    ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows.
+    """
+
+    rid: str
+    messages: tuple[Generate, ...]
+    stream: bool
+    n: int = 1
+    logprobs: bool = False
+    include_usage: bool = False
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """An order without its prompts, and each prompt once. Or why there is none."""
+
+    order: Order | None
+    prompts: tuple[msgspec.Raw, ...] = ()
+    problem: Problem | None = None
+
+
+_packed_decoder = msgspec.msgpack.Decoder(_Packed)
+_prompt_decoder = msgspec.msgpack.Decoder(tuple[int, ...])
+_encode = msgspec.msgpack.Encoder().encode
+
+Orders = Mapping[str, Callable[[bytes], Order]]
+
+
+def packed(question: bytes, orders: Orders) -> bytes:
+    """The order of a body, or the ApiError, as bytes. ``question`` is the order's kind, a line end and the body."""
+    kind, _, data = question.partition(b"\n")
+    try:
+        order = orders[kind.decode()](data)
+    except ApiError as exc:
+        return _encode(_Packed(None, problem=exc.body.error))
+    prompts = tuple(msgspec.Raw(_encode(message.prompt_ids)) for message in order.messages[:: order.n])
+    bare = tuple(msgspec.structs.replace(message, prompt_ids=()) for message in order.messages)
+    return _encode(_Packed(msgspec.structs.replace(order, messages=bare), prompts))
+
+
+async def unpacked(answer: bytes) -> Order:
+    """The order, taken apart in steps between which the event loop turns. Raises the ApiError that was packed."""
+    found = _packed_decoder.decode(answer)
+    if found.problem is not None:
+        raise ApiError.of_problem(found.problem)
+    assert found.order is not None, "a packed order has neither an order nor a problem"
+    messages: list[Generate] = []
+    for index, prompt in enumerate(found.prompts):
+        ids = _prompt_decoder.decode(prompt)
+        choices = found.order.messages[index * found.order.n : (index + 1) * found.order.n]
+        messages += [msgspec.structs.replace(message, prompt_ids=ids) for message in choices]
+        await asyncio.sleep(0)
+    return msgspec.structs.replace(found.order, messages=tuple(messages))

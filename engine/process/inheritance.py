@@ -1,0 +1,48 @@
+"""What a forked process does about what it inherited: its parent's files, its parent's life, its parent's name.
+
+Owns no process; called by every one that the engine forks, before anything else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+__all__ = ["close_inherited_files", "die_with_parent", "name_process"]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+MAX_NAME_BYTES = 15
+STANDARD_FILES = (0, 1, 2)
+
+
+def close_inherited_files(keep: Sequence[int]) -> None:
+    """Close every file descriptor above the standard ones except those to keep.
+
+    An end of another process's pipe that stayed open here would hide that process's death.
+    """
+    kept = sorted({*STANDARD_FILES, *keep})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
+
+
+def die_with_parent(parent_pid: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies, even by kill -9. Linux only, else a no-op."""
+    if sys.platform != "linux":
+        return
+    _prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent_pid:  # The parent died between the fork and the line above, so no signal will come.
+        os.kill(os.getpid(), number)
+
+
+def name_process(name: str) -> None:
+    """Show the process as ``engine-NAME`` in lists of processes. Linux only, else a no-op."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_NAME, f"engine-{name}".encode()[:MAX_NAME_BYTES])
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
