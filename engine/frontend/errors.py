@@ -112,6 +112,7 @@ def public(text: str) -> str:
     death, died, cause = text.partition(DIED)
     if died:
         return text if cause.startswith("it ") and "\n" not in cause else f"{death} process died; {SEE_LOG}"
-    if TRACEBACK in text:
-        return f"{text.partition(TRACEBACK)[0].rstrip(' :')}; {SEE_LOG}".removeprefix("; ")
+    before, found, _ = text.partition(TRACEBACK)
+    if found:
+        return f"{before.rstrip(': ').strip()}; {SEE_LOG}".removeprefix("; ")
     return _FOLDERS.sub("", text.partition("\n")[0])

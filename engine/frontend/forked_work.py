@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing import current_process
@@ -43,8 +44,9 @@ class WorkLostError(Exception):
 class ForkedWork:
     """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone."""
 
-    def __init__(self, orders: socket.socket) -> None:
+    def __init__(self, orders: socket.socket, parent_pid: int) -> None:
         self._orders = orders
+        self._parent_pid = parent_pid
         self._slots = asyncio.Semaphore(WORKERS_AT_ONCE)
 
     @classmethod
@@ -52,10 +54,13 @@ class ForkedWork:
         """Fork the parent. Call it before this process starts a thread."""
         ours, theirs = socket.socketpair()
         owner_pid = os.getpid()
-        if os.fork() == 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent_pid = os.fork()
+        if parent_pid == 0:
             _run_parent(theirs, owner_pid, name, work)
         theirs.close()
-        return cls(ours)
+        return cls(ours, parent_pid)
 
     def fileno(self) -> int:
         """The file descriptor to wait on for the parent's end."""
@@ -75,6 +80,8 @@ class ForkedWork:
     def close(self) -> None:
         """End the parent, and with it whoever still works."""
         self._orders.close()
+        os.kill(self._parent_pid, signal.SIGKILL)
+        os.waitpid(self._parent_pid, 0)
 
     async def _exchange(self, data: bytes) -> bytes:
         loop = asyncio.get_running_loop()
@@ -111,6 +118,7 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
             _fork_worker(orders, files[0], work)
     except BaseException:  # noqa: BLE001 - nothing of the owner's stack may run twice
         traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(0)
 
@@ -130,18 +138,20 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
     try:
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
-        with socket.socket(fileno=file) as exchange:
-            question = bytearray()
-            while part := exchange.recv(RECEIVE_BYTES):
-                question += part
-            answer = work(bytes(question))
-            exchange.sendall(_LENGTH.pack(len(answer)))
-            exchange.sendall(answer)
+        # Closed by the end of this process: a cause of death is written before its owner hears of the death.
+        exchange = socket.socket(fileno=file)
+        question = bytearray()
+        while part := exchange.recv(RECEIVE_BYTES):
+            question += part
+        answer = work(bytes(question))
+        exchange.sendall(_LENGTH.pack(len(answer)))
+        exchange.sendall(answer)
         status = 0
     except BrokenPipeError:  # Its owner waits no longer.
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
         traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(status)
 

@@ -81,3 +81,23 @@ def test_the_loop_turns_between_the_events_of_a_burst(play) -> None:
         )
 
     play(scene)
+
+
+def test_a_client_that_leaves_during_its_upload_is_no_error(play, caplog: pytest.LogCaptureFixture) -> None:
+    """It cost a traceback of 60 lines."""
+
+    async def scene(stage) -> None:
+        connection = Connection(stage.app, {"input_ids": [1]})
+
+        async def receive() -> dict[str, object]:
+            connection._asked += 1
+            if connection._asked == 1:
+                return {"type": "http.request", "body": b'{"text": "', "more_body": True}
+            return {"type": "http.disconnect"}
+
+        connection._receive = receive
+        await connection.run()
+        assert stage.client.open_requests == 0
+
+    play(scene)
+    assert caplog.records == []

@@ -173,6 +173,7 @@ def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, statu
         response = await answer
         assert response.status_code == status
         assert response.json()["error"]["message"] == "because 5 > 4"
+        assert response.headers.get("retry-after") == ("1" if status == 429 else None)
         assert stage.client.open_requests == 0
 
     play(scene)
@@ -205,12 +206,14 @@ def test_engine_error_is_500_and_an_event_without_done(play) -> None:
             answer = asyncio.create_task(stage.http.post("/generate", json=body))
             await stage.scheduler.receive()
             await stage.scheduler.reply(_output("r", b"a", done=1))
-            failed = TokenOutput(rid="r", finish_reason=FinishReason.ERROR, error="stage 1: division by zero")
+            error = "stage 1: division by zero\nTraceback (most recent call last):\n  secret"
+            failed = TokenOutput(rid="r", finish_reason=FinishReason.ERROR, error=error)
             await stage.scheduler.reply(failed)
             response = await answer
             error = (_events(response.text)[-1] if stream else response.json())["error"]
             assert response.status_code == (200 if stream else 500)
-            assert (error["message"], error["type"]) == ("stage 1: division by zero", "engine_error")
+            told = "stage 1: division by zero; the server's log says why"
+            assert (error["message"], error["type"]) == (told, "engine_error")
 
     play(scene)
 

@@ -1,0 +1,258 @@
+"""A connection's bounds, on real sockets with short times: silence, half a header, half a body, an answer not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from engine.errors import StartupError
+from engine.frontend.connection import (
+    LOG_INTERVAL_S,
+    RESERVED_FILES,
+    Connection,
+    ConnectionBounds,
+    OncePerMinute,
+    quiet_resource_errors,
+)
+from engine.settings import ServerSettings
+
+PATIENCE_S = 5.0
+SHORT_S = 0.15
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+# More than what sockets and transports hold between a server and a client that reads nothing.
+MUCH = 64 * 2**20
+
+
+class App:
+    """Reads the body, notes what came of it, answers."""
+
+    def __init__(self, answer_bytes: int, early: bool) -> None:
+        self.seen: list[str] = []
+        self.answer = b"x" * answer_bytes
+        self.early = early
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self.early:
+            while (message := await receive())["type"] == "http.request" and message["more_body"]:
+                pass
+            self.seen.append(message["type"])
+        length = str(len(self.answer)).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": self.answer})
+        if (await receive())["type"] == "http.disconnect":
+            self.seen.append("end")
+
+
+Scene = Callable[[App, int], Awaitable[None]]
+
+
+def serve(scene: Scene, *, answer_bytes: int = 2, early: bool = False, **settings: object) -> None:
+    async def bounded() -> None:
+        app = App(answer_bytes, early)
+        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
+        config.load()
+        kind = Connection.under(ConnectionBounds(ServerSettings(**settings)))
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
+        async with asyncio.timeout(PATIENCE_S), server:
+            await scene(app, server.sockets[0].getsockname()[1])
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+    asyncio.run(bounded())
+
+
+async def ask(port: int, *parts: bytes, every_s: float = 0.0) -> bytes:
+    """Everything that is answered until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(every_s)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def problem(answer: bytes) -> dict[str, Any]:
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+def test_a_silent_connection_is_closed() -> None:
+    async def scene(app: App, port: int) -> None:
+        assert await ask(port) == b""
+        assert app.seen == []
+
+    serve(scene, header_timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize("dripped", [False, True])
+def test_half_a_header_is_408(dripped: bool) -> None:
+    """Connections with half a header stayed open for ever. That bytes keep coming is no reason to wait longer."""
+
+    async def scene(app: App, port: int) -> None:
+        parts = [b"POST / HTTP/1.1\r\n", *([b"a: b\r\n"] * 200 if dripped else [])]
+        asked = asyncio.create_task(ask(port, *parts, every_s=0.01))
+        answer = await asked
+        if not dripped:  # A client that still writes may find the connection reset before it reads.
+            assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+            assert (
+                problem(answer)["message"]
+                == "the header of a request must arrive within 0.15 s, but did not; try again"
+            )
+        assert app.seen == []
+
+    serve(scene, header_timeout_s=SHORT_S)
+
+
+def test_the_header_of_a_second_request_has_its_deadline_too() -> None:
+    async def scene(app: App, port: int) -> None:
+        answer = await ask(port, HEAD + b"\r\nabcde", b"POST / HT", every_s=0.05)
+        assert [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP")] == [
+            b"HTTP/1.1 200 OK",
+            b"xxHTTP/1.1 408 Request Timeout",
+        ] or b"408" in answer
+
+    serve(scene, header_timeout_s=SHORT_S)
+
+
+def test_half_a_body_is_408_and_its_request_is_told() -> None:
+    async def scene(app: App, port: int) -> None:
+        answer = await ask(port, HEAD + b"\r\nab")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert "the body of a request must arrive within 0.15 s" in problem(answer)["message"]
+        await asyncio.sleep(0)
+        assert app.seen[0] == "http.disconnect"
+
+    serve(scene, body_timeout_s=SHORT_S)
+
+
+def test_a_body_that_is_dripped_after_its_answer_ends_at_the_same_deadline() -> None:
+    """A refusal does not wait for the body: without a deadline the rest of it could come for ever."""
+
+    async def scene(app: App, port: int) -> None:
+        answer = await ask(
+            port, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n", *[b"a"] * 300, every_s=0.01
+        )
+        assert answer.count(b"HTTP/1.1") <= 1
+        assert b"408" not in answer
+
+    serve(scene, body_timeout_s=SHORT_S, early=True)
+
+
+def test_who_waits_for_an_answer_is_waited_for() -> None:
+    """The bounds are on what clients send: an answer may take as long as it takes."""
+
+    async def scene(app: App, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(HEAD + b"\r\nab")
+            await asyncio.sleep(SHORT_S / 3)
+            writer.write(b"cde")
+            assert await reader.readuntil(b"xx")
+            # Kept alive between two requests, for uvicorn's time and not for a header's.
+            await asyncio.sleep(2 * SHORT_S)
+        writer.close()
+
+    serve(scene, header_timeout_s=SHORT_S, body_timeout_s=SHORT_S)
+
+
+def test_a_client_that_takes_nothing_is_cut() -> None:
+    async def scene(app: App, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(HEAD + b"\r\nabcde")
+        while "end" not in app.seen:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+    serve(scene, answer_bytes=MUCH, send_timeout_s=SHORT_S)
+
+
+def test_one_connection_too_many_is_told_and_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(app: App, port: int) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _ in range(3):
+            answer = await ask(port)
+            assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert b"retry-after: 1\r\n" in answer
+            assert "3 connections, its most" in problem(answer)["message"]
+        held.pop()[1].close()
+        await asyncio.sleep(0.01)
+        assert b"200 OK" in await ask(port, HEAD + b"connection: close\r\n\r\nabcde")
+        for _, writer in held:
+            writer.close()
+
+    lines = OncePerMinute()
+    logger = logging.getLogger("engine.frontend.connection")
+    logger.addFilter(lines)
+    try:
+        serve(scene, max_connections=3)
+    finally:
+        logger.removeFilter(lines)
+    assert len([record for record in caplog.records if "max_connections=3" in record.getMessage()]) == 1
+
+
+def test_what_is_no_http_gets_the_usual_shape() -> None:
+    async def scene(app: App, port: int) -> None:
+        answer = await ask(port, b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert problem(answer)["type"] == "invalid_request_error"
+
+    serve(scene)
+
+
+def test_connections_leave_file_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(files: int) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+        return ConnectionBounds(ServerSettings()).most
+
+    assert limit(4096) - limit(1024) == 4096 - 1024
+    assert limit(1024) < 1024 - RESERVED_FILES
+    assert ConnectionBounds(ServerSettings(max_connections=7)).most == 7
+    assert ConnectionBounds(ServerSettings(max_connections=9999)).most < 1024
+    with pytest.raises(StartupError, match="raise it with 'ulimit -n'"):
+        limit(RESERVED_FILES)
+
+
+def test_a_line_of_a_kind_passes_once_a_minute() -> None:
+    now = 0.0
+    lines = OncePerMinute(lambda: now)
+
+    def passes(text: str, level: int = logging.WARNING) -> bool:
+        return lines.filter(logging.LogRecord("x", level, "", 0, text, (), None))
+
+    assert passes("a")
+    assert not passes("a")
+    assert passes("b")
+    now = LOG_INTERVAL_S
+    assert passes("a")
+    assert all(passes("c", logging.ERROR) for _ in range(3))
+
+
+def test_that_no_file_is_left_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio says it with a traceback for each try: 227,000 in 25 s."""
+    handle = quiet_resource_errors()
+    loop = asyncio.new_event_loop()
+    try:
+        for _ in range(100):
+            handle(
+                loop, {"message": "out of system resource", "exception": OSError(24, "Too many"), "socket": object()}
+            )
+        handle(loop, {"message": "a bug", "exception": ValueError("x")})
+    finally:
+        loop.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept a connection: [Errno 24] Too many",
+        "a bug",
+    ]

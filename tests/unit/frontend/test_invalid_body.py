@@ -1,0 +1,155 @@
+"""What is said of bodies that are wrong on purpose: short, cheap, and in the words of the client."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from pydantic import BaseModel
+
+from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
+from engine.frontend.invalid_body import MAX_COMPARED_CHARS, MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
+from engine.frontend.openai.bodies import ChatBody, CompletionBody
+from engine.frontend.protocol import GenerateBody, parse_body
+
+MANY = 100_000
+
+
+def refusal(model: type[BaseModel], body: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_body(model, body)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def unknown(count: int) -> bytes:
+    return b"{" + b",".join(b'"k%d":1' % number for number in range(count)) + b"}"
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (GenerateBody, b'{"input_ids": [' + b'"",' * MANY + b"1]}"),
+        (CompletionBody, b'{"prompt": [' + b'"",1,' * MANY + b"1]}"),
+        (CompletionBody, b'{"prompt": [[' + b'"",' * MANY + b"1]]}"),
+        (ChatBody, b'{"messages": [' + b'{"a": 1},' * 4000 + b"1]}"),
+        (ChatBody, b'{"messages": [{"role": "user", "content": [' + b"1," * 4000 + b"1]}]}"),
+        (GenerateBody, unknown(MANY)),
+        (GenerateBody, unknown(MAX_DESCRIBED_ERRORS - 1)),
+        (GenerateBody, b'{"sampling_params": ' + unknown(MANY) + b"}"),
+        (GenerateBody, b'{"' + b"k" * MANY + b'": 1}'),
+        (GenerateBody, b'{"text": "x", "rid": "' + b"r" * MANY + b'"}'),
+        (GenerateBody, b'{"text": {"' + b"k" * MANY + b'": [[[]]]}}'),
+        (GenerateBody, b'{"text": ' + b"[" * MANY),
+        (GenerateBody, b'{"text": "x", "priority": ' + b"1" * MANY + b"}"),
+    ],
+    ids=range(13),
+)
+def test_the_answer_to_a_huge_wrong_body_is_short(model: type[BaseModel], body: bytes) -> None:
+    """C01: the answers were as large as the bodies, and larger."""
+    error = refusal(model, body).body.error
+    assert len(error.message) < 3000
+    assert len(error.param or "") < MAX_PARAM_CHARS + 20
+
+
+def test_only_the_first_errors_are_told_and_the_rest_are_counted() -> None:
+    message = str(refusal(GenerateBody, unknown(20)))
+    assert message.count("is not a field here") == MAX_SHOWN_ERRORS
+    # Without text and input_ids the rule between fields is not asked: a field is wrong already.
+    assert message.endswith(f"and {20 - MAX_SHOWN_ERRORS} more")
+
+
+def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400,000 unknown keys each was compared with every field."""
+    compared: list[str] = []
+
+    def note(name: str, *_: object, **__: object) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", note)
+    refusal(GenerateBody, unknown(MAX_DESCRIBED_ERRORS))
+    assert len(compared) == MAX_SHOWN_ERRORS
+    refusal(GenerateBody, b'{"' + b"k" * (MAX_COMPARED_CHARS + 1) + b'": 1}')
+    assert len(compared) == MAX_SHOWN_ERRORS
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param", "parts"),
+    [
+        (GenerateBody, '{"text": "x", "max-tokens": 5}', "max-tokens", ["max-tokens is not a field here, got 5"]),
+        (GenerateBody, '{"text": "x", "str": 5}', "str", ["str is not a field here"]),
+        (GenerateBody, '{"text": "x", "": 5}', None, ["is not a field here"]),
+        (
+            GenerateBody,
+            '{"text": "x", "sampling_params": {"max-tokens": 5}}',
+            "sampling_params.max-tokens",
+            ["sampling_params.max-tokens is not", "did you mean 'max_new_tokens'"],
+        ),
+        (
+            ChatBody,
+            '{"messages": [{"role": "user", "content": "x", "contant": "x"}]}',
+            "messages.0.contant",
+            ["did you mean 'content'"],
+        ),
+        (
+            ChatBody,
+            '{"messages": [{"role": "user", "content": "x", "zzz": "x"}]}',
+            "messages.0.zzz",
+            ["the fields are role, content"],
+        ),
+        (
+            ChatBody,
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "int": 1}]}]}',
+            "messages.0.content",
+            ["messages.0.content.0.int is not a field here, got 1; the fields are type, text"],
+        ),
+        (
+            ChatBody,
+            '{"messages": [{"role": "user", "content": "x"}], "stream_options": {"include-usage": true}}',
+            "stream_options.include-usage",
+            ["did you mean 'include_usage'"],
+        ),
+        (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be a valid integer, got 'x'"]),
+    ],
+)
+def test_an_error_names_the_key_as_it_was_written_and_the_fields_that_stand_there(
+    model: type[BaseModel], body: str, param: str | None, parts: list[str]
+) -> None:
+    """C01: a key with a dash lost its name, and nested fields were compared with those of the whole body."""
+    error = refusal(model, body.encode())
+    assert error.body.error.param == param
+    assert all(part in str(error) for part in parts), str(error)
+
+
+def test_no_error_is_long() -> None:
+    """The bound of last resort: it holds for whatever else shows what a client sent."""
+    error = ApiError.invalid("x" * MANY, param="y" * MANY).body.error
+    assert len(error.message) < MAX_MESSAGE_CHARS + 40
+    assert len(error.param or "") < MAX_PARAM_CHARS + 40
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stage 1: division by zero", "stage 1: division by zero"),
+        (
+            "the stage-1 process died: it was killed by signal 9 (SIGKILL)",
+            "the stage-1 process died: it was killed by signal 9 (SIGKILL)",
+        ),
+        (
+            'the scheduler process died: Traceback (most recent call last):\n  File "/srv/secret/x.py"\nKeyError: 5',
+            "the scheduler process died; the server's log says why",
+        ),
+        (
+            "the scheduler process died: engine.errors.X: /srv/secret",
+            "the scheduler process died; the server's log says why",
+        ),
+        ("it failed: Traceback (most recent call last):\n  File x", "it failed; the server's log says why"),
+        ("stage 0 failed: OSError: cannot read /srv/secret/w.bin\nmore", "stage 0 failed: OSError: cannot read w.bin"),
+        ("ask http://127.0.0.1:30000/docs/it or /v1/models", "ask http://127.0.0.1:30000/docs/it or models"),
+    ],
+)
+def test_a_client_reads_one_sentence(text: str, told: str) -> None:
+    """A06: tracebacks and folders of the server were sent to clients."""
+    assert public(text) == told

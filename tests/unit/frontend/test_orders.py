@@ -1,0 +1,186 @@
+"""Orders: a long body is read elsewhere and comes to the same, and a text that cannot fit is refused by its length."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.frontend.admission import Admission
+from engine.frontend.errors import ApiError
+from engine.frontend.forked_work import WorkLostError
+from engine.frontend.order import Order, unpacked
+from engine.frontend.orders import CHAT, COMPLETION, LONG_BODY_BYTES, NATIVE, OrderTaker, order_work
+from engine.frontend.protocol import GenerateBody
+from engine.frontend.tokenizer import load_tokenizer
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import FinishReason, Generate, TokenOutput
+
+PATHS = {NATIVE: "/generate", COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions"}
+# Long in bytes, while the text fits into the context.
+LONG_CHARS = 6000
+LONG = "\\u0078" * LONG_CHARS
+assert len(LONG) > LONG_BODY_BYTES
+
+
+@pytest.fixture(scope="module")
+def admission() -> Admission:
+    config = EngineConfig()
+    tokenizer, template = load_tokenizer(config)
+    return Admission(tokenizer, template, Limits.of(config, EMBEDDED_FACTS), "embedded")
+
+
+def inline(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
+    async def never(_: bytes) -> bytes:
+        raise AssertionError
+
+    try:
+        return OrderTaker(admission, never)._orders[kind](body)
+    except ApiError as exc:
+        return exc
+
+
+def elsewhere(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
+    try:
+        return asyncio.run(unpacked(order_work(admission)(f"{kind}\n".encode() + body)))
+    except ApiError as exc:
+        return exc
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (NATIVE, {"text": "abc", "rid": "r", "sampling_params": {"stop": ["x"], "seed": 3}, "stream": True}),
+        (NATIVE, {"input_ids": [1, 2], "rid": "r", "return_logprob": True, "top_logprobs_num": 2}),
+        (COMPLETION, {"prompt": ["a", "bc", [5]], "rid": "r", "n": 2, "seed": 1, "logprobs": 1}),
+        (CHAT, {"messages": [{"role": "user", "content": "a\nb"}], "rid": "r", "n": 3, "logprobs": True}),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "\u20ac"}],
+                "rid": "r",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        (NATIVE, {"text": "abc", "max-tokens": 1}),
+        (NATIVE, {"input_ids": [9999]}),
+        (COMPLETION, {"prompt": "a", "model": "other"}),
+        (COMPLETION, {"prompt": "\ud800"}),
+    ],
+)
+def test_a_body_comes_to_the_same_wherever_it_is_read(admission: Admission, kind: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    here, there = inline(admission, kind, data), elsewhere(admission, kind, data)
+    if isinstance(here, ApiError):
+        assert isinstance(there, ApiError)
+        assert there.body == here.body
+    else:
+        assert there == here
+
+
+def test_a_prompt_is_packed_once_for_all_its_choices(admission: Admission) -> None:
+    def size(n: int) -> int:
+        body = {"prompt": [[255] * 4000], "n": n, "max_tokens": 1}
+        return len(order_work(admission)(b"completion\n" + json.dumps(body).encode()))
+
+    assert size(100) < 8 * size(1)
+
+
+def test_tokens_are_those_of_the_tokenizer_in_full(admission: Admission) -> None:
+    """Without offsets it is a faster function of the library, and the same ids."""
+    text = "The quick \u20ac brown\n\n fox \U0001f98a <|im_end|> x" * 20
+    message = admission.request(GenerateBody(text=text))
+    assert message.prompt_ids == tuple(admission.tokenizer.encode(text).ids)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(play) -> None:
+    """4 MB of text kept the interpreter for 3.3 s. No token is longer than the longest, so its length says enough."""
+
+    async def scene(stage) -> None:
+        tokenized: list[int] = []
+        encode = stage.tokenizer.encode
+        stage.tokenizer.encode = lambda text, special=True: tokenized.append(len(text)) or encode(text, special)
+        longest = len("<0x00>") * stage.limits.context_length
+        for path, body in [
+            ("/generate", {"text": "a" * (longest + 1)}),
+            ("/v1/completions", {"prompt": "a" * (longest + 1)}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * longest}]}),
+        ]:
+            answer = await stage.http.post(path, json=body)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert f"at most {longest} can fit" in error["message"]
+            assert error["param"] == next(iter(body))
+        assert tokenized == []
+        answer = await stage.http.post("/generate", json={"text": "a" * longest})
+        assert "tokens, but context_length" in answer.json()["error"]["message"]
+        assert tokenized == [longest]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("kind", list(PATHS))
+def test_a_long_body_is_read_elsewhere_and_answered_as_a_short_one(play, kind: str) -> None:
+    body = {
+        NATIVE: '{"rid": "r", "text": "%s"%s}',
+        COMPLETION: '{"rid": "r", "prompt": "%s"%s}',
+        CHAT: '{"rid": "r", "messages": [{"role": "user", "content": "%s"}]%s}',
+    }[kind]
+
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post(PATHS[kind], content=body % (LONG, "")))
+        message = await stage.scheduler.receive()
+        assert isinstance(message, Generate)
+        assert bytes(message.prompt_ids).count(b"x") == LONG_CHARS
+        assert [question.partition(b"\n")[0].decode() for question in stage.long_bodies] == [kind]
+        await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), finish_reason=FinishReason.LENGTH))
+        assert (await answer).status_code == 200
+        refused = await stage.http.post(PATHS[kind], content=body % (LONG, ', "max-tokens": 1'))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max-tokens")
+        assert len(stage.long_bodies) == 2
+
+    play(scene)
+
+
+def test_a_lost_worker_is_503_and_says_what_to_do(play) -> None:
+    async def scene(stage) -> None:
+        async def lost(_: bytes) -> bytes:
+            raise WorkLostError("it ended")
+
+        stage.front.orders._work = lost
+        answer = await stage.http.post("/generate", json={"text": "x" * LONG_BODY_BYTES})
+        assert answer.status_code == 503
+        assert "it ended; try again" in answer.json()["error"]["message"]
+
+    play(scene)
+
+
+def test_large_bodies_together_are_bounded_and_small_ones_pass(play) -> None:
+    """16 MB from each of a thousand connections would be all of the memory."""
+
+    async def scene(stage) -> None:
+        release = asyncio.Event()
+
+        async def slow(_: bytes) -> bytes:
+            await release.wait()
+            raise WorkLostError("late")
+
+        stage.front.orders._work = slow
+        body = json.dumps({"text": "a" * 90_000}).encode()
+        tasks = [asyncio.create_task(stage.http.post("/generate", content=body)) for _ in range(40)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answer = done.pop().result()
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert "in hand" in answer.json()["error"]["message"]
+        assert (await stage.http.post("/generate", json={"text": ""})).status_code == 400
+        release.set()
+        statuses = {answer.status_code for answer in await asyncio.gather(*tasks)}
+        assert statuses == {429, 503}
+        # What was in hand is in hand no more.
+        assert (await stage.http.post("/generate", content=body)).status_code == 503
+
+    play(scene, max_body_bytes=100_000)
