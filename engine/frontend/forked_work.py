@@ -35,6 +35,7 @@ RECEIVE_BYTES = 2**18
 MOST_EXPENDABLE = "1000"
 _LENGTH = struct.Struct("=Q")
 _ONE_MORE = b"+"
+STDERR = 2
 
 
 class WorkLostError(Exception):
@@ -106,9 +107,11 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
         close_inherited_files([orders.fileno()])
         current_process().name = name
         name_process(name)
-        # Its owner tells it by the socket; the terminal's Ctrl-C is not meant for it, and the kernel reaps its workers.
+        # It ends with its owner: what is sent to a whole group, Ctrl-C or the SIGTERM of a service's stop, must not end it
+        # while its owner drains.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The kernel reaps its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         die_with_parent(owner_pid, signal.SIGKILL)
         while True:
@@ -117,8 +120,7 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
                 break
             _fork_worker(orders, files[0], work)
     except BaseException:  # noqa: BLE001 - nothing of the owner's stack may run twice
-        traceback.print_exc()
-        sys.stderr.flush()
+        os.write(STDERR, traceback.format_exc().encode())
     finally:
         os._exit(0)
 
@@ -150,8 +152,7 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
     except BrokenPipeError:  # Its owner waits no longer.
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
-        traceback.print_exc()
-        sys.stderr.flush()
+        os.write(STDERR, traceback.format_exc().encode())
     finally:
         os._exit(status)
 

@@ -1,0 +1,333 @@
+"""An attack on servers of its own, on loopback: bad and large bodies, slow and leaving clients, pages, kills, a soak.
+
+Run: ``python tests/load/attack.py``, for minutes. Prints one table and exits with status 1 when something did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from bad_bodies import large_bodies, nearly_right
+from load_server import LoadedServer
+from rich.console import Console
+from rich.table import Table
+from victim import Victim
+
+from engine.launch.preload import PreloadedParent
+
+__all__ = ["AttackPlan", "AttackResult", "run_attack", "run_deaths"]
+
+# Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less.
+STALL_BOUND_S = 1.0
+LAST_WORD_BOUND_S = 2.0
+MOST_ANSWER_BYTES = 16_384
+MOST_LOG_LINES = 200
+MAX_CONNECTIONS = 48
+HEADER_TIMEOUT_S = 1.0
+STREAMS_AT_DEATH = 4
+SOAK_CLIENTS = 8
+GROWTH_BOUND_MB = 64.0
+CALM_S = 1.0
+JSON = {"content-type": "application/json"}
+PAGE = {"origin": "http://evil.example", "content-type": "text/plain"}
+OPERATORS = ("/flush_cache", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/start_profile")
+ONE_STAGE = ("scheduler", "frontend", "reader")
+TWO_STAGES = ("stage-0", "stage-1", "scheduler")
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """How much of everything. ``large_bytes`` is the size of a large body."""
+
+    seed: int = 1
+    bodies: int = 2000
+    large_bytes: int = 16 * 2**20
+    slow_clients: int = 3 * MAX_CONNECTIONS
+    leaving_clients: int = 50
+    soak_requests: int = 5000
+
+
+@dataclass
+class AttackResult:
+    """What was seen; ``complaints`` is empty for a server that held."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    answer_bytes: int = 0
+    calm_stall_s: float = 0.0
+    stalls_s: dict[str, float] = field(default_factory=dict)
+    last_words_s: dict[str, float] = field(default_factory=dict)
+    grown_mb: dict[str, float] = field(default_factory=dict)
+    log_lines: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+
+def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> AttackResult:
+    """Everything that a server must survive, with a victim that reads meanwhile."""
+    result = AttackResult()
+    server = LoadedServer(
+        parent,
+        folder,
+        max_connections=MAX_CONNECTIONS,
+        header_timeout_s=HEADER_TIMEOUT_S,
+        body_timeout_s=HEADER_TIMEOUT_S * 10,
+    )
+    try:
+        asyncio.run(_attack(server, result, plan))
+        server.process.drain()
+        if (status := server.process.wait(LAST_WORD_BOUND_S * 2)) != 0:
+            result.complaints.append(f"the exit status must be 0 after an attack, is {status}")
+        log = (folder / "log").read_text()
+        result.log_lines = len(log.splitlines())
+        if "Traceback" in log or result.log_lines > MOST_LOG_LINES:
+            result.complaints.append(f"the log has {result.log_lines} lines: {log[-2000:]}")
+    finally:
+        server.kill()
+    return result
+
+
+def run_deaths(parent: PreloadedParent, folder: Path) -> AttackResult:
+    """Kill every process of a server in turn, each of a new one, with streams open; and stop one by SIGTERM."""
+    result = AttackResult()
+    for stages, names in ((1, ONE_STAGE), (2, TWO_STAGES)):
+        for name in names:
+            place = folder / f"{stages}-{name}"
+            place.mkdir()
+            server = LoadedServer(parent, place, pp_size=stages)
+            try:
+                victim = _reader_pid(server) if name == "reader" else server.serving.pids[name]
+                result.last_words_s[f"{name} of {stages}"] = asyncio.run(_die(server, name, victim, result))
+                _check_gone(server, name, result)
+            finally:
+                server.kill()
+    return result
+
+
+async def _attack(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
+    async with server.http() as http, server.http() as quiet:
+        victim = Victim(quiet)
+        async with victim.reading():
+            await _measured(result, victim, "calm", lambda: asyncio.sleep(CALM_S))
+            result.calm_stall_s = result.stalls_s.pop("calm")
+            await _measured(result, victim, "bad bodies", lambda: _send_bodies(http, result, plan))
+            await _measured(result, victim, "large bodies", lambda: _send_large(http, result, plan))
+            await _measured(result, victim, "pages", lambda: _send_as_page(http, result))
+            await _measured(result, victim, "leaving clients", lambda: _leave_uploads(server, plan))
+            await _measured(result, victim, "slow clients", lambda: _be_slow(server, result, plan))
+            before = server.resident_mb()
+            await _measured(result, victim, "soak", lambda: _soak(http, result, plan))
+            result.grown_mb = {name: mb - before[name] for name, mb in server.resident_mb().items()}
+        result.complaints += [f"the victim got {line}" for line in victim.broken]
+        if victim.events < 100:
+            result.complaints.append(f"the victim must have read much to tell something, read {victim.events} events")
+        await server.wait_idle(http)
+    worst = max(result.stalls_s.values())
+    if worst > max(STALL_BOUND_S, 5 * result.calm_stall_s):
+        result.complaints.append(f"the victim must never wait for {STALL_BOUND_S} s, waited: {result.stalls_s}")
+    if result.answer_bytes > MOST_ANSWER_BYTES:
+        result.complaints.append(f"the longest answer to a bad input has {result.answer_bytes} bytes")
+    result.complaints += [
+        f"{name} must not grow, grew by {mb:.0f} MB" for name, mb in result.grown_mb.items() if mb > GROWTH_BOUND_MB
+    ]
+    result.complaints += server.complaints
+
+
+async def _measured(result: AttackResult, victim: Victim, name: str, act: Callable[[], Awaitable[None]]) -> None:
+    since = time.monotonic()
+    await act()
+    # The gap that is open now counts when it ends.
+    await asyncio.sleep(0.05)
+    result.stalls_s[name] = victim.worst_stall_s(since)
+
+
+def _note(result: AttackResult, answer: httpx.Response, sent: bytes, fine: tuple[int, ...] = ()) -> None:
+    """Count an answer to a bad input; one that blames the server is a complaint."""
+    result.statuses[answer.status_code] += 1
+    if answer.status_code >= 500 and answer.status_code not in fine:
+        result.complaints.append(f"{answer.status_code} to {sent[:200]!r}: {answer.text[:200]}")
+    if answer.status_code != 200:
+        result.answer_bytes = max(result.answer_bytes, len(answer.content))
+
+
+async def _send_bodies(http: httpx.AsyncClient, result: AttackResult, plan: AttackPlan) -> None:
+    for path, body in nearly_right(plan.seed, plan.bodies):
+        _note(result, await http.post(path, content=body, headers=JSON), body)
+
+
+async def _send_large(http: httpx.AsyncClient, result: AttackResult, plan: AttackPlan) -> None:
+    for path, body in large_bodies(plan.large_bytes):
+        answer = await http.post(path, content=body, headers=JSON)
+        _note(result, answer, body)
+        if answer.status_code == 200:
+            result.complaints.append(f"a large bad body was answered with 200: {body[:100]!r}")
+    answer = await http.post("/generate", content=b"x" * (16 * 2**20 + 1), headers=JSON)
+    _note(result, answer, b"one byte too many")
+
+
+async def _send_as_page(http: httpx.AsyncClient, result: AttackResult) -> None:
+    """What a page of another origin can make a browser send, and one whose name was made to lead here."""
+    for path in OPERATORS:
+        for headers in (PAGE, {**PAGE, **JSON}, {"host": "evil.example"}):
+            answer = await http.post(path, content=b"{}", headers=headers)
+            _note(result, answer, path.encode())
+            if answer.status_code != 403:
+                result.complaints.append(f"a page got {answer.status_code} from {path} with {headers}")
+        result.statuses[(await http.get(path)).status_code] += 1
+
+
+async def _leave_uploads(server: LoadedServer, plan: AttackPlan) -> None:
+    """Clients that go away in the middle of a body."""
+    head = b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 999999\r\n\r\n"
+    for number in range(plan.leaving_clients):
+        _, writer = await _connect(server)
+        writer.write(head + b'{"text": "' + b"x" * number * 100)
+        await writer.drain()
+        writer.transport.abort()
+
+
+async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
+    """More connections than there is room for, none of which finishes its header; then a client that does."""
+    held = []
+    for number in range(plan.slow_clients):
+        with contextlib.suppress(ConnectionError):
+            _, writer = await _connect(server)
+            writer.write([b"", b"P", b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n"][number % 3])
+            held.append(writer)
+    deadline = time.monotonic() + 5 * HEADER_TIMEOUT_S + 5
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            async with server.http() as fresh:
+                answer = await fresh.get("/health")
+                result.statuses[answer.status_code] += 1
+                if answer.status_code == 200:
+                    break
+        if time.monotonic() > deadline:
+            result.complaints.append("slow clients keep others out after their time is over")
+            break
+        await asyncio.sleep(0.1)
+    for writer in held:
+        writer.close()
+
+
+async def _soak(http: httpx.AsyncClient, result: AttackResult, plan: AttackPlan) -> None:
+    """Short requests, good and bad in turn, by several clients at once."""
+
+    async def client(first: int) -> None:
+        for number in range(first, plan.soak_requests, SOAK_CLIENTS):
+            good = number % 2 == 0
+            body = {"text": f"s{number}", "sampling_params": {"max_new_tokens": 1}} | ({} if good else {"bad-key": 1})
+            answer = await http.post("/generate", json=body)
+            if answer.status_code != (200 if good else 400) and answer.status_code != 429:
+                result.complaints.append(f"{answer.status_code} to {body}: {answer.text[:200]}")
+
+    await asyncio.gather(*(client(first) for first in range(SOAK_CLIENTS)))
+
+
+async def _connect(server: LoadedServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = httpx.URL(server.serving.base_url)
+    return await asyncio.open_connection(url.host, url.port)
+
+
+def _reader_pid(server: LoadedServer) -> int:
+    """The process that forks those that read long bodies."""
+    (reader,) = psutil.Process(server.serving.pids["frontend"]).children()
+    return reader.pid
+
+
+async def _die(server: LoadedServer, name: str, pid: int, result: AttackResult) -> float:
+    """Kill a process with streams open; the time until the last of them has ended, in seconds."""
+    body = {"text": "d", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    begun = asyncio.Semaphore(0)
+
+    async def stream() -> tuple[float, str]:
+        last = ""
+        with contextlib.suppress(httpx.TransportError):
+            async with http.stream("POST", "/generate", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line:
+                        last = line
+                        begun.release()
+        return time.monotonic(), last
+
+    async with server.http() as http:
+        tasks = [asyncio.create_task(stream()) for _ in range(STREAMS_AT_DEATH)]
+        await begun.acquire()
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        ends = await asyncio.gather(*tasks)
+    for _, last in ends:
+        if name == "frontend":
+            continue  # It is the one that would say it.
+        told = _error_of(last)
+        if "process died" not in told or "Traceback" in told:
+            result.complaints.append(f"a stream at the death of {name} must end with its name, ended with {last[:200]}")
+    return max(ended for ended, _ in ends) - killed
+
+
+def _error_of(line: str) -> str:
+    with contextlib.suppress(ValueError):
+        event: Any = json.loads(line.removeprefix("data: "))
+        if isinstance(event, dict) and "error" in event:
+            return str(event["error"]["message"])
+    return ""
+
+
+def _check_gone(server: LoadedServer, name: str, result: AttackResult) -> None:
+    status = server.process.wait(LAST_WORD_BOUND_S * 2)
+    if status != 1:
+        result.complaints.append(f"the exit status must be 1 after the death of {name}, is {status}")
+    if not (server.folder / "log").read_text().startswith("error: "):
+        result.complaints.append(f"the log must say that {name} died")
+
+
+def _show(console: Console, lived: AttackResult, died: AttackResult) -> None:
+    table = Table(title="Under attack", title_justify="left")
+    table.add_column("what")
+    table.add_column("seen", justify="right")
+    for status, count in sorted(lived.statuses.items()):
+        table.add_row(f"inputs answered with {status}", str(count))
+    table.add_row("longest answer to a bad input", f"{lived.answer_bytes} bytes")
+    table.add_row("worst stall of the victim, calm", f"{lived.calm_stall_s * 1000:.0f} ms")
+    for name, stall_s in lived.stalls_s.items():
+        table.add_row(f"worst stall of the victim, {name}", f"{stall_s * 1000:.0f} ms")
+    table.add_row("deaths survived by their clients", str(len(died.last_words_s)))
+    table.add_row("worst last word", f"{max(died.last_words_s.values()):.2f} s")
+    for name, mb in lived.grown_mb.items():
+        table.add_row(f"growth of {name} in the soak", f"{mb:.1f} MB")
+    table.add_row("lines in the log", str(lived.log_lines))
+    console.print(table)
+    for complaint in lived.complaints + died.complaints:
+        console.print(f"[red]wrong[/red]: {complaint}", highlight=False)
+
+
+def main() -> None:
+    """Attack, show what was seen, and fail when something did not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bodies", type=int, default=AttackPlan.bodies)
+    parser.add_argument("--requests", type=int, default=AttackPlan.soak_requests)
+    flags = parser.parse_args()
+    plan = AttackPlan(seed=flags.seed, bodies=flags.bodies, soak_requests=flags.requests)
+    with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        lived = run_attack(parent, Path(one), plan)
+        died = run_deaths(parent, Path(two))
+    _show(Console(), lived, died)
+    sys.exit(1 if lived.complaints or died.complaints else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What an attacker sends: seeded bodies that are nearly right, and few that are as large as they may be.
+
+Owns the bodies and where they go. Sends nothing and judges nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["Attack", "large_bodies", "nearly_right"]
+
+Attack = tuple[str, bytes]
+
+PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
+OPERATORS = ("/abort_request", "/pause_generation", "/update_weights_from_disk")
+RIGHT: dict[str, dict[str, Any]] = {
+    "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 2}},
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/abort_request": {"rid": "nobody"},
+    "/pause_generation": {"mode": "in_place"},
+    "/update_weights_from_disk": {"model_path": "no/such/folder"},
+}
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**31,
+    2**63,
+    10**400,
+    1e308,
+    0.5,
+    "",
+    "x" * 300,
+    "\x00",
+    "\ud800",
+    "\u202e\U0001f98a",
+    [],
+    [[]],
+    [1, "a", None],
+    [-1],
+    {},
+    {"a": {"b": [1]}},
+)
+KEYS = ("n", "stop", "rid", "stream", "seed", "priority", "logprobs", "max-tokens", "__class__", "", "k" * 500)
+
+
+def nearly_right(seed: int, count: int) -> Iterator[Attack]:
+    """Bodies of which one thing or a few are wrong: a value, a key, the JSON, the bytes."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        path = chance.choice((*PATHS, *PATHS, *OPERATORS))
+        fields = json.loads(json.dumps(RIGHT[path]))
+        for _ in range(chance.randint(1, 3)):
+            place = chance.choice([fields, *(value for value in fields.values() if isinstance(value, dict))])
+            place[chance.choice((*KEYS, *place))] = copy.deepcopy(chance.choice(VALUES))
+        if path == "/pause_generation":
+            fields["mode"] = copy.deepcopy(chance.choice(VALUES))  # A pause that succeeds would silence the victim.
+        if path == "/abort_request":
+            fields.pop("abort_all", None)
+        data = json.dumps(fields).encode()
+        if chance.random() < 0.3:
+            data = _damaged(data, chance)
+        yield path, data
+
+
+def large_bodies(size: int) -> Iterator[Attack]:
+    """Bodies of nearly ``size`` bytes, each the worst of its kind for somebody who reads it."""
+    count = size - 200
+    yield "/generate", b'{"text": "' + b"a" * count + b'"}'
+    yield "/generate", b'{"text": "' + b"\\u0000" * (count // 6) + b'"}'
+    yield "/generate", b'{"input_ids": [' + b"1," * (count // 2) + b"1]}"
+    yield "/generate", b'{"input_ids": [' + b'"",' * (count // 3) + b"1]}"
+    yield "/generate", b"{" + b",".join(b'"%x":1' % number for number in range(count // 10)) + b"}"
+    yield "/generate", b'{"' + b"k" * count + b'": 1}'
+    yield "/generate", b'{"text": ' + b"[" * count
+    yield "/generate", b'{"text": "' + b"\xff" * count + b'"}'
+    yield "/v1/completions", b'{"prompt": [' + b'"",1,' * (count // 5) + b"1]}"
+    yield "/v1/completions", b'{"prompt": [' + b"[1]," * (count // 4) + b"[1]]}"
+    yield "/v1/chat/completions", b'{"messages": [' + b'{"a":1},' * (count // 8) + b"1]}"
+    kwargs = b",".join([b"{}"] * (count // 3))
+    yield "/v1/chat/completions", b'{"messages": [{"role": "x"}], "chat_template_kwargs": {"x": [' + kwargs + b"]}}"
+    yield "/pause_generation", b'{"mode": "' + b"a" * count + b'"}'
+
+
+def _damaged(data: bytes, chance: random.Random) -> bytes:
+    """The bytes with a few of them changed, or cut."""
+    damaged = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+    return bytes(damaged if chance.random() < 0.7 else damaged[: chance.randrange(len(damaged))])

@@ -1,0 +1,41 @@
+"""The attack in its short form: seconds of everything that ``python tests/load/attack.py`` does for minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attack import LAST_WORD_BOUND_S, AttackPlan, run_attack, run_deaths
+from bad_bodies import nearly_right
+
+from engine.launch.preload import PreloadedParent
+
+SHORT = AttackPlan(bodies=150, large_bytes=4 * 2**20, slow_clients=100, leaving_clients=10, soak_requests=200)
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[PreloadedParent]:
+    with PreloadedParent.start() as started:
+        yield started
+
+
+def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) -> None:
+    """C01, C05, C07, A05: no 500, no long answer, no silence for the others, a short log, an end in order."""
+    result = run_attack(parent, tmp_path, SHORT)
+    assert result.complaints == []
+    assert result.statuses[400] > SHORT.bodies // 3
+    # Each kind of refusal was met, so its part of the attack reached its place.
+    assert {400, 403, 405, 413, 503} <= set(result.statuses), result.statuses
+
+
+def test_every_death_has_its_last_word(parent: PreloadedParent, tmp_path: Path) -> None:
+    """A06: also that of the process that forks the readers of long bodies."""
+    result = run_deaths(parent, tmp_path)
+    assert result.complaints == []
+    assert max(result.last_words_s.values()) < LAST_WORD_BOUND_S
+
+
+def test_an_attack_is_the_same_for_the_same_seed() -> None:
+    assert list(nearly_right(3, 40)) == list(nearly_right(3, 40))
+    assert list(nearly_right(3, 40)) != list(nearly_right(4, 40))

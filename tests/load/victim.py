@@ -1,0 +1,58 @@
+"""A client that does nothing but read its streams, and notes how long it waited for each event.
+
+Owns the measure of what others suffer from an attack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+
+__all__ = ["Victim"]
+
+BODY = {"text": "v", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "priority": 9}
+RETRY_S = 0.02
+
+
+class Victim:
+    """Reads one stream after the other until it is cancelled. ``broken`` are streams that did not end in order."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._gaps: list[tuple[float, float]] = []
+        self.events = 0
+        self.broken: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Read for the length of a block."""
+        task = asyncio.create_task(self._read())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def worst_stall_s(self, since: float) -> float:
+        """The longest wait for an event that ended after a moment, in seconds."""
+        return max((gap for ended, gap in self._gaps if ended >= since), default=0.0)
+
+    async def _read(self) -> None:
+        while True:
+            async with self._http.stream("POST", "/generate", json=BODY) as response:
+                last = None
+                text = ""
+                async for text in response.aiter_lines():
+                    now = time.monotonic()
+                    if text and last is not None:
+                        self._gaps.append((now, now - last))
+                    if text:
+                        last = now
+                        self.events += 1
+                if response.status_code != 200:
+                    self.broken.append(f"{response.status_code}: {text[:200]}")
+                    await asyncio.sleep(RETRY_S)
