@@ -8,12 +8,12 @@ RECORDED_S ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak recorded bench serve clean
+.PHONY: help install demo test lint types unit load registered soak attack recorded bench serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load registered soak recorded bench: export OMP_NUM_THREADS = 1
-unit load registered soak recorded: export HF_HUB_OFFLINE = 1
+demo unit load registered soak attack recorded bench: export OMP_NUM_THREADS = 1
+unit load registered soak attack recorded: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -35,12 +35,15 @@ types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 unit: $(INSTALLED) ## the unit tests
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadgroup
 
-load: $(INSTALLED) ## real servers under disturbed clients, every invariant on, for seconds
+load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant on, for seconds
 	$(BIN)/python -m pytest tests/load -q
 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 6 --stages 1 4 --kill
+
+attack: $(INSTALLED) ## bad, large, slow and leaving clients, pages, kills and a soak for minutes, on loopback, in one table
+	$(BIN)/python tests/load/attack.py
 
 recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, recorded and replayed
 	mkdir -p out

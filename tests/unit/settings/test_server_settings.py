@@ -16,6 +16,14 @@ def test_defaults_serve_the_embedded_model_on_loopback() -> None:
     assert (settings.model, settings.host, settings.port, settings.gate) == ("embedded", "127.0.0.1", 30_000, LIVE_GATE)
 
 
+def test_lists_are_written_with_commas() -> None:
+    settings = ServerSettings(
+        host="10.0.0.7", allowed_hosts="a.example, b.example,", operator_origins="https://a.example"
+    )
+    assert settings.hosts == ("10.0.0.7", "a.example", "b.example")
+    assert settings.origins == ("https://a.example",)
+
+
 def test_flag_wins_over_environment_and_environment_over_default() -> None:
     """C09"""
     environment = {"ENGINE_PORT": " 1234 ", "ENGINE_PP_SIZE": "4", "ENGINE_RADIX_CACHE": "false"}
@@ -32,6 +40,8 @@ def test_flag_wins_over_environment_and_environment_over_default() -> None:
         ({"port": "99999"}, {"ENGINE_PORT": "1"}, "port must be <= 65535, got '99999'"),
         ({"gate": "nonsense"}, {}, "gate "),
         ({"log_level": "loud"}, {}, "log_level must be"),
+        ({"max_connections": "0"}, {}, "max_connections must be >= 1"),
+        ({}, {"ENGINE_HEADER_TIMEOUT_S": "0"}, "ENGINE_HEADER_TIMEOUT_S must be > 0"),
     ],
 )
 def test_error_names_origin_rule_and_value(flags: dict[str, str], environment: dict[str, str], message: str) -> None:
