@@ -24,7 +24,7 @@ from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.responses import RETRY_AFTER_S
 from engine.settings import ServerSettings
 
-__all__ = ["Connection", "ConnectionBounds", "OncePerMinute", "quiet_resource_errors"]
+__all__ = ["Connection", "ConnectionBounds", "OncePerMinute", "quiet_logs", "quiet_resource_errors"]
 
 # File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
 # files that are opened for a moment, and the connection that is told that there is no room.
@@ -179,6 +179,12 @@ class Connection(H11Protocol):
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
+
+
+def quiet_logs() -> None:
+    """Hold back what clients cause in the logs of this process, all but the first line of a kind in a minute."""
+    for quiet in (logger, logging.getLogger("uvicorn.error")):
+        quiet.addFilter(OncePerMinute())
 
 
 def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

@@ -33,6 +33,8 @@ MAX_WAIT_S = 120.0
 RECEIVE_BYTES = 2**18
 # What the kernel ends first when the machine runs out of memory.
 MOST_EXPENDABLE = "1000"
+# Streams go before bodies where both want the same core.
+NICENESS = 10
 _LENGTH = struct.Struct("=Q")
 _ONE_MORE = b"+"
 STDERR = 2
@@ -107,8 +109,8 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
         close_inherited_files([orders.fileno()])
         current_process().name = name
         name_process(name)
-        # It ends with its owner: what is sent to a whole group, Ctrl-C or the SIGTERM of a service's stop, must not end it
-        # while its owner drains.
+        # It ends with its owner: what is sent to a whole group, Ctrl-C or the SIGTERM of a service's stop, must not end
+        # it while its owner drains.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The kernel reaps its workers.
@@ -158,8 +160,9 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
 
 
 def _limit_worker() -> None:
-    """It lives for one piece of work: no collections, no core file, first to go when memory ends, and not for ever."""
+    """It lives for one piece of work: no collections, no core file, last in line, first to go, and not for ever."""
     gc.disable()
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
     bound_s = MAX_CPU_S if most_s == resource.RLIM_INFINITY else min(MAX_CPU_S, most_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from engine.errors import ProcessDiedError
 from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
 from engine.frontend.auth import Doors
-from engine.frontend.connection import Connection, ConnectionBounds, OncePerMinute, quiet_resource_errors
+from engine.frontend.connection import Connection, ConnectionBounds, quiet_logs, quiet_resource_errors
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
@@ -161,7 +160,7 @@ async def _serve(
     loop.add_reader(control.fileno(), life.listen)
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.set_exception_handler(quiet_resource_errors())
-    logging.getLogger("uvicorn.error").addFilter(OncePerMinute())
+    quiet_logs()
     server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))

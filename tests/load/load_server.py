@@ -17,7 +17,7 @@ from auditing_gate import AUDITING_GATE
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
 
-__all__ = ["END_BOUND_S", "LoadedServer"]
+__all__ = ["CLIENT_TIMEOUT_S", "END_BOUND_S", "LoadedServer"]
 
 START_BOUND_S = 60.0
 IDLE_BOUND_S = 10.0

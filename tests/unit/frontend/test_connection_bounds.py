@@ -20,6 +20,7 @@ from engine.frontend.connection import (
     Connection,
     ConnectionBounds,
     OncePerMinute,
+    quiet_logs,
     quiet_resource_errors,
 )
 from engine.settings import ServerSettings
@@ -193,13 +194,14 @@ def test_one_connection_too_many_is_told_and_the_log_says_it_once(caplog: pytest
         for _, writer in held:
             writer.close()
 
-    lines = OncePerMinute()
-    logger = logging.getLogger("engine.frontend.connection")
-    logger.addFilter(lines)
+    loggers = [logging.getLogger(name) for name in ("engine.frontend.connection", "uvicorn.error")]
+    before = [list(logger.filters) for logger in loggers]
+    quiet_logs()
     try:
         serve(scene, max_connections=3)
     finally:
-        logger.removeFilter(lines)
+        for logger, filters in zip(loggers, before, strict=True):
+            logger.filters[:] = filters
     assert len([record for record in caplog.records if "max_connections=3" in record.getMessage()]) == 1
 
 
