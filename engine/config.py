@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import ConfigError
+from engine.wording import broken_rule
 
 __all__ = [
     "CHUNKING_OFF",
@@ -142,8 +143,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
             remedy = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(model.model_fields)}"
             lines.append(f"{name} is not a field of {model.__name__}, got {error['input']!r}; {remedy}")
         else:
-            rule = error["msg"].replace("Input should be", "must be").replace("greater than or equal to", ">=")
-            rule = rule.replace("less than or equal to", "<=").replace("greater than", ">").replace("less than", "<")
+            rule = broken_rule(error["type"], error.get("ctx"))
             description = model.model_fields[name].description if name in model.model_fields else ""
             lines.append(f"{name} {rule}, got {error['input']!r}; {name}: {description}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What crosses the scheduler's doors: client messages and pipeline completions in, replies out.
+"""What goes into the scheduler and what comes out: client messages and pipeline completions, and replies.
 
 Every struct is frozen and typed, travels as msgpack and is decoded by type; nothing is ever pickled. A client's message
 is born in the front end, waits in the gate, and becomes an event of exactly one scheduler step.
@@ -77,8 +77,8 @@ class RefusalKind(StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
 
-    ``top_k=-1`` means no limit, ``temperature=0`` means greedy. Validated where a request enters (the front end or a
-    script's ``start_req``); the scheduler trusts it.
+    ``top_k=-1`` means no limit, ``temperature=0`` means greedy; ``logit_bias`` is added to the logits of its token ids.
+    Validated where a request enters (the front end or a script's ``start_req``); the scheduler trusts it.
     """
 
     max_new_tokens: int = 128
@@ -94,6 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 # ---- client messages: from the front end to the scheduler ----

@@ -32,7 +32,8 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
     alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
     ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
-    Frequency and presence penalties count the tokens from position ``prompt_tokens`` on.
+    Frequency and presence penalties count the tokens from position ``prompt_tokens`` on. ``logit_bias`` has pairs of a
+    token id and what is added to its logit.
     """
 
     seed: int
@@ -48,6 +49,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     return_logprob: bool = False
     top_logprobs_num: int = 0
     prompt_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -48,6 +48,13 @@ class ServerSettings(EngineConfig):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least severe log line shown"
     )
+    log_format: Literal["text", "json"] = Field("text", description="log lines as text or as one JSON object each")
+    log_requests: bool = Field(
+        False, description="log a line for each request: id, route, status, tokens, times; never its text"
+    )
+    cors_origins: str = Field(
+        "", description="origins, separated by commas, whose web pages may read the answers; '*': any"
+    )
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )

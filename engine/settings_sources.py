@@ -97,7 +97,7 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
     """The fields that the environment sets, stripped; an empty variable counts as unset.
 
     Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
-    with our prefix may be somebody else's.
+    with our prefix may belong to another program.
     """
     ours = [CONFIG_VARIABLE, *map(_variable, ServerSettings.model_fields)]
     for variable in environment.keys() - set(ours):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from engine import __version__
 from engine.cli.bench import bench_app
 from engine.cli.chat import chat
 from engine.cli.configuration import show_configuration
+from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
@@ -28,8 +32,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("serve", epilog=EPILOG)(with_settings_flags(serve))
-app.command("config", epilog=EPILOG)(with_settings_flags(show_configuration))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"engine {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="say which version this is", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Lockstep: an LLM serving engine with a scheduler that can be frozen, stepped and replayed."""
+
+
+app.command("serve", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(serve))
+app.command("config", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(show_configuration))
 app.command("chat")(chat)
 app.add_typer(bench_app, name="bench")
 

@@ -17,7 +17,7 @@ def show_configuration(traced: TracedSettings) -> None:
     for name, origin in traced.origins.items():
         value = values[name]
         shown = "unset" if value is None or value == "" else str(value)
-        # What somebody set stands out among the defaults.
+        # What was set stands out among the defaults.
         table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
     console = Console(soft_wrap=True)
     console.print(table)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
+from engine.cli.flag_groups import kind_of, range_of
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import TracedSettings, trace_settings
@@ -62,13 +63,16 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     option = "--" + name.replace("_", "-")
     # The settings check types and ranges, with one wording for flags and environment; the command line parses booleans.
     kind = bool | None if field.annotation is bool else str | None
-    default = "unset" if field.default is None else field.default
+    default = "unset" if field.default is None else str(field.default)
+    if field.annotation is bool:
+        default = "on" if field.default else "off"
+    notes = [note for note in (range_of(field), f"default: {default}" if default != "" else "") if note]
     info = typer.Option(
         f"{option}/--no-{option[2:]}" if field.annotation is bool else option,
-        help=f"{field.description} (default: {default})" if default != "" else field.description,
+        help=f"{field.description} ({'; '.join(notes)})" if notes else field.description,
         envvar=None,
         show_default=False,
-        metavar=None if field.annotation is bool else "VALUE",
+        metavar=kind_of(field) or None,
     )
     annotation = Annotated[kind, info]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -53,6 +53,7 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
     """The request of a body whose prompt is tokenized. Raises ApiError (400) as ``Admission.request`` does."""
     check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
     check_vocabulary(body.sampling_params.stop_token_ids, limits.vocab_size, "sampling_params.stop_token_ids")
+    check_vocabulary(tuple(body.sampling_params.logit_bias), limits.vocab_size, "sampling_params.logit_bias")
     param = "text" if body.text is not None else "input_ids"
     check_fits(len(prompt_ids), body.sampling_params.max_new_tokens, limits, param)
     return Generate(

@@ -6,40 +6,62 @@ Owns what is true for all routes; what a single route does stands with that rout
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from engine import __version__
+from engine.clock import MonotonicClock
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
 from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.host_check import HostCheck
-from engine.frontend.responses import error_answer, json_answer
+from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
+from engine.frontend.responses import error_answer
 from engine.frontend.routes.administration import add_administration
 from engine.frontend.routes.generation import add_generation, add_models
 from engine.frontend.routes.information import add_health, add_information
+from engine.frontend.routes.tokenization import add_tokenization
 
 __all__ = ["build_app"]
 
 
 def build_app(front: FrontEnd) -> FastAPI:
     """The application over an engine's front end."""
-    app = FastAPI(title="Lockstep", version=__version__, description="An LLM serving engine.")
+    # The page at /docs comes with its scripts: a server without a way to the internet shows it too.
+    app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
     description = Description()
     _add_error_answers(app)
     add_health(app, front, description)
     clients = APIRouter(dependencies=[Depends(front.doors.admit_client)])
     add_generation(clients, front, description)
     add_models(clients, front, description)
+    add_tokenization(clients, front, description)
     add_information(clients, front, description)
     operators = APIRouter(dependencies=[Depends(front.origins.admit), Depends(front.doors.admit_operator)])
     add_administration(operators, front, description)
     for router in (clients, operators):
         app.include_router(router)
     description.install(app)
+    _add_cors(app, f"{front.settings.cors_origins},{front.settings.operator_origins}")
     if front.doors.loopback:
         app.add_middleware(HostCheck, hosts=front.settings.hosts)
+    app.add_middleware(RequestLog, clock=MonotonicClock())
     return app
+
+
+def _add_cors(app: FastAPI, listed: str) -> None:
+    """Let pages of other origins read the answers. A preflight has no key; the request that follows needs it."""
+    origins = [entry.rstrip("/") for part in listed.split(",") if (entry := part.strip())]
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER,),
+        )
 
 
 def _add_error_answers(app: FastAPI) -> None:
@@ -56,11 +78,13 @@ def _add_error_answers(app: FastAPI) -> None:
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
         kind = ProblemType.NOT_FOUND if exc.status_code == 404 else ProblemType.INVALID
         problem = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}")
-        return json_answer(problem.body, status=exc.status_code, headers=exc.headers)
+        return error_answer(problem, headers=exc.headers)
 
     @app.exception_handler(Exception)
-    async def answer_bug(_: Request, exc: Exception) -> Response:
-        # The text of an exception may hold what no client should see. The log has all of it.
-        return error_answer(
-            ApiError(500, ProblemType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how")
+    async def answer_bug(request: Request, exc: Exception) -> Response:
+        # The text of an exception may hold what no client should see. The log has all of it. What gives every other
+        # answer its id is left behind here.
+        problem = ApiError(
+            500, ProblemType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
         )
+        return error_answer(problem, request_id=request_id_of(request.scope))

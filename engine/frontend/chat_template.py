@@ -31,8 +31,8 @@ class ChatTemplate:
     def __init__(self, source: TemplateSource) -> None:
         self._source = source
 
-    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
-        """The prompt that asks the assistant for its next message.
+    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, ask: bool = True) -> str:
+        """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
 
         Raises ApiError (400) when the model has no template or the template refuses the conversation.
         """
@@ -43,7 +43,7 @@ class ChatTemplate:
         conversation = [dict(message) for message in messages]
         try:
             prompt = self._source.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, **variables
+                conversation, tokenize=False, add_generation_prompt=ask, **variables
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
             raise ApiError.invalid(

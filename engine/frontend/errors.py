@@ -48,12 +48,16 @@ _OF_REFUSAL = {
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status."""
+    """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status.
+
+    ``request_id`` is the id that the log knows the request by, put in when the error is sent.
+    """
 
     message: str
     type: str
     param: str | None = None
     code: int
+    request_id: str | None = None
 
 
 class ProblemBody(msgspec.Struct, frozen=True):
@@ -71,6 +75,10 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.body = ProblemBody(Problem(message=message, type=kind, param=param, code=status))
+
+    def body_for(self, request_id: str | None) -> ProblemBody:
+        """The body for one request; an error may be the answer to many."""
+        return ProblemBody(msgspec.structs.replace(self.body.error, request_id=request_id))
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:

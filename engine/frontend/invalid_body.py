@@ -12,8 +12,10 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from engine.frontend.errors import ApiError, shortened
+from engine.wording import broken_rule, joined_rules
 
 __all__ = ["invalid_body"]
 
@@ -23,6 +25,8 @@ MAX_SHOWN_ERRORS = 8
 MAX_SHOWN_VALUE_CHARS = 80
 # No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
 MAX_COMPARED_CHARS = 64
+# What a validator puts after a key that broke a rule itself.
+KEY = "[key]"
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
@@ -36,24 +40,30 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
             f"the body must keep to the fields of this route, but it breaks their rules in {count} places, too many to "
             f"name; the fields are {', '.join(model.model_fields)}"
         )
-    errors = exc.errors(include_url=False, include_context=False)
-    told = [_explain(error, model) for error in errors[:MAX_SHOWN_ERRORS]]
-    if count > len(told):
-        told.append(f"and {count - len(told)} more")
+    errors = exc.errors(include_url=False)
+    told = _sentences(errors[:MAX_SHOWN_ERRORS], model)
+    if count > MAX_SHOWN_ERRORS:
+        told.append(f"and {count - MAX_SHOWN_ERRORS} more")
     path, _ = _locate(errors[0]["loc"], model)
     return ApiError.invalid("; ".join(told), param=_joined(path) or None)
 
 
-def _explain(error: Any, model: type[BaseModel]) -> str:
-    if error["type"] == "json_invalid":
-        return f"the body must be JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
-    if error["type"] == "value_error":
-        return str(error["msg"]).removeprefix("Value error, ")
-    path, owner = _locate(error["loc"], model)
-    if error["type"] == "extra_forbidden":
-        return f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {_remedy(str(path[-1]), owner)}"
-    rule = error["msg"].replace("Input should be", "must be")
-    return f"{_joined(path) or 'the body'} {rule}, got {_shown(error['input'])}"
+def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
+    """One sentence a value: a union's branches each find fault with the same one."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    others: list[str] = []
+    for error in errors:
+        rule = broken_rule(error["type"], error.get("ctx"))
+        path, owner = _locate(error["loc"], model)
+        if error["type"] == "value_error":
+            others.append(rule)
+        elif error["type"] == "extra_forbidden":
+            remedy = _remedy(str(path[-1]), owner)
+            others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")
+        else:
+            value = "" if error["type"] in ("missing", "json_invalid") else f", got {_shown(error['input'])}"
+            rules.setdefault((_joined(path) or "the body", value), []).append(rule)
+    return [f"{path} {joined_rules(broken)}{value}" for (path, value), broken in rules.items()] + others
 
 
 def _shown(value: object) -> str:
@@ -87,6 +97,8 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
             # A union with a rule of its own in a union: the name of its branch follows.
             branch_named = "union[" not in str(part)
             continue
+        if part == KEY and not any(_is_body(kind) or get_origin(kind) in (list, dict) for kind in here):
+            break  # Not a place, but a word of the validator's: it was the key that broke a rule.
         path.append(part)
         owner = next((kind for kind in here if _is_body(kind)), owner)
         here = [inner for kind in here for inner in _inside(kind, part)]

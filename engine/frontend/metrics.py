@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.clock import Clock
+from engine.frontend.request_log import RequestRecord, current_record
 from engine.messages import EngineStats, FinishReason, TokenOutput
 
 __all__ = ["Metrics", "RequestTimes"]
@@ -74,7 +75,7 @@ class Metrics:
 
     def begin(self) -> RequestTimes:
         """Begin to time a request that has just arrived."""
-        return RequestTimes(self, self._clock)
+        return RequestTimes(self, self._clock, current_record())
 
     def count_end(self, reason: FinishReason) -> None:
         """Count the end of a request."""
@@ -94,10 +95,11 @@ class Metrics:
 
 
 class RequestTimes:
-    """One request's times, from its arrival to its end."""
+    """One request's times, from its arrival to its end, told to the metrics and to the request's record."""
 
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, record: RequestRecord | None) -> None:
         self._metrics = metrics
+        self._record = record
         self._clock = clock
         self._begun_s = clock.now()
         self._last_s: float | None = None
@@ -105,6 +107,8 @@ class RequestTimes:
     def note(self, output: TokenOutput) -> None:
         """Take an output's time and size in."""
         now_s = self._clock.now()
+        if self._record is not None:
+            self._record.note(output, now_s)
         if output.token_ids:
             self._note_tokens(len(output.token_ids), now_s)
         if output.finish_reason is None:

@@ -19,7 +19,8 @@ __all__ = ["Order", "packed", "unpacked"]
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
-    ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows.
+    ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
+    ``echo`` the prompts' texts that its choices begin with.
     """
 
     rid: str
@@ -28,6 +29,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     logprobs: bool = False
     include_usage: bool = False
+    echo: tuple[str, ...] = ()
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ class OrderTaker:
     """Takes orders. ``work`` is ``order_work``, called elsewhere."""
 
     def __init__(self, admission: Admission, work: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self.admission = admission
         self._orders = _orders(admission)
         self._work = work
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from engine.frontend.invalid_body import invalid_body
 from engine.messages import FinishReason, PauseMode, SamplingParams
@@ -25,6 +25,7 @@ __all__ = [
     "Body",
     "GenerateAnswer",
     "GenerateBody",
+    "LogitBias",
     "MetaInfo",
     "OutputLogprob",
     "PauseBody",
@@ -41,6 +42,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
@@ -49,6 +52,23 @@ MAX_INT32 = 2**31 - 1
 _DEFAULTS = SamplingParams()
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+def _token_id_of(key: object) -> object:
+    """The token id that an object's key spells: JSON knows strings there only."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_TOKEN_ID_DIGITS:
+        return int(key)
+    raise ValueError(f"the keys of logit_bias must be token ids in decimal digits, got {key!r}; use /tokenize")
+
+
+LogitBias = Annotated[
+    dict[Annotated[int, BeforeValidator(_token_id_of)], Annotated[float, Field(ge=-100, le=100)]],
+    Field(
+        max_length=MAX_BIASED_TOKENS,
+        description="what is added to the logits of token ids",
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
+    ),
+]
 # The first wrong entry of a list is told; a list of a million wrong ones costs no more than that.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Body = TypeVar("Body", bound=BaseModel)
@@ -76,6 +96,7 @@ class SamplingBody(StrictBody):
     stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] = Field(default=[], max_length=MAX_STOP_CHARS)
     stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
+    logit_bias: LogitBias = Field(default={})
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
@@ -98,8 +119,13 @@ class SamplingBody(StrictBody):
 
     def params(self) -> SamplingParams:
         """The same as the scheduler takes it."""
-        values = self.model_dump(exclude={"stop", "stop_token_ids"})
-        return SamplingParams(**values, stop=self.stop_strings, stop_token_ids=tuple(self.stop_token_ids))
+        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias"})
+        return SamplingParams(
+            **values,
+            stop=self.stop_strings,
+            stop_token_ids=tuple(self.stop_token_ids),
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+        )
 
 
 class GenerateBody(StrictBody):

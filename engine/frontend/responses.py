@@ -1,4 +1,4 @@
-"""One HTTP exchange: the answer sent whole or as a stream of events.
+"""One HTTP request: the answer sent whole or as a stream of events.
 
 Owns disconnects and how a stream ends; knows no protocol: shapes turn pieces into what their clients expect.
 """
@@ -18,6 +18,7 @@ from engine.frontend.choices import Choices, IndexedPiece
 from engine.frontend.context import FrontEnd
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer
+from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.messages import Generate
 
 __all__ = ["RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
@@ -80,10 +81,20 @@ async def respond(
         raise
 
 
-def error_answer(problem: ApiError) -> Response:
-    """The answer to a request that is refused or failed."""
-    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(problem.status)
-    return json_answer(problem.body, status=problem.status, headers=headers)
+def error_answer(
+    problem: ApiError, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The answer to a request that is refused or failed, and what its line in the log says.
+
+    ``request_id`` is for what answers outside of the request's record.
+    """
+    record = current_record()
+    if record is not None:
+        record.error = problem.body.error.message
+        request_id = record.request_id
+    own = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(problem.status, {})
+    own |= {} if request_id is None else {REQUEST_ID_HEADER: request_id}
+    return json_answer(problem.body_for(request_id), status=problem.status, headers={**(headers or {}), **own})
 
 
 def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -107,7 +118,8 @@ async def _events(
                     await asyncio.sleep(0)
         yield _joined(shape.last_events()) + b"data: [DONE]\n\n"
     except ApiError as exc:
-        yield _joined([exc.body])
+        record = current_record()
+        yield _joined([exc.body_for(record.request_id if record is not None else None)])
     finally:
         watch.cancel()
 

@@ -16,7 +16,16 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.process.control import ChildMessage, Control, Drained, Dying, Ready, SupervisorMessage, decode_child_message
+from engine.process.control import (
+    ChildMessage,
+    Control,
+    Drained,
+    Dying,
+    Loading,
+    Ready,
+    SupervisorMessage,
+    decode_child_message,
+)
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 from engine.process.signals import STACK_SIGNAL
 
@@ -35,6 +44,7 @@ class Child:
         self.pid = pid
         self.ready = False
         self.drained = False
+        self.loading: Loading | None = None
         self.dying: Dying | None = None
         self.status: int | None = None
         self._connection = connection
@@ -75,6 +85,8 @@ class Child:
     def _take(self, message: ChildMessage) -> None:
         if isinstance(message, Ready):
             self.ready = True
+        elif isinstance(message, Loading):
+            self.loading = message
         elif isinstance(message, Drained):
             self.drained = True
         else:

@@ -17,14 +17,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.config import embedded_seed
 from engine.errors import EngineError, StartupError
+from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_engine
 from engine.launch.listener import base_url, bind_listener
-from engine.limits import Limits, ModelFacts
+from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.pipeline.stage_process import run_stage_process
 from engine.process.control import SUPERVISOR, Control, Drain, ProcessDied, Serving, Shutdown, SupervisorMessage
 from engine.process.death import DeathReport, describe_status
+from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.scheduler_process.gate_context import load_attribute
@@ -41,7 +44,6 @@ FRONTEND = "frontend"
 FRONTEND_MAIN = "engine.frontend.process:run_frontend"
 
 EXIT_FAILED = 1
-LOG_FORMAT = "%(levelname)s %(processName)s %(name)s: %(message)s"
 
 # A death is told, written down and over within 2 s: these three together, and the time it takes to notice.
 DEATH_GRACE_S = 0.8
@@ -51,29 +53,41 @@ CULPRIT_WAIT_S = 0.1
 
 logger = logging.getLogger(__name__)
 
-Announce = Callable[[Serving], None]
-
 
 def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
     """Run a server until it is told to stop (exit status 0) or cannot go on (1, the reason on stderr).
 
     A ``private_dir`` of the caller's is left behind, with ``death.json`` in it when the server died. ``announce`` is
-    called once, when the server is ready; without it a line with the URL goes to stdout.
+    called once, when the server is ready; without it stdout is told what is served and where.
     """
     started = time.monotonic()
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    configure_logging(settings)
     try:
         listener = bind_listener(settings.host, settings.port)
+        _refuse_early(settings)
         import_engine()
         facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
     except EngineError as exc:
-        _report(_failed_start(exc), private_dir)
+        _report(_failed_start(exc), private_dir, settings)
         return EXIT_FAILED
+    view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started)
     try:
-        return _Supervisor(settings, limits, listener, folder, announce or _announcer(facts, limits, started)).run()
+        return _Supervisor(settings, limits, listener, folder, view).run()
     finally:
         folder.remove()
+
+
+def _refuse_early(settings: ServerSettings) -> None:
+    """Raise EngineError for a model that is not there, and for numbers that the embedded one cannot have.
+
+    Before the costly imports: a misspelled path is refused in a fraction of a second.
+    """
+    from engine.model.checkpoint import require_files
+
+    require_files(settings)
+    if embedded_seed(settings.model, settings.seed) is not None:
+        Limits.of(settings, embedded_facts(settings.model))
 
 
 def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
@@ -89,39 +103,29 @@ def _failed_start(exc: EngineError) -> DeathReport:
     return DeathReport(process=SUPERVISOR, pid=os.getpid(), cause=str(exc), when=time.time(), exit_code=EXIT_FAILED)
 
 
-def _announcer(facts: ModelFacts, limits: Limits, started: float) -> Announce:
-    def announce(serving: Serving) -> None:
-        stages = "1 stage" if limits.pp_size == 1 else f"{limits.pp_size} stages"
-        ready_s = time.monotonic() - started
-        sys.stdout.write(f"Serving {facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)\n")
-        sys.stdout.flush()
-
-    return announce
-
-
-def _report(report: DeathReport, private_dir: Path | None) -> None:
+def _report(report: DeathReport, private_dir: Path | None, settings: ServerSettings) -> None:
     """Leave the report on stderr, and in the folder that the caller lent."""
-    sys.stderr.write(f"error: {report.cause}\n" if report.process == SUPERVISOR else _obituary(report))
+    sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else _obituary(report)))
     sys.stderr.flush()
     if private_dir is not None and private_dir.is_dir():
         report.write(private_dir)
 
 
 def _obituary(report: DeathReport) -> str:
-    return f"error: the {report.process} process (pid {report.pid}) died and the server with it: {report.cause}\n"
+    return f"the {report.process} process (pid {report.pid}) died and the server with it: {report.cause}"
 
 
 class _Supervisor:
     """The processes of one server, from the first fork to the last reaping."""
 
     def __init__(
-        self, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir, announce: Announce
+        self, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir, view: StartView
     ) -> None:
         self._settings = settings
         self._limits = limits
         self._listener = listener
         self._folder = folder
-        self._announce = announce
+        self._view = view
         self._base_url = base_url(listener)
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
@@ -197,6 +201,8 @@ class _Supervisor:
 
     def _on_child(self, child: Child) -> None:
         child.listen()
+        if not child.ready and child.loading is not None:
+            self._view.loaded(child.name, child.loading)
         if not child.alive:
             self._selector.unregister(child)
             child.close()
@@ -206,12 +212,14 @@ class _Supervisor:
 
     def _watch(self) -> int:
         """Wait until all are ready, announce it, wait for the end. Returns the server's exit status."""
-        if not self._wait_for(lambda: self._leaving or self._all_ready(), self._settings.start_timeout_s):
+        with self._view.loading():
+            in_time = self._wait_for(lambda: self._leaving or self._all_ready(), self._settings.start_timeout_s)
+        if not in_time:
             return self._fail_late_start()
         if not self._leaving:
             serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
             self._tell(serving)
-            self._announce(serving)
+            self._view.serving(serving)
             self._wait_for(lambda: self._leaving, None)
             if not self._over:
                 self._drain()
@@ -271,7 +279,7 @@ class _Supervisor:
         )
 
     def _leave(self, report: DeathReport) -> None:
-        _report(report, self._folder.path if self._folder.lent else None)
+        _report(report, self._folder.path if self._folder.lent else None, self._settings)
 
     # ---- the end ----
 

@@ -27,6 +27,7 @@ __all__ = [
     "read_facts",
     "read_model_config",
     "read_never_sampled_ids",
+    "require_files",
     "require_same_model",
     "require_tokenizer",
     "resolve_folder",
@@ -78,6 +79,19 @@ def local_folder(config: EngineConfig) -> Path:
     return resolve_folder(config)
 
 
+def require_files(config: EngineConfig) -> None:
+    """Raise CheckpointError unless the configured model is there, with files of every kind. Imports nothing costly.
+
+    What the files say is judged by ``read_facts``.
+    """
+    if embedded_seed(config.model, config.seed) is not None:
+        return
+    folder = resolve_folder(config)
+    _read_json(_require_config(folder))
+    _require_weights(folder)
+    require_tokenizer(folder)
+
+
 def read_facts(config: EngineConfig) -> ModelFacts:
     """What the scheduler and the front end need to know of the configured model; loads no weight.
 
@@ -108,9 +122,7 @@ def read_model_config(folder: Path) -> PreTrainedConfig:
     """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged."""
     from transformers import AutoConfig  # seconds of import, for a folder only
 
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"a model folder must hold config.json, but {folder} does not; check the path")
+    path = _require_config(folder)
     _require_weights(folder)
     try:
         model: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
@@ -191,9 +203,16 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as exc:  # the hub's client raises many unrelated types; all mean that there is no model
         raise CheckpointError(
-            f"model {name!r} is no folder here and could not be fetched from the hub: {exc}; "
+            f"model {name!r} is no folder here and could not be fetched from the hub: {str(exc).rstrip('.')}; "
             "check the name, the network, or give a folder"
         ) from exc
+
+
+def _require_config(folder: Path) -> Path:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"a model folder must hold config.json, but {folder} does not; check the path")
+    return path
 
 
 def _require_weights(folder: Path) -> None:

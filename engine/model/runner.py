@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -29,6 +30,7 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_model import PROBED_TOKENS, StageModel
 from engine.plan import Microbatch
+from engine.process.control import Loading
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 
@@ -60,18 +62,26 @@ class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
     Sets how many threads torch uses in this process, see ``limit_threads``. ``lean=False`` computes with transformers'
-    own forward even where a faster one is known to be equal. Raises CheckpointError when the model
-    cannot be loaded.
+    own forward even where a faster one is known to be equal; ``on_load`` is told of each weight that is loaded. Raises
+    CheckpointError when the model cannot be loaded.
     """
 
-    def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: Limits,
+        stage: int,
+        *,
+        lean: bool = True,
+        on_load: Callable[[Loading], None] | None = None,
+    ) -> None:
         limit_threads(limits)
         self.stage = stage
         self.counters = RunnerCounters()
         self._config = config
         self._limits = limits
         self._lean = lean
-        self._model = StageModel(config, limits, stage, lean=lean)
+        self._model = StageModel(config, limits, stage, lean=lean, on_load=on_load)
         self._prepared: StageModel | None = None
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits on the last stage: greedy, temperature, top-k, top-p, min-p, penalties, logprobs.
+"""Choosing tokens from logits on the last stage: greedy, temperature, filters, penalties, biases, logprobs.
 
 The random number of a token depends on (seed, position) alone, so batching, chunking and retraction never change a
 request's output. Owns each row's sampling spec; never keeps tokens.
@@ -52,7 +52,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
 
-        Logprobs are those of the model's own distribution, before temperature, penalties and filters.
+        Logprobs are those of the model's own distribution, before biases, penalties, temperature and filters.
         """
         if not segments:
             return (), ()
@@ -63,6 +63,8 @@ class Sampler:
             return ids, _logprobs(raw, ids, specs)
         scores = raw + self._never if self._any_never else raw.clone()
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
+            if spec.logit_bias:
+                _add_bias(scores[row], spec)
             if spec.suppressed_ids and _position(segment) < spec.suppressed_until:
                 scores[row, list(spec.suppressed_ids)] = float("-inf")
             if _has_penalty(spec):
@@ -75,7 +77,7 @@ class Sampler:
 
 def _is_plain(spec: SamplingSpec) -> bool:
     """True if the best logit of the model is the choice, whatever the position."""
-    return spec.temperature <= 0 and not spec.suppressed_ids and not _has_penalty(spec)
+    return spec.temperature <= 0 and not spec.suppressed_ids and not spec.logit_bias and not _has_penalty(spec)
 
 
 def _greedy(scores: torch.Tensor) -> tuple[int, ...]:
@@ -99,6 +101,11 @@ def _position(segment: Segment) -> int:
 
 def _has_penalty(spec: SamplingSpec) -> bool:
     return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
+
+
+def _add_bias(scores: torch.Tensor, spec: SamplingSpec) -> None:
+    ids, biases = zip(*spec.logit_bias, strict=True)
+    scores[list(ids)] += torch.tensor(biases, dtype=scores.dtype, device=scores.device)
 
 
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
@@ -166,7 +173,7 @@ def _draw_filtered(
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Where the running sum of ``weights`` [rows, n] passes the given share of its total; never at a zero weight.
 
-    A row whose weights are no numbers gets the last place: one behind it would be no token, and fail its whole batch.
+    A row whose weights are no numbers gets the last place: one after it would be no token, and fail its whole batch.
     """
     running = torch.cumsum(weights.double(), dim=-1)
     places = torch.searchsorted(running, numbers * running[:, -1:], right=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.model.weights import WeightFiles
 from engine.plan import Segment
+from engine.process.control import Loading
 
 __all__ = ["PROBED_TOKENS", "StageModel", "stage_layers"]
 
@@ -60,11 +61,20 @@ class StageModel:
     """The layers of one stage with their weights and their KV pool.
 
     Computes with a ``LeanDecoder`` where that gives what transformers gives, which is tried once at start;
-    ``lean=False`` always computes with transformers. Raises CheckpointError when the checkpoint lacks something, or its
-    architecture cannot be cut into stages.
+    ``lean=False`` always computes with transformers; ``on_load`` is told of each weight. Raises CheckpointError when
+    the checkpoint lacks something, or its architecture cannot be cut into stages.
     """
 
-    def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: Limits,
+        stage: int,
+        *,
+        lean: bool = True,
+        on_load: Callable[[Loading], None] | None = None,
+    ) -> None:
+        self._on_load = on_load
         self.folder = resolve_folder(config)
         model_config = read_model_config(self.folder)
         # Taken before the model is cut down, which changes its configuration.
@@ -200,6 +210,7 @@ class StageModel:
         self._cut()
         _rebuild_buffers(self._model, self.device)
         loaded: dict[int, nn.Parameter] = {}
+        total = len({id(parameter) for parameter in self._model.parameters()})
         with WeightFiles(self.folder, self._model) as files:
             for module in self._model.modules():
                 for key, meta in list(module.named_parameters(recurse=False)):
@@ -208,8 +219,14 @@ class StageModel:
                         # A copy: what was read is a view of the file, which may be written anew for the next update.
                         weight = weight.to(device=self.device, dtype=meta.dtype, copy=True)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
+                        self._tell_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self._model.eval()
+
+    def _tell_load(self, done: int, total: int) -> None:
+        if self._on_load is not None:
+            dtype = str(self.dtype).removeprefix("torch.")
+            self._on_load(Loading(done=done, total=total, device=str(self.device), dtype=dtype))
 
     def _cut(self) -> None:
         decoder = self._decoder

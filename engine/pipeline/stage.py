@@ -35,6 +35,7 @@ from engine.pipeline.wire import (
     stage_address,
 )
 from engine.plan import ForwardMode, Microbatch
+from engine.process.control import Loading
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
 
@@ -46,6 +47,7 @@ def run_stage(
     private_dir: Path,
     ready: Callable[[], None],
     *,
+    on_load: Callable[[Loading], None] | None = None,
     transport: TransportKind = TransportKind.SOCKET,
 ) -> None:
     """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler's end.
@@ -54,7 +56,7 @@ def run_stage(
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
-    runner = StageRunner(config, limits, stage)
+    runner = StageRunner(config, limits, stage, on_load=on_load)
     with ExitStack() as owner:
         scheduler = owner.enter_context(closing(StageChannel(stage_address(private_dir, stage))))
         neighbours = owner.enter_context(closing(_open_transport(transport, private_dir, runner, limits, scheduler)))

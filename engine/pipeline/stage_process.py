@@ -36,7 +36,15 @@ def run_stage_process(
     if backend is not None:
         _join_process_group(backend, stage, limits, private_dir)
     transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
-    run_stage(settings, limits, stage, private_dir, lambda: control.send(Ready()), transport=transport)
+    run_stage(
+        settings,
+        limits,
+        stage,
+        private_dir,
+        lambda: control.send(Ready()),
+        on_load=control.send,
+        transport=transport,
+    )
 
 
 def _backend(settings: ServerSettings, limits: Limits) -> str | None:

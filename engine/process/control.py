@@ -21,6 +21,7 @@ __all__ = [
     "Drain",
     "Drained",
     "Dying",
+    "Loading",
     "ProcessDied",
     "Ready",
     "Serving",
@@ -35,6 +36,15 @@ MAX_TRACEBACK_CHARS = 32_768
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process has loaded everything that it needs and can work. Never sent by one that failed."""
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How far a process is with its part of the weights, in tensors, and where and in which type it holds them."""
+
+    done: int
+    total: int
+    device: str
+    dtype: str
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -87,7 +97,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End now, in order; nobody is to blame."""
 
 
-ChildMessage = Ready | Drained | Dying
+ChildMessage = Ready | Loading | Drained | Dying
 SupervisorMessage = Serving | ProcessDied | Drain | Shutdown
 
 _child_message_decoder = msgspec.msgpack.Decoder(ChildMessage)

@@ -79,4 +79,5 @@ class Admission:
             return_logprob=message.return_logprob,
             top_logprobs_num=message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
+            logit_bias=sampling.logit_bias,
         )

@@ -45,7 +45,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = Inbox(context, requests_address(place.private_dir))
     outbox = ReplySocket(context, replies_address(place.private_dir))
-    pipeline = _build_pipeline(place)
+    pipeline = _build_pipeline(place, control)
     scheduler = Scheduler(place.limits)
     inner = load_gate(
         GateContext(
@@ -73,7 +73,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
         context.term()
 
 
-def _build_pipeline(place: SchedulerPlace) -> Pipeline:
+def _build_pipeline(place: SchedulerPlace, control: Control) -> Pipeline:
     """The pipeline for the number of stages; only the one in this process loads torch."""
     if place.limits.pp_size > 1:
         from engine.pipeline.staged import StagedPipeline
@@ -82,4 +82,4 @@ def _build_pipeline(place: SchedulerPlace) -> Pipeline:
     from engine.model.runner import StageRunner
     from engine.pipeline.local import LocalPipeline
 
-    return LocalPipeline(StageRunner(place.settings, place.limits, 0))
+    return LocalPipeline(StageRunner(place.settings, place.limits, 0, on_load=control.send))

@@ -26,7 +26,7 @@ from scripted.script.t import ScriptContext
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "scripted", "ci")
-WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", ".ci", ".github")
+WRITTEN_HERE = (*PACKAGES, "benchmarks", "tests", "docs", "deploy", ".ci", ".github")
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".jinja", ""}
 DOCSTRING_LINES = 5
 # Homes of people, and the folder that this checkout happens to be in.

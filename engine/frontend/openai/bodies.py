@@ -1,11 +1,12 @@
 """What clients of the OpenAI protocol may send: every field is honoured, or refused with 400.
 
 Owns the rules of single fields and between fields. A field that the protocol knows and this engine cannot honour is
-accepted with its neutral value only, because many clients send those.
+accepted with the values that change nothing, because many clients send those.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -17,18 +18,30 @@ from engine.frontend.protocol import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
+    LogitBias,
     StopString,
     StrictBody,
     TokenIds,
 )
 from engine.messages import SamplingParams
 
-__all__ = ["ChatBody", "ChatMessageBody", "CompletionBody", "OpenAiBody", "StreamOptions"]
+__all__ = [
+    "MAX_MESSAGES",
+    "ChatBody",
+    "ChatMessageBody",
+    "CompletionBody",
+    "NullableBody",
+    "OpenAiBody",
+    "StreamOptions",
+    "refuse_template_arguments",
+]
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_USER_CHARS = 256
+MAX_METADATA = 16
+MAX_METADATA_CHARS = 512
 # The protocol's own default of a completion; a chat may fill the context.
 DEFAULT_COMPLETION_TOKENS = 16
 # What says how a template is rendered and is no variable of it.
@@ -65,6 +78,7 @@ class StreamOptions(NullableBody):
     """``stream_options``: ``include_usage`` adds a last event with the token counts."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
 
 
 class TextFormat(StrictBody):
@@ -96,8 +110,18 @@ class OpenAiBody(NullableBody):
     priority: int = Field(0, ge=-MAX_INT32, le=MAX_INT32)
     rid: str | None = Field(None, min_length=1, max_length=MAX_RID_CHARS, description="the id of the answer")
     user: str | None = Field(None, max_length=MAX_USER_CHARS, description="named in the debug log with the answer's id")
-    logit_bias: dict[str, float] | None = Field(None, max_length=0, description="not honoured: only empty")
+    safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="named as user is")
+    prompt_cache_key: str | None = Field(
+        None, max_length=MAX_USER_CHARS, description="changes nothing: equal prefixes are found without a key"
+    )
+    logit_bias: LogitBias = Field(default={})
     response_format: TextFormat | None = None
+    store: Literal[False] = Field(default=False, description="nothing is stored: only false")
+    metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] | None = Field(
+        None, max_length=MAX_METADATA, description="goes with what is stored, so it changes nothing"
+    )
+    service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
+    skip_special_tokens: Literal[True] = Field(default=True, description="special tokens have no text: only true")
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
@@ -117,8 +141,19 @@ class OpenAiBody(NullableBody):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of output that were asked for, by whatever field; None: as many as there is room for."""
+        """Most tokens of output that were asked for, by whatever field; None: it was left open."""
         return self.max_tokens
+
+    @property
+    def default_new_tokens(self) -> int | None:
+        """Most tokens of output where it was left open; None: as many as there is room for."""
+        return None
+
+    @property
+    def asked_tokens(self) -> dict[str, int]:
+        """The numbers of tokens of output that the client named, by field."""
+        asked = {"max_tokens": self.max_tokens, "min_tokens": self.min_tokens or None}
+        return {name: tokens for name, tokens in asked.items() if tokens is not None}
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -147,6 +182,7 @@ class OpenAiBody(NullableBody):
             stop=self.stop_strings,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            logit_bias=tuple(sorted(self.logit_bias.items())),
         )
 
 
@@ -165,13 +201,13 @@ class CompletionBody(OpenAiBody):
         None, ge=0, le=MAX_TOP_LOGPROBS, description="so many most likely tokens, and the chosen one"
     )
     best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
-    echo: Literal[False] = Field(default=False, description="not honoured: only false")
+    echo: bool = Field(default=False, description="begin each text with its prompt; not with logprobs")
     suffix: None = Field(None, description="not honoured: only null")
 
     @property
-    def max_new_tokens(self) -> int:
-        """Most tokens of output."""
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+    def default_new_tokens(self) -> int:
+        """The protocol's own default."""
+        return DEFAULT_COMPLETION_TOKENS
 
     @model_validator(mode="after")
     def _choices_are_bounded(self) -> Self:
@@ -182,6 +218,15 @@ class CompletionBody(OpenAiBody):
             )
         if not self.prompts:
             raise ValueError("prompt must hold at least 1 prompt, got an empty list; send a text or token ids")
+        return self
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise ValueError(
+                f"echo must be false with logprobs, got logprobs={self.logprobs}: the prompt's own logprobs are not "
+                "computed; leave out one of the two"
+            )
         return self
 
     @property
@@ -201,10 +246,14 @@ class TextPart(StrictBody):
 
 
 class ChatMessageBody(NullableBody):
-    """One message. The fields of an answer's message are accepted, so that it can be sent back as it came."""
+    """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
-    role: Literal["system", "user", "assistant"]
+    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it.
+    """
+
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)]
+    name: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARS)
     refusal: None = None
     tool_calls: Annotated[list[JsonValue], Field(max_length=0)] | None = None
     function_call: None = None
@@ -215,6 +264,12 @@ class ChatMessageBody(NullableBody):
     def text(self) -> str:
         """The content; parts stand on lines of their own."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+    @property
+    def for_template(self) -> dict[str, str]:
+        """The message as a chat template takes it."""
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        return message if self.name is None else message | {"name": self.name}
 
 
 class ChatBody(OpenAiBody):
@@ -229,11 +284,36 @@ class ChatBody(OpenAiBody):
     )
     tools: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="not honoured: only empty")
     tool_choice: Literal["none", "auto"] | None = Field(None, description="without tools both mean none")
+    parallel_tool_calls: bool | None = Field(None, description="without tools both mean nothing")
+    functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="as tools")
+    function_call: Literal["none", "auto"] | None = Field(None, description="as tool_choice")
+    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=1, description="text alone")
+    audio: None = Field(None, description="not honoured: only null")
+    prediction: None = Field(None, description="not honoured: only null")
+    web_search_options: None = Field(None, description="not honoured: only null")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="a hint: the variable reasoning_effort of the model's chat template"
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="a hint: the variable verbosity of the model's chat template"
+    )
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of output; None: as many as there is room for."""
+        """Most tokens of output that were asked for; None: it was left open."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def asked_tokens(self) -> dict[str, int]:
+        """The numbers of tokens of output that the client named, by field."""
+        mine = {} if self.max_completion_tokens is None else {"max_completion_tokens": self.max_completion_tokens}
+        return mine | super().asked_tokens
+
+    @property
+    def template_variables(self) -> dict[str, JsonValue]:
+        """What the template is given beside the messages; its own variables win over the protocol's hints."""
+        hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {name: value for name, value in hints.items() if value is not None} | self.chat_template_kwargs
 
     @model_validator(mode="after")
     def _chat_rules(self) -> Self:
@@ -244,7 +324,12 @@ class ChatBody(OpenAiBody):
             )
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs")
-        taken = sorted(TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys())
-        if taken:
-            raise ValueError(f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them")
+        refuse_template_arguments(self.chat_template_kwargs)
         return self
+
+
+def refuse_template_arguments(variables: Mapping[str, JsonValue]) -> None:
+    """Raise ValueError for variables of a template that would say how it is rendered."""
+    taken = sorted(TEMPLATE_ARGUMENTS & variables.keys())
+    if taken:
+        raise ValueError(f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them")

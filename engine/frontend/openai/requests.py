@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import uuid
 
+import msgspec
+
 from engine.frontend.admission import Admission, check_fits, check_vocabulary, tokenize
 from engine.frontend.errors import ApiError, ProblemType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
@@ -29,15 +31,16 @@ def completion_order(data: bytes, admission: Admission) -> Order:
         tokenize(admission, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
         for prompt in body.prompts
     ]
-    return _order(body, "cmpl", prompts, admission.limits, param="prompt", top=body.logprobs)
+    order = _order(body, "cmpl", prompts, admission.limits, param="prompt", top=body.logprobs)
+    return msgspec.structs.replace(order, echo=_echoed(body, admission))
 
 
 def chat_order(data: bytes, admission: Admission) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
     require_model(body.model, admission.model_name)
-    conversation = [{"role": message.role, "content": message.text} for message in body.messages]
-    text = admission.template.render(conversation, body.chat_template_kwargs)
+    conversation = [message.for_template for message in body.messages]
+    text = admission.template.render(conversation, body.template_variables)
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(admission, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
@@ -60,13 +63,13 @@ def _order(
 ) -> Order:
     rid = _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
     count = len(prompts) * body.n
     messages = []
     for index in range(count):
         prompt_ids = prompts[index // body.n]
         check_vocabulary(prompt_ids, limits.vocab_size, param)
-        room = _room(len(prompt_ids), limits)
-        sampling = body.sampling(body.max_new_tokens or max(1, room, body.min_tokens), index % body.n)
+        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), index % body.n)
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
         messages.append(
             Generate(
@@ -88,14 +91,42 @@ def _order(
     )
 
 
-def _room(prompt_tokens: int, limits: Limits) -> int:
-    """Most tokens of output that fit behind a prompt; the KV of the very last one is never written."""
-    return min(limits.context_length, limits.total_pages * limits.page_size + 1) - prompt_tokens
+def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> int:
+    """Most tokens of output after a prompt: as asked for, else the protocol's default as far as there is room.
+
+    Raises ApiError (400) for a number that the context has no room for: it would be cut in silence otherwise.
+    """
+    in_context = limits.context_length - prompt_tokens
+    if in_context < 1:
+        return 1  # The prompt alone is too long, which is said of the prompt.
+    for name, tokens in body.asked_tokens.items():
+        if tokens > in_context:
+            raise ApiError.invalid(
+                f"{name} must be <= {in_context}, what context_length={limits.context_length} leaves after a prompt of "
+                f"{prompt_tokens} tokens, got {tokens}; lower it or leave it out",
+                param=name,
+            )
+    if body.max_new_tokens is not None:
+        return body.max_new_tokens
+    # The KV of the very last token is never written.
+    room = min(in_context, limits.total_pages * limits.page_size + 1 - prompt_tokens)
+    return max(1, min(room, body.default_new_tokens or room), body.min_tokens)
+
+
+def _echoed(body: CompletionBody, admission: Admission) -> tuple[str, ...]:
+    """Each prompt as text, for a client that wants it echoed."""
+    if not body.echo:
+        return ()
+    decode = admission.tokenizer.decode
+    return tuple(
+        prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=False) for prompt in body.prompts
+    )
 
 
 def _answer_id(body: OpenAiBody, prefix: str) -> str:
     """The id of the answer: the client's own, or a new one."""
     rid = body.rid or f"{prefix}-{uuid.uuid4().hex}"
-    if body.user is not None:
-        logger.debug("request %s is of user %r", rid, body.user)
+    user = body.safety_identifier or body.user
+    if user is not None:
+        logger.debug("request %s is of user %r", rid, user)
     return rid

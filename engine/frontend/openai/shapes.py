@@ -56,14 +56,23 @@ class _Counts:
 
 
 class CompletionShape:
-    """Answers of ``/v1/completions``."""
+    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own."""
 
     def __init__(
-        self, rid: str, model: str, tokenizer: Vocabulary, *, n: int, logprobs: bool, include_usage: bool
+        self,
+        rid: str,
+        model: str,
+        tokenizer: Vocabulary,
+        *,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        echo: Sequence[str] = (),
     ) -> None:
         self._rid = rid
         self._model = model
         self._tokenizer = tokenizer
+        self._echo = {index: echo[index // n] for index in range(len(echo) * n)}
         self._texts = TokenTexts(tokenizer)
         self._logprobs = logprobs
         self._include_usage = include_usage
@@ -94,7 +103,7 @@ class CompletionShape:
         self._counts.note(index, piece.meta_info)
         return CompletionChoice(
             index=index,
-            text=piece.text,
+            text=self._echo.pop(index, "") + piece.text,
             logprobs=self._spelled(index, _entries(piece)) if self._logprobs else None,
             finish_reason=piece.meta_info.finish_reason,
         )

@@ -1,6 +1,6 @@
 """Routes that generate: the native one and those of the OpenAI protocol.
 
-The first and the last place of a request's life. Statuses and streams are the exchange's, shapes the protocols'.
+The first and the last place of a request's life. Statuses and streams belong to the responses, shapes to the protocols.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.errors import ApiError
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.requests import require_model
@@ -73,6 +74,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             n=order.n,
             logprobs=order.logprobs,
             include_usage=order.include_usage,
+            echo=order.echo,
         )
         return await respond(request, front, order.messages, shape, stream=order.stream)
 
@@ -92,6 +94,15 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             include_usage=order.include_usage,
         )
         return await respond(request, front, order.messages, shape, stream=order.stream)
+
+    @router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))
+    async def embeddings() -> Response:
+        """Refuse: the model is there to generate, and its hidden states are no embeddings that it was trained for."""
+        raise ApiError.invalid(
+            f"embeddings need a model that was trained for them, and {front.model_name!r} is one that generates text; "
+            "serve an embedding model with another engine, or use /v1/completions here",
+            param="model",
+        )
 
 
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:

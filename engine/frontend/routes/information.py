@@ -15,7 +15,7 @@ from engine.frontend.responses import json_answer
 from engine.limits import Limits
 from engine.messages import EngineStats
 
-__all__ = ["ModelInfo", "ServerInfo", "add_health", "add_information"]
+__all__ = ["ModelInfo", "ServerInfo", "VersionInfo", "add_health", "add_information"]
 
 INFORMATION = "information"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
@@ -32,6 +32,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_total_tokens: int
     eos_token_ids: tuple[int, ...]
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/version``."""
+
+    version: str
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,11 @@ def add_health(app: FastAPI, front: FrontEnd, description: Description) -> None:
 
 def add_information(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that tell."""
+
+    @router.get("/version", **description.route(answer=VersionInfo, tag=INFORMATION))
+    async def version() -> Response:
+        """Say which version of the engine runs."""
+        return json_answer(VersionInfo(version=__version__))
 
     @router.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
     async def model_info() -> Response:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from engine import __version__
 from engine.cli import app
+from engine.cli.flag_groups import GROUPS, kind_of
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, trace_settings
@@ -100,6 +103,44 @@ def test_config_command_refuses_with_a_sentence(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: port must be >= 0, got '-1'")
 
 
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_help_lists_every_flag_once_in_groups_with_its_kind(command: str) -> None:
+    """C09: choices, types, ranges and defaults, as the settings have them."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+    groups = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert groups == list(GROUPS)
+    flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
+    expected = {name.replace("_", "-") for name in ServerSettings.model_fields}
+    assert sorted(flags) == sorted(expected | {"config", "help"})
+    for line in (
+        "--schedule-policy fcfs|lpm|priority",
+        "--pp-size INTEGER",
+        "--start-timeout-s NUMBER",
+        "--api-key KEY",
+        "(1 to 64; default: 1)",
+        "(> 0 and <= 86400; default: 600.0)",
+        "(default: on)",
+    ):
+        assert line in shown
+
+
+def test_groups_name_fields_that_exist() -> None:
+    known = ServerSettings.model_fields.keys() | {"config", "help", "allowed_hosts", "operator_origins"}
+    named = [name for names in GROUPS.values() for name in names]
+    assert set(named) <= known
+    assert len(set(named)) == len(named)
+
+
+def test_every_field_has_a_kind() -> None:
+    """C09: a new field of a new type is noticed here, not by the first who asks for help."""
+    assert all(kind_of(field) or field.annotation is bool for field in ServerSettings.model_fields.values())
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"engine {__version__}\n")
+
+
 def test_json_of_the_settings_is_a_configuration_file(tmp_path: Path) -> None:
     """C09: what was in force can be put in force again."""
     settings = ServerSettings(pp_size=2, schedule_policy="lpm", drain_timeout_s=3.5)
@@ -117,7 +158,7 @@ def test_every_field_has_a_reader() -> None:
                 read.add(node.attr)
     # Read by their property.
     assert "depth" in read
-    unread = ServerSettings.model_fields.keys() - read - {"pp_async_depth"}
+    unread = ServerSettings.model_fields.keys() - read - {"pp_async_depth", "allowed_hosts"}
     assert not unread
 
 

@@ -7,7 +7,7 @@ import json
 
 
 class Connection:
-    """One HTTP exchange at the ASGI level, whose client can go away at any moment."""
+    """One HTTP request at the ASGI level, whose client can go away at any moment."""
 
     def __init__(self, app, body: dict[str, object], path: str = "/generate") -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Keys and doors: who may come in where, and that a key is never shown."""
+"""Keys: who may call which route, and that a key is never shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _bearer(key: str | None) -> dict[str, str]:
         ({"address": "::1"}, None, 200, 200),
     ],
 )
-def test_doors(play, settings: dict[str, str], key: str | None, client: int, operator: int) -> None:
+def test_keys_open_their_routes(play, settings: dict[str, str], key: str | None, client: int, operator: int) -> None:
     """C08"""
 
     async def scene(stage) -> None:
@@ -53,8 +53,8 @@ def test_doors(play, settings: dict[str, str], key: str | None, client: int, ope
     play(scene, **settings)
 
 
-def test_every_route_but_the_probe_and_the_description_has_a_door(play) -> None:
-    """C08: a route that is added without a door is found here."""
+def test_every_route_but_the_probe_and_the_description_needs_a_key(play) -> None:
+    """C08: a route that is added without a key's check is found here."""
 
     async def scene(stage) -> None:
         paths = (await stage.http.get("/openapi.json")).json()["paths"]

@@ -156,14 +156,14 @@ def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"prompt": [1], "rid": "r", "n": 2, "stream": stream}, "/v1/completions")
-        exchange = asyncio.create_task(connection.run())
+        request_task = asyncio.create_task(connection.run())
         for _ in range(2):
             await stage.scheduler.receive()
         connection.gone.set()
         assert {(await stage.scheduler.receive()).rid for _ in range(2)} == {"r-0", "r-1"}
         for rid in ("r-0", "r-1"):
             await stage.scheduler.reply(TokenOutput(rid=rid, finish_reason=FinishReason.ABORT))
-        await exchange
+        await request_task
         assert stage.client.open_requests == 0
 
     play(scene)

@@ -18,7 +18,7 @@ def test_disconnect_aborts_at_once(play, stream: bool, tokens_before: int) -> No
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"input_ids": [1], "rid": "r", "stream": stream})
-        exchange = asyncio.create_task(connection.run())
+        request_task = asyncio.create_task(connection.run())
         assert isinstance(await stage.scheduler.receive(), Generate)
         for number in range(tokens_before):
             await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), completion_tokens=number + 1))
@@ -26,7 +26,7 @@ def test_disconnect_aborts_at_once(play, stream: bool, tokens_before: int) -> No
         assert await stage.scheduler.receive() == Abort(rid="r")
         assert stage.client.open_requests == 1
         await stage.scheduler.reply(TokenOutput(rid="r", finish_reason=FinishReason.ABORT))
-        await exchange
+        await request_task
         assert stage.client.open_requests == 0
 
     play(scene)
@@ -37,10 +37,10 @@ def test_disconnect_after_the_end_aborts_nobody(play) -> None:
 
     async def scene(stage) -> None:
         connection = Connection(stage.app, {"input_ids": [1], "rid": "r", "stream": True})
-        exchange = asyncio.create_task(connection.run())
+        request_task = asyncio.create_task(connection.run())
         await stage.scheduler.receive()
         await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), finish_reason=FinishReason.LENGTH))
-        await exchange
+        await request_task
         second = asyncio.create_task(stage.http.post("/generate", json={"input_ids": [1], "rid": "r"}))
         await stage.scheduler.receive()
         connection.gone.set()
@@ -67,12 +67,12 @@ def test_the_loop_turns_between_the_events_of_a_burst(play) -> None:
                 turns.append(turn)
 
         connection._send = send
-        exchange = asyncio.create_task(connection.run())
+        request_task = asyncio.create_task(connection.run())
         await stage.scheduler.receive()
         *burst, last = [TokenOutput(rid="r", token_ids=(97,), completion_tokens=number) for number in range(1, 12)]
         end = TokenOutput(rid="r", token_ids=(97,), completion_tokens=12, finish_reason=FinishReason.LENGTH)
         await stage.scheduler.reply(*burst, last, end)
-        while not exchange.done():
+        while not request_task.done():
             turn += 1
             await asyncio.sleep(0)
         assert len(turns) > len(burst)

@@ -50,7 +50,16 @@ def schema(small_server: RealServer) -> Any:
 def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The same body with what only a valid one has, as far as this is not left to chance on purpose."""
     # The rules between fields, and ids that are the model's.
-    cut = {"rid", "model", "stop_token_ids", "min_tokens", "max_completion_tokens", "stream_options", "logit_bias"}
+    cut = {
+        "rid",
+        "model",
+        "stop_token_ids",
+        "min_tokens",
+        "max_tokens",
+        "max_completion_tokens",
+        "stream_options",
+        "logit_bias",
+    }
     body = {name: value for name, value in body.items() if name not in cut}
     if body.get("top_k") == 0:
         del body["top_k"]
@@ -64,6 +73,7 @@ def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
         body["n"] = min(MOST_CHOICES, body.get("n") or 1)
     if path == "/v1/completions":
         body["prompt"] = ["x", [1, 2], "\u20ac"][len(str(body.get("prompt"))) % 3]
+        body["echo"] = bool(body.get("echo")) and body.get("logprobs") is None
     elif path == "/v1/chat/completions":
         body["logprobs"] = bool(body.get("top_logprobs"))
         body["messages"] = [

@@ -110,7 +110,7 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
             "stream_options.include-usage",
             ["did you mean 'include_usage'"],
         ),
-        (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be a valid integer, got 'x'"]),
+        (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be an integer, got 'x'"]),
     ],
 )
 def test_an_error_names_the_key_as_it_was_written_and_the_fields_that_stand_there(

@@ -10,6 +10,8 @@ import openai
 import pytest
 from real_servers import RealServer
 
+from engine import __version__
+
 GREEDY: dict[str, Any] = {"model": "embedded", "temperature": 0}
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]
 
@@ -193,10 +195,16 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     """C01: every parameter is honoured or refused."""
     refused: list[tuple[dict[str, Any], str | None]] = [
         ({"temperature": -1}, "temperature"),
-        ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 1}, None),
+        ({"extra_body": {"store": True}}, "store"),
+        ({"extra_body": {"service_tier": "flex"}}, "service_tier"),
+        ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"264": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"max_tokens": 8192}, "max_tokens"),
         ({"logprobs": 99}, "logprobs"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [264]}, "prompt"),
@@ -220,7 +228,12 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     ("change", "part"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'developer', 'user' or 'assistant'"),
+        ({"store": True}, "store must be False, got True"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"service_tier": "priority"}, "service_tier must be 'auto' or 'default'"),
+        ({"verbosity": "loud"}, "verbosity must be 'low', 'medium' or 'high'"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'text'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -245,12 +258,128 @@ def test_neutral_values_that_clients_send_are_accepted(client: openai.OpenAI) ->
         n=1,
         logit_bias={},
         tools=[],
+        parallel_tool_calls=True,
         response_format={"type": "text"},
         user="somebody",
-        extra_body={"temperature": None, "stop": None, "seed": None},
+        safety_identifier="a hash",
+        prompt_cache_key="a key",
+        store=False,
+        metadata={"run": "7"},
+        service_tier="auto",
+        modalities=["text"],
+        reasoning_effort="low",
+        verbosity="medium",
+        audio=None,
+        extra_body={"temperature": None, "stop": None, "seed": None, "skip_special_tokens": True},
         model="embedded",
     )
     assert answer.usage.completion_tokens == 2
+
+
+def test_a_developer_s_message_is_a_system_message_and_names_are_taken(client: openai.OpenAI) -> None:
+    """C01, C04: the template of the embedded model knows no names, so the same is said."""
+    texts = [
+        client.chat.completions.create(
+            messages=[{"role": role, "content": "Be brief."}, {"role": "user", "content": "hello"} | name],
+            max_tokens=12,
+            **GREEDY,
+        )
+        .choices[0]
+        .message.content
+        for role, name in (("system", {}), ("developer", {"name": "ada"}))
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("prompt", ["hello", [104, 101, 108, 108, 111]])
+def test_echo_begins_each_choice_with_its_prompt(client: openai.OpenAI, prompt: Any) -> None:
+    """C02: whole and streamed, text or ids, and with several prompts."""
+    plain = client.completions.create(prompt="hello", max_tokens=6, **GREEDY).choices[0].text
+    whole = client.completions.create(prompt=prompt, max_tokens=6, echo=True, **GREEDY)
+    assert (whole.choices[0].text, whole.usage.completion_tokens) == ("hello" + plain, 6)
+    with client.completions.create(prompt=prompt, max_tokens=6, echo=True, stream=True, **GREEDY) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == "hello" + plain
+    many = client.completions.create(prompt=["ab", "cd"], n=2, max_tokens=2, echo=True, model="embedded", seed=1)
+    assert [choice.text[:2] for choice in many.choices] == ["ab", "ab", "cd", "cd"]
+
+
+def test_logit_bias_bans_and_prefers(client: openai.OpenAI) -> None:
+    """C02: by token id; a logprob is still the model's own."""
+
+    def texts(bias: dict[str, int]) -> str:
+        answer = client.completions.create(prompt="hello", max_tokens=8, logit_bias=bias, **GREEDY)
+        return answer.choices[0].text
+
+    plain = texts({})
+    assert str(ord("z")) not in plain
+    assert texts({str(ord("z")): 100}) == "z" * 8
+    banned = texts({str(byte): -100 for byte in set(plain.encode())})
+    assert not set(banned) & set(plain)
+    chat = client.chat.completions.create(
+        messages=HELLO, max_tokens=3, logit_bias={str(ord("z")): 100}, logprobs=True, **GREEDY
+    )
+    assert chat.choices[0].message.content == "zzz"
+    assert all(entry.logprob < -1 for entry in chat.choices[0].logprobs.content)
+
+
+def test_more_tokens_than_the_context_has_are_refused_with_the_numbers(client: openai.OpenAI) -> None:
+    """B03, C01: a number that a client names is honoured or refused; one that it leaves open fits by itself."""
+    rule = "must be <= 8187, what context_length=8192 leaves after a prompt of 5 tokens, got"
+    for field, tokens in (("max_tokens", 8188), ("min_tokens", 9000)):
+        with pytest.raises(openai.BadRequestError, match=f"{field} {rule} {tokens}"):
+            client.completions.create(model="embedded", prompt="hello", extra_body={field: tokens})
+    with pytest.raises(openai.BadRequestError, match="max_completion_tokens must be <= "):
+        client.chat.completions.create(messages=HELLO, max_completion_tokens=8192, **GREEDY)
+    near_the_end = "x" * 8190
+    answer = client.completions.create(prompt=near_the_end, **GREEDY)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (2, "length")
+    assert client.completions.create(prompt=near_the_end, max_tokens=2, **GREEDY).usage.completion_tokens == 2
+
+
+def test_tokens_of_a_text_and_of_a_conversation(client: openai.OpenAI, server: RealServer) -> None:
+    """C01: the ids that generation itself counts, and back."""
+
+    def post(path: str, **body: Any) -> Any:
+        return server.http.post(path, json=body).raise_for_status().json()
+
+    text = post("/tokenize", model="embedded", prompt="h\u00e9", return_token_strs=True)
+    assert (text["count"], text["tokens"], text["max_model_len"]) == (3, [0x68, 0xC3, 0xA9], 8192)
+    assert len(text["token_strs"]) == 3
+    assert post("/detokenize", tokens=text["tokens"]) == {"prompt": "h\u00e9"}
+    chat = post("/tokenize", messages=HELLO)
+    counted = client.chat.completions.create(messages=HELLO, max_tokens=1, **GREEDY).usage.prompt_tokens
+    assert chat["count"] == len(chat["tokens"]) == counted
+    assert post("/detokenize", tokens=chat["tokens"])["prompt"].endswith("<|im_start|>assistant\n")
+    asked_nothing = post("/tokenize", messages=HELLO, add_generation_prompt=False)["tokens"]
+    assert chat["tokens"][: len(asked_nothing)] == asked_nothing
+    assert asked_nothing != chat["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part"),
+    [
+        ("/tokenize", {}, "exactly one of prompt and messages"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, "got both"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model must be 'embedded'"),
+        ("/detokenize", {"tokens": [5, 264]}, "0 to 263, got 264"),
+        ("/detokenize", {}, "tokens must be given"),
+    ],
+)
+def test_tokens_are_refused_by_a_sentence(server: RealServer, path: str, body: Any, part: str) -> None:
+    """C01"""
+    response = server.http.post(path, json=body)
+    assert response.status_code in (400, 404)
+    assert part in response.json()["error"]["message"]
+
+
+def test_embeddings_are_refused_by_name(client: openai.OpenAI) -> None:
+    """C01: by a model that generates, with what to do instead."""
+    with pytest.raises(openai.BadRequestError, match="embeddings need a model that was trained for them"):
+        client.embeddings.create(model="embedded", input="hello")
+
+
+def test_version(server: RealServer) -> None:
+    assert server.http.get("/version").json() == {"version": __version__}
 
 
 def test_async_client_streams_side_by_side(server: RealServer) -> None:

@@ -18,7 +18,8 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
     assert set(SamplingBody.model_fields) == set(SamplingParams.__struct_fields__)
     body = b"""{"text": "x", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 1, "temperature": 0,
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1,
-        "repetition_penalty": 1.5, "seed": 7, "stop": "END", "stop_token_ids": [1], "ignore_eos": true}}"""
+        "repetition_penalty": 1.5, "seed": 7, "stop": "END", "stop_token_ids": [1], "ignore_eos": true,
+        "logit_bias": {"9": 1, "2": -0.5}}}"""
     assert parse_body(GenerateBody, body).sampling_params.params() == SamplingParams(
         max_new_tokens=5,
         min_new_tokens=1,
@@ -33,6 +34,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
         stop=("END",),
         stop_token_ids=(1,),
         ignore_eos=True,
+        logit_bias=((2, -0.5), (9, 1.0)),
     )
 
 
@@ -43,8 +45,8 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
         ("{", None, ["the body must be JSON"]),
         ("[]", None, ["the body"]),
         ('{"text": "x", "input_ids": [1]}', None, ["exactly one", "both"]),
-        ('{"text": 5}', "text", ["text must be a valid string", "5"]),
-        ('{"input_ids": ["1"]}', "input_ids.0", ["input_ids.0 must be a valid integer", "'1'"]),
+        ('{"text": 5}', "text", ["text must be a string", "5"]),
+        ('{"input_ids": ["1"]}', "input_ids.0", ["input_ids.0 must be an integer", "'1'"]),
         ('{"text": "x", "strem": true}', "strem", ["strem is not a field", "did you mean 'stream'"]),
         ('{"text": "x", "rid": ""}', "rid", ["rid"]),
         ('{"text": "x", "top_logprobs_num": 3}', None, ["top_logprobs_num needs return_logprob"]),
@@ -63,24 +65,26 @@ def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: lis
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("temperature", "-0.1", "greater than or equal to 0, got -0.1"),
+        ("temperature", "-0.1", "must be >= 0, got -0.1"),
         ("temperature", "NaN", "must be a finite number, got nan"),
-        ("temperature", '"hot"', "valid number, got 'hot'"),
-        ("top_p", "0", "greater than 0, got 0"),
-        ("top_p", "1.1", "less than or equal to 1, got 1.1"),
+        ("temperature", '"hot"', "must be a number, got 'hot'"),
+        ("top_p", "0", "must be > 0, got 0"),
+        ("top_p", "1.1", "must be <= 1, got 1.1"),
         ("top_k", "0", "top_k must be >= 1, or -1"),
-        ("top_k", "1.5", "valid integer"),
-        ("min_p", "2", "less than or equal to 1"),
-        ("max_new_tokens", "0", "greater than or equal to 1, got 0"),
-        ("max_new_tokens", "true", "valid integer, got True"),
+        ("top_k", "1.5", "must be an integer"),
+        ("min_p", "2", "must be <= 1"),
+        ("max_new_tokens", "0", "must be >= 1, got 0"),
+        ("max_new_tokens", "true", "must be an integer, got True"),
         ("min_new_tokens", "999", "min_new_tokens must be <= max_new_tokens=128, got 999"),
-        ("repetition_penalty", "0", "greater than 0"),
-        ("seed", "-1", "greater than or equal to 0"),
-        ("stop", '""', "at least 1"),
-        ("stop", '["a", ""]', "at least 1"),
+        ("repetition_penalty", "0", "must be > 0"),
+        ("seed", "-1", "must be >= 0"),
+        ("stop", '""', "must have >= 1 characters"),
+        ("stop", '["a", ""]', "must have >= 1 characters"),
         ("stop", str(["x"] * 17).replace("'", '"'), "at most 16 strings, got 17"),
-        ("stop_token_ids", '["a"]', "valid integer"),
-        ("ignore_eos", "1", "valid boolean"),
+        ("stop_token_ids", '["a"]', "must be an integer"),
+        ("ignore_eos", "1", "must be true or false, got 1"),
+        ("logit_bias", '{"a": 1}', "keys of logit_bias must be token ids in decimal digits, got 'a'"),
+        ("logit_bias", '{"5": 101}', "must be <= 100, got 101"),
         ("temprature", "1", "did you mean 'temperature'"),
     ],
 )

@@ -253,6 +253,7 @@ def test_health_waits_for_all_processes(play) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "parts"),
     [
+        ({"text": "x", "sampling_params": {"logit_bias": {"264": 1}}}, "sampling_params.logit_bias", ["0 to 263"]),
         ({"text": ""}, "text", ["the prompt is empty"]),
         ({"input_ids": []}, "input_ids", ["the prompt is empty"]),
         ({"input_ids": [264]}, "input_ids", ["from 0 to 263", "264"]),
@@ -387,7 +388,10 @@ def test_routes_describe_themselves(play) -> None:
             assert operation["responses"]["200"]["content"].keys() == {"application/json", "text/event-stream"}
         assert schemas["ChatBody"]["required"] == ["messages"]
         assert "prompt" in schemas["CompletionBody"]["required"]
-        assert (await stage.http.get("/docs")).status_code == 200
+        page = (await stage.http.get("/docs")).text
+        named = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
+        assert [name for name in named if not name.startswith("/")] == []
+        assert sum([len((await stage.http.get(name)).raise_for_status().content) for name in named]) > 1_000_000
 
     play(scene)
 

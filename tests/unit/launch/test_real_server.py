@@ -304,7 +304,7 @@ def short_folder() -> Iterator[Path]:
 
 
 def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
-    """The command itself: one line when ready, nothing on stderr, nothing left in the temporary folder."""
+    """The command itself: what it serves when ready, nothing on stderr, nothing left in the temporary folder."""
     command = [sys.executable, "-m", "engine", "serve", "--port", "0"]
     environment = os.environ | {"TMPDIR": str(short_folder)}
     with subprocess.Popen(
@@ -313,6 +313,9 @@ def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
         try:
             line = process.stdout.readline()
             assert line.startswith("Serving embedded with 1 stage on http://127.0.0.1:")
+            said = dict(process.stdout.readline().split(None, 1) for _ in ("model", "dtype", "device"))
+            assert (said["model"], said["dtype"]) == ("embedded\n", "float32\n")
+            assert said["device"].startswith(("cpu", "cuda"))
             # A terminal sends Ctrl-C to every process of the group.
             os.killpg(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=END_BOUND_S)
@@ -324,7 +327,7 @@ def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--pp-size", "zero"], "error: pp_size must be a valid integer"), (["--no-such-flag"], "No such option")],
+    [(["--pp-size", "zero"], "error: pp_size must be an integer"), (["--no-such-flag"], "No such option")],
 )
 def test_command_line_refuses_bad_flags(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "engine", "serve", *arguments]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.model.checkpoint import read_facts, read_never_sampled_ids, resolve_folder
+from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
 from engine.model.embedded import embedded_folder
 from engine.model.runner import StageRunner
 from engine.model.stage_model import stage_layers
@@ -59,9 +59,12 @@ def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_missing_file(folder: Path, name: str, text: str) -> None:
+    config = EngineConfig(model=str(folder))
+    require_files(config)
     (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=text):
-        read_facts(EngineConfig(model=str(folder)))
+    for check in (require_files, read_facts):
+        with pytest.raises(CheckpointError, match=text):
+            check(config)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,30 @@ def test_suppressed_ids_hold_until_their_position() -> None:
     assert [sample(spec, position=position) for position in (9, 10)] == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-30])
+def test_a_bias_is_added_to_the_logits_of_its_ids_alone(temperature: float) -> None:
+    def best(*biases: tuple[int, float]) -> int:
+        return sample(SamplingSpec(seed=0, temperature=temperature, logit_bias=biases))
+
+    # ln(0.4 / 0.3) is 0.288.
+    assert [best((1, 0.28)), best((1, 0.3)), best((0, -0.3)), best((0, -100.0), (1, -100.0))] == [0, 1, 1, 2]
+
+
+def test_a_bias_overcomes_no_ban_and_shows_in_no_logprob() -> None:
+    """Neither the ids that may never be sampled nor those that ``min_new_tokens`` suppresses."""
+    spec = SamplingSpec(seed=0, logit_bias=((7, 100.0),), return_logprob=True)
+    assert sample(spec, never=(7,)) == 0
+    suppressed = SamplingSpec(seed=0, suppressed_ids=(7,), suppressed_until=10, logit_bias=((7, 100.0),))
+    assert [sample(suppressed, position=position) for position in (9, 10)] == [0, 7]
+    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    segment = Segment("r", 0, 4, (0,), 0, (), True, spec)
+    sampler.adopt(segment)
+    ids, (logprob,) = sampler.sample(LOGITS[None], [segment], lambda _: np.zeros(0, np.int32))
+    assert ids == (7,)
+    assert logprob is not None
+    assert logprob.logprob == pytest.approx(float(torch.log_softmax(LOGITS, -1)[7]))
+
+
 def test_repetition_penalty_counts_the_prompt_too() -> None:
     spec = SamplingSpec(seed=0, repetition_penalty=4.0, prompt_tokens=1)
     assert sample(spec, history=(0,)) == 1

@@ -35,7 +35,7 @@ def test_flag_wins_over_environment_and_environment_over_default() -> None:
     ("flags", "environment", "message"),
     [
         ({}, {"ENGINE_PP_SIZE": "-1"}, "ENGINE_PP_SIZE must be >= 1, got '-1'"),
-        ({}, {"ENGINE_PORT": "x"}, "ENGINE_PORT must be a valid integer"),
+        ({}, {"ENGINE_PORT": "x"}, "ENGINE_PORT must be an integer"),
         ({"port": "99999"}, {}, "port must be <= 65535, got '99999'"),
         ({"port": "99999"}, {"ENGINE_PORT": "1"}, "port must be <= 65535, got '99999'"),
         ({"gate": "nonsense"}, {}, "gate "),

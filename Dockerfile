@@ -1,0 +1,34 @@
+# An image that serves: docker build -t lockstep . && docker run --rm -p 127.0.0.1:30000:30000 lockstep
+# Another model: docker run ... -v /models:/models lockstep serve --model /models/NAME
+FROM python:3.11-slim
+
+# The compiler is for --compile, which makes kernels for the machine that it runs on.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
+# The default build of torch brings CUDA. For an index that has builds for CPUs: --build-arg PIP_EXTRA_INDEX_URL=...
+ARG PIP_EXTRA_INDEX_URL
+
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY engine ./engine
+COPY scripted ./scripted
+COPY ci ./ci
+RUN pip install --no-cache-dir --constraint constraints.txt .
+
+RUN useradd --create-home engine
+USER engine
+WORKDIR /srv
+
+# Inside a container loopback is the container's own. Clients from outside need no key unless ENGINE_API_KEY is set;
+# the operators' routes stay closed unless ENGINE_ADMIN_KEY is.
+ENV ENGINE_HOST=0.0.0.0 ENGINE_PORT=30000
+EXPOSE 30000
+
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["python", "-c", \
+    "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"ENGINE_PORT\"]}/health', timeout=4)"]
+
+# SIGTERM, which docker stop sends, drains: --stop-timeout must leave time for it (drain_timeout_s).
+ENTRYPOINT ["engine"]
+CMD ["serve"]

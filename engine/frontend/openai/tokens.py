@@ -1,0 +1,94 @@
+"""Tokenizing and detokenizing on request: bodies and answers, in the shapes that other engines gave these routes.
+
+Owns which ids a text or a conversation becomes when it is asked for; a prompt becomes the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import msgspec
+from pydantic import Field, JsonValue, model_validator
+
+from engine.frontend.admission import Admission, check_vocabulary, tokenize
+from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, NullableBody, refuse_template_arguments
+from engine.frontend.openai.requests import require_model
+from engine.frontend.protocol import TokenIds, parse_body
+
+__all__ = [
+    "DetokenizeAnswer",
+    "DetokenizeBody",
+    "TokenizeAnswer",
+    "TokenizeBody",
+    "detokenized",
+    "tokenized",
+]
+
+
+class TokenizeBody(NullableBody):
+    """The body of ``POST /tokenize``: exactly one of ``prompt``, a text, and ``messages``, a conversation."""
+
+    model: str | None = Field(None, description="the served model's name; left out: the served model")
+    prompt: str | None = None
+    messages: list[ChatMessageBody] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = Field(
+        None, description="the tokenizer's own around the text; left out: as generation does, for a prompt only"
+    )
+    add_generation_prompt: bool = Field(default=True, description="only for messages: end where the answer begins")
+    continue_final_message: Literal[False] = Field(default=False, description="not honoured: only false")
+    chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
+    return_token_strs: bool = Field(default=False, description="the vocabulary's own spelling of each token too")
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            given = "neither" if self.prompt is None else "both"
+            raise ValueError(f"exactly one of prompt and messages must be given, got {given}; send one of them")
+        refuse_template_arguments(self.chat_template_kwargs)
+        return self
+
+
+class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/tokenize``. ``max_model_len`` is the context in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str | None] | None = None
+
+
+class DetokenizeBody(NullableBody):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = Field(None, description="the served model's name; left out: the served model")
+    tokens: TokenIds
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of ``/detokenize``: the text, special tokens included."""
+
+    prompt: str
+
+
+def tokenized(data: bytes, admission: Admission) -> TokenizeAnswer:
+    """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
+    body = parse_body(TokenizeBody, data)
+    require_model(body.model, admission.model_name)
+    text, param = body.prompt, "prompt"
+    if text is None:
+        conversation = [message.for_template for message in body.messages or ()]
+        text = admission.template.render(conversation, body.chat_template_kwargs, ask=body.add_generation_prompt)
+        param = "messages"
+    special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+    ids = tokenize(admission, text, param=param, special=special)
+    strings = [admission.tokenizer.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
+    longest = admission.limits.context_length
+    return TokenizeAnswer(count=len(ids), max_model_len=longest, tokens=ids, token_strs=strings)
+
+
+def detokenized(data: bytes, admission: Admission) -> DetokenizeAnswer:
+    """The text of ids. Raises ApiError (400) for the first one that is no token of the model."""
+    body = parse_body(DetokenizeBody, data)
+    require_model(body.model, admission.model_name)
+    check_vocabulary(body.tokens, admission.limits.vocab_size, "tokens")
+    return DetokenizeAnswer(prompt=admission.tokenizer.decode(body.tokens, skip_special_tokens=False))

@@ -1,0 +1,127 @@
+"""What a server says of itself when it starts: a bar while the weights load, then what is served, how and where.
+
+Owns the words and who is told: an operator by lines on the terminal, a harness by a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from engine.limits import Limits, ModelFacts
+from engine.process.control import Loading, Serving
+from engine.process.logs import JsonFormatter, fields_of
+from engine.settings import ServerSettings
+
+__all__ = ["Announce", "HarnessView", "OperatorView", "StartView"]
+
+Announce = Callable[[Serving], None]
+
+
+class StartView(Protocol):
+    """Who watches a server start."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Watch while the processes load."""
+        ...
+
+    def loaded(self, name: str, progress: Loading) -> None:
+        """Learn how far a process is."""
+        ...
+
+    def serving(self, serving: Serving) -> None:
+        """Learn that every process is ready."""
+        ...
+
+
+class HarnessView:
+    """A harness, which waits for one call."""
+
+    def __init__(self, announce: Announce) -> None:
+        self._announce = announce
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Nothing to see."""
+        return nullcontext()
+
+    def loaded(self, name: str, progress: Loading) -> None:
+        """Nothing to say."""
+
+    def serving(self, serving: Serving) -> None:
+        """Make the call."""
+        self._announce(serving)
+
+
+class OperatorView:
+    """A person or a log: bars on stderr if that is a terminal, then on stdout some lines of text, or one of JSON.
+
+    ``started_s`` is the start on the monotonic clock. Starts no thread: the bars are drawn when they move.
+    """
+
+    def __init__(self, settings: ServerSettings, facts: ModelFacts, limits: Limits, started_s: float) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._limits = limits
+        self._started_s = started_s
+        self._loads: dict[str, Loading] = {}
+        self._progress: Progress | None = None
+        self._bars: dict[str, TaskID] = {}
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Show a bar for each process that loads, for the length of a block."""
+        console = Console(stderr=True)
+        if not console.is_terminal or self._settings.log_format == "json":
+            yield
+            return
+        columns = (TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, auto_refresh=False) as self._progress:
+            yield
+        self._progress = None
+
+    def loaded(self, name: str, progress: Loading) -> None:
+        """Move the bar of a process."""
+        self._loads[name] = progress
+        if self._progress is None:
+            return
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=progress.total)
+        self._progress.update(self._bars[name], completed=progress.done, refresh=True)
+
+    def serving(self, serving: Serving) -> None:
+        """Say what is served."""
+        stages = "1 stage" if self._limits.pp_size == 1 else f"{self._limits.pp_size} stages"
+        ready_s = time.monotonic() - self._started_s
+        line = f"Serving {self._facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)"
+        about = self._about()
+        if self._settings.log_format == "json":
+            record = logging.LogRecord("engine", logging.INFO, __file__, 0, line, (), None)
+            vars(record).update(fields_of(base_url=serving.base_url, ready_s=round(ready_s, 1), **about))
+            sys.stdout.write(f"{JsonFormatter().format(record)}\n")
+        else:
+            rows = [f"  {name.replace('_', ' '):<16} {value}\n" for name, value in about.items()]
+            sys.stdout.write("".join([f"{line}\n", *rows]))
+        sys.stdout.flush()
+
+    def _about(self) -> dict[str, str | int]:
+        """What an operator wants to see at a glance. Sizes are in tokens."""
+        limits, settings = self._limits, self._settings
+        loads = self._loads.values()
+        return {
+            "model": settings.served_model_name or self._facts.name,
+            "dtype": ", ".join(dict.fromkeys(load.dtype for load in loads)),
+            "device": ", ".join(dict.fromkeys(load.device for load in loads)),
+            "stages": limits.pp_size,
+            "kv_tokens": limits.total_pages * limits.page_size,
+            "page_size": limits.page_size,
+            "context_length": limits.context_length,
+            "running_requests": limits.rows,
+            "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
+        }

@@ -1,0 +1,93 @@
+"""The words for a value that breaks a rule: one sentence for each kind of error that the validator knows.
+
+Owns the rule's words, in the vocabulary of JSON and of numbers. Which field it was and what to do is the caller's to
+say. None of the validator's own words gets through.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["RULES", "broken_rule", "joined_rules"]
+
+_INTEGER = "must be an integer"
+_NUMBER = "must be a number"
+_TRUTH = "must be true or false"
+_TEXT = "must be a string"
+_LIST = "must be a list"
+_OBJECT = "must be an object"
+
+# By the validator's type of error; what is in braces comes with the error.
+RULES = {
+    "missing": "must be given",
+    "none_required": "must be null",
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be >= {ge}",
+    "less_than": "must be < {lt}",
+    "less_than_equal": "must be <= {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "finite_number": "must be a finite number",
+    "int_type": _INTEGER,
+    "int_parsing": _INTEGER,
+    "int_from_float": _INTEGER,
+    "int_parsing_size": "must be an integer of fewer digits",
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "bool_type": _TRUTH,
+    "bool_parsing": _TRUTH,
+    "string_type": _TEXT,
+    "string_sub_type": _TEXT,
+    "string_unicode": "must be Unicode text",
+    "string_too_short": "must have >= {min_length} characters",
+    "string_too_long": "must have <= {max_length} characters",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "set_type": _LIST,
+    "frozen_set_type": _LIST,
+    "iterable_type": _LIST,
+    "too_short": "must have >= {min_length} entries",
+    "too_long": "must have <= {max_length} entries",
+    "dict_type": _OBJECT,
+    "mapping_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "dataclass_type": _OBJECT,
+    "invalid_key": "must have strings as keys",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "union_tag_invalid": "must have {discriminator} one of {expected_tags}",
+    "union_tag_not_found": "must have {discriminator}",
+    "json_type": "must be JSON text",
+    "json_invalid": "must be JSON: {error}",
+    "value_error": "{error}",
+    "assertion_error": "{error}",
+}
+
+
+def broken_rule(kind: str, context: Mapping[str, Any] | None) -> str:
+    """The rule that a value broke, as 'must be ...', by the validator's type of error and its context."""
+    template = RULES.get(kind, f"must pass the check {kind.replace('_', ' ')!r}")
+    return template.format_map(_Shown({} if context is None else context))
+
+
+class _Shown(UserDict[str, Any]):
+    """A context whose whole numbers have no decimal point."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def joined_rules(rules: Iterable[str]) -> str:
+    """Rules of which a value had to keep one only, such as the branches of a union, in one."""
+    different = tuple(dict.fromkeys(rules))
+    if len(different) > 1 and all(rule.startswith("must be ") for rule in different):
+        return "must be " + _alternatives([rule.removeprefix("must be ") for rule in different])
+    return _alternatives(different)
+
+
+def _alternatives(parts: Sequence[str]) -> str:
+    return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

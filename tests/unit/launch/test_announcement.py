@@ -1,0 +1,82 @@
+"""What a server says when it starts: what is served, how and where, and a bar on a terminal alone."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from engine.launch.announcement import HarnessView, OperatorView
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.process.control import Loading, Serving
+from engine.settings import ServerSettings
+
+SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
+
+
+def started(**settings: object) -> OperatorView:
+    """A view of a start with two stages on two devices that have loaded half of their weights."""
+    chosen = ServerSettings(pp_size=2, **settings)
+    view = OperatorView(chosen, EMBEDDED_FACTS, Limits.of(chosen, EMBEDDED_FACTS), time.monotonic())
+    with view.loading():
+        for stage in range(2):
+            view.loaded(f"stage-{stage}", Loading(done=11, total=22, device=f"cuda:{stage}", dtype="bfloat16"))
+    return view
+
+
+def test_lines_say_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    """C06, C09"""
+    started(max_total_tokens=4096, context_length=100, served_model_name="m", api_key="k").serving(SERVING)
+    out, err = capsys.readouterr()
+    first, *rows = out.splitlines()
+    assert first.startswith("Serving embedded with 2 stages on http://127.0.0.1:7 (ready in 0.0 s)")
+    assert [row.rsplit(None, 1)[-1] for row in rows if "device" not in row] == [
+        "m",
+        "bfloat16",
+        "2",
+        "4096",
+        "16",
+        "100",
+        "64",
+        "needed",
+    ]
+    assert any(row.split(None, 1) == ["device", "cuda:0, cuda:1"] for row in rows)
+    assert err == ""
+
+
+def test_json_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """C06: also on a terminal nothing but JSON is written."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    started(log_format="json").serving(SERVING)
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    said = json.loads(line)
+    assert (said["base_url"], said["kv_tokens"], said["dtype"], said["stages"]) == (
+        SERVING.base_url,
+        16384,
+        "bfloat16",
+        2,
+    )
+    assert said["message"].startswith("Serving embedded")
+    assert err == ""
+
+
+def test_bars_move_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    started()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "loading stage-0" in err
+    assert "loading stage-1" in err
+    assert "11/22" in err
+
+
+def test_a_harness_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[Serving] = []
+    view = HarnessView(told.append)
+    with view.loading():
+        view.loaded("stage-0", Loading(done=1, total=2, device="cpu", dtype="float32"))
+    view.serving(SERVING)
+    assert told == [SERVING]
+    assert capsys.readouterr() == ("", "")
