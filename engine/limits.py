@@ -11,7 +11,7 @@ import msgspec
 from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig, has_embedded_window
 from engine.errors import ConfigError
 
-__all__ = ["EMBEDDED_FACTS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
+__all__ = ["EMBEDDED_FACTS", "EMBEDDED_TOTAL_TOKENS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

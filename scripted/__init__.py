@@ -16,6 +16,7 @@ from scripted.errors import (
     ScriptTimeout,
     ServerDied,
     ServerDirty,
+    UnknownName,
 )
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
@@ -49,6 +50,7 @@ __all__ = [
     "ServerDied",
     "ServerDirty",
     "Shutdown",
+    "UnknownName",
     "scripted",
 ]
 

@@ -22,6 +22,7 @@ __all__ = [
     "ServerDied",
     "ServerDirty",
     "Silence",
+    "UnknownName",
 ]
 
 
@@ -87,3 +88,7 @@ class BadCall(ValueError):  # noqa: N818 - it reads as what happened
     """A script called a verb in a way that it does not take."""
 
     is_meant_for_the_script = True
+
+
+class UnknownName(BadCall, AttributeError):  # noqa: N818 - it reads as what happened
+    """A script asked for a name that is not there; the text has the nearest one."""

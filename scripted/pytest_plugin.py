@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,13 +14,14 @@ from typing import Any
 import pytest
 
 from scripted.errors import ScriptError
-from scripted.pytest_session import COMPARED, ScriptedSession, current_session, set_session
+from scripted.pytest_session import ScriptedSession, current_session, set_session
+from scripted.report.tally import SummaryOfScripts
 from scripted.script.decorator import TIER_PARAMETER, TIERS, ScriptedTest
 
 __all__: list[str] = []
 
-# The property of a report that says how many of a script's outputs were compared. It travels from xdist's workers.
-_OUTPUTS = "scripted_outputs"
+# The property of a test's report that has what its script compared and left.
+RESULT = "scripted"
 
 Harness = Callable[..., AbstractContextManager[Any]]
 
@@ -99,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Tell the session which test runs, for its replay command."""
-    current_session().node_id = item.nodeid
+    session = current_session()
+    session.node_id, session.ended = item.nodeid, None
     return (yield)
 
 
@@ -107,30 +108,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show a script's own report instead of a traceback through the harness; count the outputs that it compared."""
-    del item
+    """Show a script's own report instead of a traceback through the harness."""
+    ended = current_session().ended
+    if call.when == "call" and ended is not None:
+        item.user_properties.append((RESULT, ended.counts()))
     report = yield
-    if report.when == "call" and (outputs := current_session().take_outputs()):
-        report.user_properties.append((_OUTPUTS, outputs))
     if call.excinfo is not None and isinstance(call.excinfo.value, ScriptError) and report.failed:
         report.longrepr = call.excinfo.value.report.render()
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many outputs were compared with the same requests run alone, and how many were not."""
-    counts: Counter[str] = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
-        for name, value in getattr(report, "user_properties", ()):
-            if name == _OUTPUTS:
-                counts.update(value)
-    if counts:
-        compared = counts.pop(COMPARED, 0)
-        others = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
-        terminalreporter.write_line(
-            f"scripted: {compared} outputs compared with the same request run alone, {counts.total()} not"
-            + (f" ({others})" if others else "")
-        )
+    """Say what the scripts that passed have compared, and what they have left that may be a mistake."""
+    tally = SummaryOfScripts()
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, counts in getattr(report, "user_properties", ()):
+            if name == RESULT and getattr(report, "when", "") == "call":
+                tally.add(report.nodeid, counts)
+    if tally.scripts:
+        terminalreporter.section("scripts", "-")
+        for line in tally.lines(verbose=terminalreporter.verbosity > 0):
+            terminalreporter.line(line)
 
 
 def _group_of(test: ScriptedTest) -> str:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from scripted.server.runner import ScriptedServer
     from scripted.sim.runner import ScriptedSim
 
-__all__ = ["COMPARED", "ScriptedSession", "current_session", "set_session"]
-
-COMPARED = "compared"
+__all__ = ["ScriptedSession", "current_session", "set_session"]
 
 
 class ScriptedSession:
@@ -35,7 +33,8 @@ class ScriptedSession:
         self.mutant = mutant
         self.every_step = every_step
         self.node_id = ""
-        self._outputs: dict[str, int] = {}
+        # How the script of the present test ended, if it passed.
+        self.ended: ScriptSucceeded | None = None
         self._pool: ServerPool | None = None
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
@@ -49,24 +48,14 @@ class ScriptedSession:
             # A script that failed was told so. What it left may be more than a reset can clear: not this one's fault.
             again = getattr(harness, "has_failed", False)
             try:
-                self._count(harness.run(test.script, options=options, **arguments))
+                self.ended = harness.run(test.script, options=options, **arguments)
             except ServerDirty:
                 if not again:
                     raise
             else:
                 return
         with self.harness(test.config, tier) as fresh:
-            self._count(fresh.run(test.script, options=options, **arguments))
-
-    def take_outputs(self) -> dict[str, int]:
-        """Outputs of the scripts since the last call: those compared under ``COMPARED``, the others by the reason."""
-        outputs, self._outputs = self._outputs, {}
-        return outputs
-
-    def _count(self, success: ScriptSucceeded) -> None:
-        for what, count in {COMPARED: success.compared, **success.skipped}.items():
-            if count:
-                self._outputs[what] = self._outputs.get(what, 0) + count
+            self.ended = fresh.run(test.script, options=options, **arguments)
 
     def harness(
         self, config: EngineConfig, tier: str, *, mutant: str | None = None

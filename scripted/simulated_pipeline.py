@@ -69,9 +69,10 @@ class SimulatedPipeline:
         self._root = _START
         self._rows: dict[int, _Row] = {}
         # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
-        self._kv: list[list[int]] = [[] for _ in range(self._total_pages)]
+        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
+        self._kv: list[list[int]] = [[]] * self._total_pages
         # The same of the window layers: a window page holds what the page beside it holds.
-        self._window_kv: list[list[int]] = [[] for _ in range(self._window_pages)]
+        self._window_kv: list[list[int]] = [[]] * self._window_pages
         self._writes = [0] * self._total_pages
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
@@ -291,8 +292,10 @@ class SimulatedPipeline:
             slots = self._kv[page]
             if offset == 0:
                 self._kv[page] = links[done : done + take + 1]
-            else:
+            elif slots:
                 slots[offset + 1 :] = links[done + 1 : done + take + 1]
+            else:
+                self._kv[page] = links[done + 1 : done + take + 1]
             self._writes[page] += 1
             row.seen[index] = self._writes[page]
             if self._window_tokens:

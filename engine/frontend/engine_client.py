@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -19,11 +21,14 @@ import zmq.asyncio
 from engine.frontend.errors import ApiError, ProblemType
 from engine.messages import (
     Abort,
+    AbortAll,
     CallAnswer,
     ClientMessage,
     EngineStats,
     Generate,
     GetStats,
+    PauseGeneration,
+    PauseMode,
     Refusal,
     Reply,
     StatsAnswer,
@@ -47,6 +52,8 @@ class OpenRequest:
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.done = False
+        # An abort of it was sent: its rid is free for what is sent after that.
+        self.is_ending = False
         self._outputs: asyncio.Queue[TokenOutput | ApiError] = asyncio.Queue()
 
     async def next_output(self) -> TokenOutput:
@@ -75,6 +82,8 @@ class EngineClient:
         self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
         self._requests.connect(requests_address(private_dir))
         self._open: dict[str, OpenRequest] = {}
+        # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
+        self._ending: dict[str, deque[OpenRequest]] = {}
         self._calls: dict[str, asyncio.Future[CallAnswer | StatsAnswer]] = {}
         self._call_numbers = itertools.count()
         self._broken: ApiError | None = None
@@ -95,19 +104,20 @@ class EngineClient:
     @property
     def open_requests(self) -> int:
         """Requests without a terminal reply."""
-        return len(self._open)
+        return len(self._open) + sum(map(len, self._ending.values()))
 
     def start(self, message: Generate) -> OpenRequest:
-        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
+        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone.
+
+        A rid is free again as soon as an abort of its request was sent: the scheduler sees that first.
+        """
         if self.closed is not None:
             raise self.closed
-        if message.rid in self._open:
-            raise ApiError(
-                409,
-                ProblemType.DUPLICATE,
-                f"rid must be unique among live requests, got {message.rid!r}, which is; wait for its end or omit it",
-                param="rid",
-            )
+        before = self._open.get(message.rid)
+        if before is not None and not before.is_ending:
+            raise ApiError.rid_is_live(message.rid)
+        if before is not None:
+            self._ending.setdefault(message.rid, deque()).append(before)
         request = OpenRequest(message.rid)
         self._open[message.rid] = request
         self._quiet.clear()
@@ -116,7 +126,8 @@ class EngineClient:
 
     def abort(self, request: OpenRequest, message: Abort) -> None:
         """Ask for the end of a request; it stays registered until the scheduler's terminal reply."""
-        if not request.done and self._broken is None:
+        superseded = self._open.get(request.rid) is not request
+        if not request.done and not superseded and self._broken is None:
             self._send(message)
 
     async def call(self, make: Callable[[str], ClientMessage]) -> CallAnswer:
@@ -142,9 +153,10 @@ class EngineClient:
         if self._broken is not None:
             return
         self._broken = reason
-        for request in self._open.values():
+        for request in (*self._open.values(), *chain.from_iterable(self._ending.values())):
             request.put(reason, last=True)
         self._open.clear()
+        self._ending.clear()
         self._quiet.set()
         for future in self._calls.values():
             if not future.done():
@@ -197,7 +209,17 @@ class EngineClient:
             raise self._broken
 
     def _send(self, message: ClientMessage) -> None:
+        for request in self._ended_by(message):
+            request.is_ending = True
         self._requests.send(encode(message), zmq.NOBLOCK)
+
+    def _ended_by(self, message: ClientMessage) -> Iterable[OpenRequest]:
+        match message:
+            case Abort():
+                return [self._open[message.rid]] if message.rid in self._open else []
+            case AbortAll() | PauseGeneration(mode=PauseMode.ABORT):
+                return self._open.values()
+        return []
 
     def _deliver(self, reply: Reply) -> None:
         match reply:
@@ -211,11 +233,17 @@ class EngineClient:
                     future.set_result(reply)
 
     def _to_request(self, rid: str, output: TokenOutput | ApiError, *, last: bool) -> None:
-        request = self._open.get(rid)
+        # A refusal is about the newest life: an older one was admitted.
+        older = None if isinstance(output, ApiError) else self._ending.get(rid)
+        request = older[0] if older else self._open.get(rid)
         if request is None:
             return
-        if last:
+        if last and older:
+            older.popleft()
+            if not older:
+                del self._ending[rid]
+        elif last:
             del self._open[rid]
-            if not self._open:
-                self._quiet.set()
+        if not self.open_requests:
+            self._quiet.set()
         request.put(output, last=last)

@@ -101,6 +101,12 @@ class ApiError(Exception):
         return cls(problem.code, problem.type, problem.message, param=problem.param)
 
     @classmethod
+    def rid_is_live(cls, rid: str) -> ApiError:
+        """A rid that a live request has: 409."""
+        message = f"rid must be unique among live requests, got {rid!r}, which is; wait for its end or omit it"
+        return cls(409, ProblemType.DUPLICATE, message, param="rid")
+
+    @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:
         """The scheduler's refusal, with the status of its kind."""
         status, kind = _OF_REFUSAL[refusal.kind]

@@ -24,6 +24,7 @@ __all__ = [
     "dtype_name",
     "heads_of",
     "local_folder",
+    "read_configured_facts",
     "read_facts",
     "read_model_config",
     "read_never_sampled_ids",
@@ -101,8 +102,20 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     if embedded_seed(config.model, config.seed) is not None and config.dtype in ("auto", "float32"):
         return embedded_facts(config.model)
     folder = resolve_folder(config)
-    model = read_model_config(folder)
+    _require_config(folder)
+    _require_weights(folder)
+    facts = _facts_of(config, folder)
     require_tokenizer(folder)
+    return facts
+
+
+def read_configured_facts(config: EngineConfig) -> ModelFacts:
+    """The same from the folder's configuration alone: it needs no weights and no tokenizer."""
+    return _facts_of(config, local_folder(config))
+
+
+def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
+    model = _read_text_config(folder)
     heads, head_dim = heads_of(model, folder)
     window, windowed = window_layers(model)
     layer_bytes = 2 * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
@@ -120,10 +133,15 @@ def read_facts(config: EngineConfig) -> ModelFacts:
 
 def read_model_config(folder: Path) -> PreTrainedConfig:
     """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged."""
+    _require_config(folder)
+    _require_weights(folder)
+    return _read_text_config(folder)
+
+
+def _read_text_config(folder: Path) -> PreTrainedConfig:
+    path = _require_config(folder)
     from transformers import AutoConfig  # seconds of import, for a folder only
 
-    path = _require_config(folder)
-    _require_weights(folder)
     try:
         model: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
     except (ValueError, KeyError, OSError, TypeError) as exc:

@@ -30,7 +30,13 @@ class Admission:
         self._end_ids = frozenset(limits.eos_token_ids)
 
     def refusal_of(
-        self, message: Generate, failure: PipelineFailed | None, *, queued: int, taken: frozenset[str]
+        self,
+        message: Generate,
+        failure: PipelineFailed | None,
+        *,
+        queued: int,
+        taken: frozenset[str],
+        freed: frozenset[str],
     ) -> Refusal | None:
         """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
         if failure is not None:
@@ -39,10 +45,12 @@ class Admission:
         never = self._limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
-        if message.rid in self._books.requests or message.rid in taken:
+        alive = message.rid in self._books.requests and message.rid not in freed
+        if alive or message.rid in taken:
             why = f"rid {message.rid!r} is alive; wait for its end or use another rid"
             return Refusal(rid=message.rid, kind=RefusalKind.DUPLICATE, message=why)
-        waiting, most = len(self._books.waiting) + queued, self._limits.max_queued_requests
+        leaving = sum(request.rid in freed for request in self._books.waiting) if freed else 0
+        waiting, most = len(self._books.waiting) - leaving + queued, self._limits.max_queued_requests
         if waiting >= most:
             why = f"{waiting} requests wait, max_queued_requests is {most}; come back later"
             return Refusal(rid=message.rid, kind=RefusalKind.BUSY, message=why)

@@ -126,12 +126,20 @@ class Scheduler:
 
     # -- looking --
 
-    def refusal_of(self, message: Generate, *, queued: int = 0, taken: frozenset[str] = frozenset()) -> Refusal | None:
+    def refusal_of(
+        self,
+        message: Generate,
+        *,
+        queued: int = 0,
+        taken: frozenset[str] = frozenset(),
+        freed: frozenset[str] = frozenset(),
+    ) -> Refusal | None:
         """Why this request would not be admitted to the queue; None when it would be. Changes nothing.
 
-        ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids.
+        ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids; those of ``freed``
+        are on their way out of the engine.
         """
-        return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken)
+        return self._admission.refusal_of(message, self.failure, queued=queued, taken=taken, freed=freed)
 
     def find_request(self, rid: str) -> Request | None:
         """The live request of this rid, or None."""

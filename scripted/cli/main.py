@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -134,6 +134,9 @@ def shell(
     pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
     async_depth: Annotated[int, typer.Option(help="microbatches in flight beyond one a stage")] = DEFAULT_ASYNC_DEPTH,
     chunk: Annotated[int, typer.Option(help="tokens of a prompt in one part")] = DEFAULT_CHUNK_TOKENS,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="any other field of the configuration")
+    ] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
 ) -> None:
@@ -147,7 +150,13 @@ def shell(
         _refuse("the shell runs in the sim tier only; save the session and run its file with pytest --tier server")
     if mutant is not None:
         mutant_named(mutant)
-    config = EngineConfig(pp_size=pp_size, pp_async_depth=async_depth, chunked_prefill_size=chunk)
+    fields: dict[str, Any] = {"pp_size": pp_size, "pp_async_depth": async_depth, "chunked_prefill_size": chunk}
+    for pair in setting or ():
+        name, separator, value = pair.partition("=")
+        if not separator:
+            _refuse(f"--set takes FIELD=VALUE, got {pair!r}; write --set page_size=4")
+        fields[name] = value
+    config = EngineConfig(**fields)
     interactive = sys.stdin.isatty()
     prompt = TerminalPrompt() if interactive else FilePrompt(sys.stdin, typer.echo)
     session = DebugSession(config, prompt, console, mutant=mutant)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from scripted.explore.strategies.base import StrategyName
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["add_commands"]
 
@@ -32,7 +33,7 @@ def explore(
     ] = None,
     strategy: Annotated[StrategyName, typer.Option(help="what is added to a target")] = StrategyName.EXHAUSTIVE,
     schedules: Annotated[int | None, typer.Option(min=1, help="stop after so many")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="stop after so long")] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop after so long, more than 0")] = None,
     seed: Annotated[int, typer.Option(help="of random and pct")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     ray: Annotated[
@@ -49,6 +50,10 @@ def explore(
     from scripted.explore.workloads import WORKLOADS
     from scripted.gallery.mutants import switched_on
 
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ScriptDefinitionError(
+            f"--minutes takes more than 0, got {minutes:g}: a search without time finds nothing"
+        )
     with switched_on(mutant):
         pass  # An unknown name is refused before anything runs.
     if target is not None:
@@ -81,6 +86,9 @@ def replay(
 ) -> None:
     """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
     from scripted.explore.console import plain_console
+    from scripted.explore.schedule import Schedule
+    from scripted.explore.targets import is_one_word
+    from scripted.explore.workloads import workload_named
     from scripted.replay import is_recording
     from scripted.replay.printing import replay_recording, replay_schedule
 
@@ -90,8 +98,11 @@ def replay(
             console, Path(what), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
         )
     else:
+        schedule = workload_named(what) if is_one_word(what) else Schedule.parse(what)
+        if not schedule.placed:
+            raise ScriptDefinitionError(f"the schedule {what!r} has no actions, so replaying it shows nothing")
         passed = replay_schedule(
-            console, what, until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+            console, str(schedule), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
         )
     if not passed:
         raise typer.Exit(EXIT_FAILED)

@@ -90,6 +90,7 @@ class SingleRun:
         if outcome.success is not None:
             lines.append(f"digest {outcome.success.digest}, of the plans alone {outcome.success.plan_digest}")
             lines += [f"reached {times} times: {name}" for name, times in outcome.success.reached.items()]
+            lines += [f"{name}: {count}" for name, count in outcome.success.loose_ends.items()]
             lines.append(f"outputs compared with the same request run alone: {outcome.success.compared}")
         return "\n".join(lines)
 

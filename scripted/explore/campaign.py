@@ -82,15 +82,34 @@ class Campaign:
         """The targets by themselves first; then small pieces of all of them."""
         plan = self._plan
         until = None if plan.seconds is None else time.time() + plan.seconds
-        yield from (Unit(target) for target in plan.targets)
+        targets = plan.targets[: plan.schedules]
+        yield from (Unit(target) for target in targets)
+        left = None if plan.schedules is None else plan.schedules - len(targets)
         if strategy_of(plan).complete:
-            parts = 1 if plan.jobs == 1 and plan.ray is None else _PARTS
-            for target in plan.targets:
-                yield from (Unit(target, part, parts, plan.schedules, until) for part in range(parts))
+            yield from self._parts(targets, left, until)
             return
         for batch in itertools.count():
-            for target in plan.targets:
-                yield Unit(target, batch * _BATCH_RUNS, 1, _BATCH_RUNS, until)
+            for target in targets:
+                count = _BATCH_RUNS if left is None else min(_BATCH_RUNS, left)
+                if not count:
+                    return
+                left = None if left is None else left - count
+                yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
+
+    def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:
+        """The parts of a complete strategy. In one process a part gets all that is left, in several its share of it."""
+        alone = self._plan.jobs == 1 and self._plan.ray is None
+        parts = 1 if alone else _PARTS
+        units = len(targets) * parts
+        for number, (target, part) in enumerate(itertools.product(targets, range(parts))):
+            if left is None:
+                count = None
+            elif alone:
+                count = max(0, left - (self._report.schedules - len(targets)))
+            else:
+                count = left // units + (number < left % units)
+            if count != 0:
+                yield Unit(target, part, parts, count, until)
 
     def _run_here(self, units: Iterator[Unit]) -> bool:
         with switched_on(self._plan.mutant):

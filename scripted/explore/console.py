@@ -84,7 +84,9 @@ def _show_finding(console: Console, finding: Finding, mutant: str | None, to_scr
     console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
     target = target_named(finding.target)
     if isinstance(target, ScriptTarget):
-        console.print(f"  added to the script: {'; '.join(map(str, finding.extra))}", soft_wrap=True)
+        added = "; ".join(map(str, finding.extra))
+        by_itself = "it fails by itself, with nothing added: mend it with pytest first"
+        console.print(f"  added to the script: {added}" if added else f"  {by_itself}", soft_wrap=True)
         return
     with switched_on(mutant):
         shrunk = shrink(target.base.with_placed(finding.extra))

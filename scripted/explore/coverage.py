@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from engine.plan import ForwardMode
 from engine.scheduler import Place, Scheduler
@@ -19,6 +20,9 @@ from scripted.actions import Action
 __all__ = ["Cell", "Coverage", "cell_of"]
 
 _OUT_OF_REACH = "not alive"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+# With the names of events beside it, no wider than 100 columns.
+_STATES_WIDTH_COLUMNS = 70
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -74,17 +78,19 @@ class Coverage:
             self.counts[cell] += count
 
     def table(self) -> Table:
-        """Kinds down, states across: positions of the pipeline that were met, and times in all."""
-        kinds = sorted({cell.kind for cell in self.counts})
-        states = sorted({cell.state for cell in self.counts}, key=lambda state: (state.count("+"), state))
-        table = Table(title="event kind x request state: pipeline positions (times)", title_justify="left")
-        table.add_column("event")
-        for state in states:
-            table.add_column(state.replace("+", "+\n"), justify="right")
-        for kind in kinds:
-            table.add_row(kind, *[self._cell_text(kind, state) for state in states])
+        """A row for each kind of event: the states that it met, with positions of the pipeline and times in all."""
+        table = Table(title="what each event met: state, pipeline positions (times)", title_justify="left")
+        table.add_column("event", no_wrap=True)
+        table.add_column("states", overflow="fold", max_width=_STATES_WIDTH_COLUMNS)
+        for kind in sorted({cell.kind for cell in self.counts}):
+            table.add_row(kind, Text(", ".join(self._states_of(kind))))
         return table
+
+    def _states_of(self, kind: str) -> list[str]:
+        """One state at a time, simple ones first; each is kept in one piece."""
+        states = sorted({cell.state for cell in self.counts if cell.kind == kind}, key=lambda s: (s.count("+"), s))
+        return [self._cell_text(kind, state).replace(" ", _NO_BREAK) for state in states]
 
     def _cell_text(self, kind: str, state: str) -> str:
         found = [count for cell, count in self.counts.items() if cell.kind == kind and cell.state == state]
-        return f"{len(found)} ({sum(found)})" if found else "."
+        return f"{state} {len(found)} ({sum(found)})"

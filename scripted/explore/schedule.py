@@ -34,6 +34,11 @@ class Schedule(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of ``str(schedule)``. Raises ScriptDefinitionError or ConfigError for anything else."""
+        if not text.strip():
+            raise ScriptDefinitionError(
+                "a schedule is not empty: its configuration, or 'default', and then its actions, as in "
+                "'pp_size=4; 1 start a prompt=125 new=2; 4 flush'"
+            )
         first, *clauses = text.strip().split(_SEPARATOR)
         config = EngineConfig(**_read_config(first))
         return cls(config).with_placed(parse_placed(clause) for clause in clauses if clause.strip())

@@ -19,12 +19,13 @@ from scripted.actions import Action, FailStage, Placed, StartRequest
 from scripted.errors import ScriptError
 from scripted.explore.execution import Failure, Outcome, Prefixes
 from scripted.explore.schedule import Schedule
-from scripted.explore.workloads import WORKLOADS
+from scripted.explore.workloads import WORKLOADS, workload_named
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
 from scripted.sim.runner import ScriptedSim
 
-__all__ = ["ScriptTarget", "Target", "target_named"]
+__all__ = ["ScriptTarget", "Target", "is_one_word", "target_named"]
 
 # Steps that a script still runs after the last added event; then the harness drains the engine.
 _AFTER_LIMIT_STEPS: Final = 300
@@ -53,12 +54,21 @@ def target_named(target: str) -> Target:
 
     Raises ScriptDefinitionError for anything else.
     """
-    if target in WORKLOADS:
-        return Prefixes(WORKLOADS[target])
     if "::" not in target:
+        if is_one_word(target):
+            return Prefixes(workload_named(target))
         return Prefixes(Schedule.parse(target))
     schedule = _schedule_in(target)
     return ScriptTarget(find_test(target)) if schedule is None else Prefixes(schedule)
+
+
+def is_one_word(target: str) -> bool:
+    """Whether a target is the name of something, and no schedule. Raises ScriptDefinitionError for a missing file."""
+    if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
+        return False
+    if target not in WORKLOADS and (Path(target).suffix or "/" in target):
+        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}")
+    return True
 
 
 def _schedule_in(target: str) -> Schedule | None:
@@ -80,7 +90,7 @@ class ScriptTarget:
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test
         # A window that the script must reach may be closed by what is added.
-        self._options = msgspec.structs.replace(test.options, must_reach=())
+        self._options = msgspec.structs.replace(test.options, must_reach=(), must_step=False)
         self._arguments = _first_arguments(test)
         self._yields = 0
         self._rids: list[StartRequest] = []

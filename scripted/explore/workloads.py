@@ -12,6 +12,7 @@ from typing import Final
 
 from scripted.explore.schedule import Schedule
 from scripted.refusals import ScriptDefinitionError
+from scripted.rig.values import nearest
 
 __all__ = ["FLAGSHIP", "WORKLOADS", "workload_named"]
 
@@ -168,5 +169,6 @@ WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}
 def workload_named(name: str) -> Schedule:
     """The base workload of this name. Raises ScriptDefinitionError with all names."""
     if name not in WORKLOADS:
-        raise ScriptDefinitionError(f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}")
+        guess = nearest(name, WORKLOADS)
+        raise ScriptDefinitionError(f"no workload is called {name!r}{guess}; there are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 import traceback
 from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +17,9 @@ from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
 from scripted.checks.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
-from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
+from scripted.gate.interruptions import Departure, error_text, without_debugger
+from scripted.report.failure import FailureKind, FailureReport, definition_of, frames_of, position_of
+from scripted.report.tally import NOT_COMPARED
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptFunction
@@ -31,9 +36,9 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The script passed. ``steps`` and the digests cover its own steps; ``reached`` counts its windows by name.
 
     ``compared`` outputs were compared with the same requests run alone; ``skipped`` were not, by the reason.
-
-    ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
-    first step) and ``limits`` are there when the options asked for a record.
+    ``loose_ends`` counts, by name, what a script that tests something seldom leaves. ``printed`` is what it printed and
+    nothing has shown yet. ``spent``: the script killed a stage, so the engine is of no further use. ``records``,
+    ``notes`` (each window at its first step) and ``limits`` are there when the options asked for a record.
     """
 
     steps: int
@@ -42,17 +47,30 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reached: dict[str, int]
     compared: int = 0
     skipped: dict[str, int] = {}
+    loose_ends: dict[str, int] = {}
+    printed: str = ""
     spent: bool = False
     records: tuple[StepRecord, ...] = ()
     notes: tuple[Note, ...] = ()
     limits: Limits | None = None
 
+    def counts(self) -> dict[str, int]:
+        """What the summary of many scripts adds up, by name."""
+        skipped = {f"{NOT_COMPARED}{reason}": count for reason, count in self.skipped.items()}
+        return {"steps": self.steps, "compared": self.compared} | self.loose_ends | skipped
+
 
 class Run:
-    """A script on its way through the gate."""
+    """A script on its way through the gate. ``keeps_output``: what it prints is for another process to show."""
 
     def __init__(
-        self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+        self,
+        function: ScriptFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ScriptOptions,
+        *,
+        keeps_output: bool = False,
     ) -> None:
         self.function = function
         self.options = options
@@ -68,6 +86,8 @@ class Run:
         self._plan_digest = ""
         self._records: tuple[StepRecord, ...] = ()
         self._limits: Limits | None = None
+        self._loose_ends: dict[str, int] = {}
+        self._printed = io.StringIO() if keeps_output else None
 
     def begin(self, context: ScriptContext) -> None:
         """Make the generator; its body starts with the first step."""
@@ -80,8 +100,33 @@ class Run:
         self._steps = scheduler.step_number
         self._digest = scheduler.digests.digest
         self._plan_digest = scheduler.digests.plan_digest
+        if self.context is not None:
+            self._loose_ends = self.context.loose_ends()
         if self.options.record and self.context is not None:
             self._records, self._limits = self.context.history, scheduler.limits
+
+    def resume(self) -> Any:
+        """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
+        assert self.script is not None
+        with ExitStack() as stack:
+            if self._printed is not None:
+                stack.enter_context(contextlib.redirect_stdout(self._printed))
+                stack.enter_context(without_debugger())
+            try:
+                return next(self.script)
+            except (Exception, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as exc:
+                raise Departure(exc).with_traceback(exc.__traceback__) from exc
+
+    def take_printed(self) -> str:
+        """What the script has printed since the last call."""
+        if self._printed is None:
+            return ""
+        text = self._printed.getvalue()
+        self._printed.seek(0)
+        self._printed.truncate()
+        return text
 
     @property
     def _notes(self) -> tuple[Note, ...]:
@@ -97,6 +142,8 @@ class Run:
             reached=reached,
             compared=self.compared.outputs,
             skipped=self.compared.skipped,
+            loose_ends=self._loose_ends,
+            printed=self.take_printed(),
             spent=self._spent,
             records=self._records,
             notes=self._notes,
@@ -106,13 +153,14 @@ class Run:
     def report(self, rig: Rig, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
         """The report of a run that raised ``exc``, in the script or under it."""
         file = self.function.__code__.co_filename
-        frames = frames_of(exc, inside=file) or position_of(self.script)
+        frames = frames_of(exc, inside=file) or position_of(self.script) or (definition_of(self.function.__code__),)
         died = kind is FailureKind.DIED
         state = "" if self.context is None else _state_text(self.context)
         return FailureReport(
             kind=kind,
-            error=_error_text(exc),
+            error=error_text(exc),
             frames=frames,
+            printed=self.take_printed(),
             script=f"{file}::{self.function.__name__}",
             tier=rig.world.tier,
             mutant=mutant,
@@ -131,13 +179,6 @@ def kind_of(exc: BaseException) -> FailureKind:
     if isinstance(exc, NotIdle):
         return FailureKind.DIRTY
     return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
-
-
-def _error_text(exc: BaseException) -> str:
-    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text."""
-    if type(exc) is AssertionError and str(exc):
-        return str(exc)
-    return f"{type(exc).__name__}: {exc}".removesuffix(": ")
 
 
 def _state_text(context: ScriptContext) -> str:

@@ -7,7 +7,7 @@ A run is one generator: bring the engine to idle, run the script, drain, compare
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from types import TracebackType
+from types import GeneratorType, TracebackType
 from typing import Self
 
 from engine.errors import ProcessDiedError
@@ -22,6 +22,7 @@ from scripted.gate.run import Run, RunSource
 from scripted.gate.stop_strings import StopStrings
 from scripted.rig.rig import Rig
 from scripted.rig.world import World
+from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
 from scripted.script.waits import Steps, Wait
 
@@ -117,10 +118,12 @@ class ScriptedGate:
         self._checks = None
         yield from reset(rig)
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
-        context = ScriptContext(rig)
+        context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
         yield from self._script_steps(run)
         context.check_waits()
+        if run.options.must_step and not rig.scheduler.step_number:
+            raise BadCall("the script ended without a step, so nothing was tested; a yield lets one step run")
         run.end(rig.scheduler, spent=rig.failure is not None)
         if rig.failure is None:
             yield from drain(rig)
@@ -140,15 +143,18 @@ class ScriptedGate:
         assert script is not None
         for steps in range(run.options.max_steps + 1):
             try:
-                value = next(script)
+                value = run.resume()
             except StopIteration:
                 return
             if value is not None:
-                what = f"t.{value.what}" if isinstance(value, Wait) else repr(value)
-                raise BadCall(f"a script yields nothing, got {what}; write 'yield from {what}' or 'yield'")
+                raise BadCall(f"a script yields nothing, got {_yielded(value)}")
             context.check_waits()
             if steps == run.options.max_steps:
-                spent = BudgetSpent(f"the script ran its max_steps={steps} steps; {context.state}")
+                causes = "; ".join(causes_of(self.rig))
+                spent = BudgetSpent(
+                    f"the script ran its max_steps={steps} steps; {context.state}"
+                    + (f"; {causes}" if causes else "; @scripted(..., max_steps=N) allows more")
+                )
                 script.throw(spent)
                 raise spent
             yield
@@ -193,6 +199,15 @@ class ScriptedGate:
         else:
             events, corruptions = self._step.events, self.rig.world.corruptions()
             self._checks.after_step(events, previous, scheduler, corruptions=corruptions)
+
+
+def _yielded(value: object) -> str:
+    """What a script yielded, and what it should have."""
+    if isinstance(value, Wait):
+        return f"t.{value.what}; write 'yield from t.{value.what}'"
+    if isinstance(value, GeneratorType):
+        return f"the generator {value.__name__}; write 'yield from {value.__name__}(...)'"
+    return f"{value!r}; write 'yield' alone, which lets one step run"
 
 
 def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:

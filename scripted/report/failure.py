@@ -20,12 +20,22 @@ from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.report.trace import Note
 
-__all__ = ["Activity", "FailureKind", "FailureReport", "Frame", "ProcessStack", "frames_of", "position_of"]
+__all__ = [
+    "Activity",
+    "FailureKind",
+    "FailureReport",
+    "Frame",
+    "ProcessStack",
+    "definition_of",
+    "frames_of",
+    "position_of",
+]
 
 # Steps shown in the table; the window of a race and what led to it fit in so many.
 SHOWN_STEPS = 16
 _HARNESS = Path(__file__).parents[1]
 REPORT_WIDTH_COLUMNS = 118
+_MOST_DECORATOR_LINES = 20
 
 
 class FailureKind(StrEnum):
@@ -64,7 +74,10 @@ class ProcessStack(msgspec.Struct, frozen=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal."""
+    """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal.
+
+    ``printed`` is what the script printed last, in a process whose output nobody sees.
+    """
 
     kind: FailureKind
     error: str
@@ -80,6 +93,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     dead_process: str | None = None
     cause: str | None = None
     stacks: tuple[ProcessStack, ...] = ()
+    printed: str = ""
     replay: str = ""
 
     @property
@@ -170,6 +184,20 @@ def position_of(script: Generator[Any, Any, Any] | None) -> tuple[Frame, ...]:
         frames.append(_frame(step.gi_frame, step.gi_frame.f_lineno))
         step = step.gi_yieldfrom
     return tuple(frame for frame in frames if not Path(frame.file).is_relative_to(_HARNESS))
+
+
+def definition_of(code: types.CodeType) -> Frame:
+    """Where a script begins: the line to show when none of its own is to blame."""
+    return Frame(code.co_filename, code.co_firstlineno, code.co_name, _definition_line(code))
+
+
+def _definition_line(code: types.CodeType) -> str:
+    """The line of the def, which follows its decorators."""
+    for line in range(code.co_firstlineno, code.co_firstlineno + _MOST_DECORATOR_LINES):
+        source = linecache.getline(code.co_filename, line).strip()
+        if source.startswith("def "):
+            return source
+    return linecache.getline(code.co_filename, code.co_firstlineno).strip()
 
 
 def _frame(frame: types.FrameType, line: int) -> Frame:

@@ -6,6 +6,7 @@ Owns the layout of a row; the words come from the timeline's wording. Never colo
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,9 @@ __all__ = ["AROUND_STEPS", "render_text", "step_table"]
 
 # Steps shown on each side of the one in question.
 AROUND_STEPS: Final = 8
+_STEP_COLUMN: Final = 1
+# Steps in a row that show the same, from which on those in the middle are only counted.
+_LONG_RUN: Final = 4
 # More stages than this share one column: each column of its own costs five characters of a CI log.
 _STAGE_COLUMNS: Final = 8
 # ASCII, because a log may be read in a terminal that shows nothing else.
@@ -44,9 +48,10 @@ def step_table(
     table.caption, table.caption_justify = _caption(shown, limits), "left"
     _add_columns(table, limits.pp_size)
     launched, calls = launches(records), call_names(records)
-    for record in shown:
+    rows = [(record, _row(record, launched, calls, limits.pp_size, around)) for record in shown]
+    for record, cells in _collapsed(rows)[-(last or len(rows)) :]:
         style = "bold red" if record.error else "bold yellow" if record.step == around else None
-        table.add_row(*_row(record, launched, calls, limits.pp_size, around), style=style)
+        table.add_row(*cells, style=style)
     return table
 
 
@@ -57,10 +62,29 @@ def render_text(renderable: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+def _collapsed(rows: list[tuple[StepRecord, list[Text]]]) -> list[tuple[StepRecord, list[Text]]]:
+    """The rows with each long run of steps that show the same told by its first, its last and a count of the others."""
+    shown: list[tuple[StepRecord, list[Text]]] = []
+    for _, group in itertools.groupby(rows, key=lambda row: _without_step(row[1])):
+        run = list(group)
+        if len(run) < _LONG_RUN:
+            shown += run
+            continue
+        gap = [Text("") for _ in run[0][1]]
+        gap[_STEP_COLUMN], gap[_STEP_COLUMN + 1] = Text(".."), Text(f"{len(run) - 2} steps like these")
+        shown += [run[0], (run[-1][0], gap), run[-1]]
+    return shown
+
+
+def _without_step(cells: list[Text]) -> list[str]:
+    return [cell.plain for cell in (*cells[:_STEP_COLUMN], *cells[_STEP_COLUMN + 1 :])]
+
+
 def _chosen(records: Sequence[StepRecord], last: int | None, around: int | None) -> list[StepRecord]:
     if around is not None:
         return [record for record in records if abs(record.step - around) <= AROUND_STEPS]
-    return list(records[-last:] if last else records if last is None else ())
+    # More than the rows that are asked for, because steps that show the same share one.
+    return list(records if last is None or last else ())
 
 
 def _add_columns(table: Table, stages: int) -> None:

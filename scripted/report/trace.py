@@ -20,6 +20,8 @@ __all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_tr
 ConfigValue = str | int | float | bool | None
 
 _FORMAT: Final = "lockstep-trace-1"
+# What the first frame of every recording says of itself.
+_RECORDING: Final = b"lockstep-recording"
 _REMEDY: Final = "record the run again"
 
 
@@ -106,6 +108,11 @@ def _read_header(path: Path, data: bytes) -> TraceHeader:
     try:
         line = _header_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        if _RECORDING in data:
+            raise TraceError(
+                f"{path} is a recording and not a trace; run it again and keep the trace: "
+                f"scripted replay {path} --trace {path.with_suffix('.jsonl')}"
+            ) from exc
         raise TraceError(
             f"{path}, line 1: not the header of a trace ({exc}); give a file of `scripted run --trace`"
         ) from exc

@@ -6,14 +6,26 @@ Filled by what plays the client: real HTTP in the server tier, the simulated fro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from engine.messages import Reply
+from engine.messages import FinishReason, Reply
 from scripted.actions import AdministrativeCall
+from scripted.errors import BadCall
+from scripted.rig.values import Listed, Nameless, Word
 
-__all__ = ["Call", "Chunk", "ClientView", "Clients"]
+__all__ = ["FINISH_REASONS", "Call", "Chunk", "ClientView", "Clients", "finish_reason_of"]
+
+FINISH_REASONS: Final = frozenset(reason.value for reason in FinishReason)
+
+
+_MAY_BE_REFUSED: Final = ("/flush_cache", "/update_weights")
+
+
+def finish_reason_of(reason: str | None) -> str | None:
+    """A reason that can only be compared with one of ``FINISH_REASONS``, or None before the end."""
+    return None if reason is None else Word(reason, "finish_reason", FINISH_REASONS)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +36,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
 
 
-class ClientView:
+class ClientView(Nameless):
     """What the client of one request received so far.
 
     ``status`` is the HTTP status, None before it is there; ``error`` the error's text, if the answer ended with one;
     ``closed`` turns true when nothing more can come, ``dropped`` when the client itself hung up.
     """
+
+    _ask = "its .status, .finish_reason, .closed or .token_ids"
 
     def __init__(self, rid: str, *, streams: bool = True) -> None:
         self.rid = rid
@@ -43,7 +57,7 @@ class ClientView:
     @property
     def chunks(self) -> tuple[Chunk, ...]:
         """Every piece of the answer, in order."""
-        return tuple(self._chunks)
+        return Listed(self._chunks)
 
     @property
     def text(self) -> str:
@@ -53,16 +67,14 @@ class ClientView:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All token ids received."""
-        return tuple(token for chunk in self._chunks for token in chunk.token_ids)
+        return Listed(token for chunk in self._chunks for token in chunk.token_ids)
 
     @property
     def finish_reason(self) -> str | None:
         """The terminal answer's reason; ``error`` for an answer that ended with an error; None before the end."""
-        return (
-            "error"
-            if self.error is not None
-            else next((c.finish_reason for c in self._chunks if c.finish_reason), None)
-        )
+        if self.error is not None:
+            return finish_reason_of("error")
+        return finish_reason_of(next((c.finish_reason for c in self._chunks if c.finish_reason), None))
 
     @property
     def terminal_answers(self) -> int:
@@ -86,23 +98,52 @@ class ClientView:
         )
 
 
-class Call:
-    """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in."""
+class Call(Nameless):
+    """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
+
+    ``was_read`` says that the answer's status or text was looked at, ``must_be_read`` that the engine may refuse what
+    was asked for, so that an answer nobody reads says nothing.
+    """
+
+    _ask = "its .done or .status"
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.must_be_read = name.startswith(_MAY_BE_REFUSED)
         self.call_id: str | None = None
         self.arrived = False
         self.done = False
-        self.status: int | None = None
-        self.text = ""
+        self.was_read = False
+        self._status = 0
+        self._text = ""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the answer. Raises BadCall before it is there."""
+        self._read("status")
+        return self._status
+
+    @property
+    def text(self) -> str:
+        """The text of the answer. Raises BadCall before it is there."""
+        self._read("text")
+        return self._text
 
     def answer(self, status: int, text: str) -> None:
         """Note the HTTP answer."""
-        self.status, self.text, self.done = status, text, True
+        self._status, self._text, self.done = status, text, True
+
+    def _read(self, what: str) -> None:
+        if not self.done:
+            raise BadCall(
+                f"POST {self.name} has no answer yet, so it has no .{what}; "
+                "wait for it: yield from t.run_until(lambda: call.done)"
+            )
+        self.was_read = True
 
     def __repr__(self) -> str:
-        return f"Call({self.name}, arrived={self.arrived}, done={self.done}, status={self.status}, text={self.text!r})"
+        answer = f"status={self._status}, text={self._text!r}" if self.done else "no answer yet"
+        return f"Call({self.name}, arrived={self.arrived}, {answer})"
 
 
 class Clients(Protocol):

@@ -6,29 +6,42 @@ the scheduler's own terminal reply said, never an inference from absence.
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.messages import FinishReason, Generate, Refusal, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request
-from scripted.rig.clients import ClientView
+from scripted.rig.clients import ClientView, finish_reason_of
+from scripted.rig.values import Listed, Nameless, Word
 
-__all__ = ["RequestHandle"]
+__all__ = ["STATUSES", "RequestHandle", "status_of"]
+
+STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unknown"})
 
 _RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Place.RETRACTING})
 
 
-class RequestHandle:
+def status_of(word: str) -> str:
+    """A status that can only be compared with one of ``STATUSES``."""
+    return Word(word, "status", STATUSES)
+
+
+class RequestHandle(Nameless):
     """One request of a script. Everything but ``rid`` and ``client`` is read from the scheduler."""
+
+    _ask = "its .rid, .status, .finished or another attribute"
 
     def __init__(self, message: Generate, client: ClientView) -> None:
         self.message = message
         self.rid = message.rid
         self.client = client
-        self.prompt_ids = message.prompt_ids
+        self.prompt_ids = Listed(message.prompt_ids)
         self.sampling = message.sampling
         self._request: Request | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
         self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
+        self._just_ended = False
 
     # -- filled in by the gate --
 
@@ -50,6 +63,11 @@ class RequestHandle:
         self._logprobs += output.logprobs
         if output.finish_reason is not None:
             self._end = output
+            self._just_ended = True
+
+    def step_on(self) -> None:
+        """A step after the one that ended it begins: the live object is gone."""
+        self._just_ended = False
 
     def see_refusal(self, refusal: Refusal) -> None:
         """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
@@ -63,15 +81,16 @@ class RequestHandle:
 
     @property
     def req(self) -> Request | None:
-        """The scheduler's live object; None before it was seen and after the request ended."""
-        return None if self._end is not None else self._request
+        """The scheduler's live object, up to the very step that ends it; None before its first step and afterwards."""
+        return None if self._end is not None and not self._just_ended else self._request
 
     @property
     def status(self) -> str:
         """``waiting``, ``running``, ``finished`` or ``aborted``."""
         if self._end is not None:
-            return "aborted" if self._end.finish_reason == "abort" else "finished"
-        return "running" if self._request is not None and self._request.place in _RUNNING_PLACES else "waiting"
+            return status_of("aborted" if self._end.finish_reason == "abort" else "finished")
+        runs = self._request is not None and self._request.place in _RUNNING_PLACES
+        return status_of("running" if runs else "waiting")
 
     @property
     def finished(self) -> bool:
@@ -81,7 +100,7 @@ class RequestHandle:
     @property
     def finish_reason(self) -> str | None:
         """``length``, ``stop``, ``abort`` or ``error``; None before the end."""
-        return None if self._end is None or self._end.finish_reason is None else self._end.finish_reason.value
+        return finish_reason_of(None if self._end is None else self._end.finish_reason)
 
     @property
     def error(self) -> str | None:
@@ -130,12 +149,12 @@ class RequestHandle:
     @property
     def output_ids(self) -> tuple[int, ...]:
         """The tokens that the scheduler emitted."""
-        return tuple(self._output_ids)
+        return Listed(self._output_ids)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob | None, ...]:
         """One entry for each emitted token of a request that asked for them."""
-        return tuple(self._logprobs)
+        return Listed(self._logprobs)
 
     def __repr__(self) -> str:
         return (

@@ -67,6 +67,7 @@ class Handles:
 
     def __init__(self) -> None:
         self._live: dict[str, deque[RequestHandle]] = {}
+        self._ended: list[RequestHandle] = []
         self.all: list[RequestHandle] = []
         self.calls: list[Call] = []
 
@@ -74,6 +75,10 @@ class Handles:
         """A new life of a rid began."""
         self._live.setdefault(handle.rid, deque()).append(handle)
         self.all.append(handle)
+
+    def known_rids(self) -> set[str]:
+        """Every rid that the script has started."""
+        return {handle.rid for handle in self.all}
 
     def latest(self, rid: str) -> RequestHandle | None:
         """The last life of this rid, or None."""
@@ -89,6 +94,9 @@ class Handles:
 
     def update(self, replies: Iterable[Reply], scheduler: Scheduler) -> None:
         """Bring the handles up to date after a step."""
+        for handle in self._ended:
+            handle.step_on()
+        self._ended.clear()
         for reply in replies:
             if isinstance(reply, TokenOutput):
                 self._see(reply, scheduler.counters.weights_version)
@@ -104,7 +112,7 @@ class Handles:
             return
         lives[0].see(output, weights_version)
         if output.finish_reason is not None:
-            lives.popleft()
+            self._ended.append(lives.popleft())
 
     def _refuse(self, refusal: Refusal) -> None:
         lives = self._live.get(refusal.rid)
@@ -114,5 +122,6 @@ class Handles:
     def start_over(self) -> None:
         """Forget every request."""
         self._live.clear()
+        self._ended.clear()
         self.all.clear()
         self.calls.clear()

@@ -37,6 +37,14 @@ class Results:
             self._in_flight.popleft()
             yield microbatch_id
 
+    @property
+    def is_holding(self) -> bool:
+        """True while completions are kept back that nothing has released."""
+        return self._held and not self._released
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
     def hold(self) -> None:
         """Keep back every completion that is not yet taken."""
         self._held = True

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.clock import VirtualClock
-from engine.messages import ClientMessage, Completion, Event, FlushCache, Generate, OperatorEvent, PipelineFailed, Reply
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ClientMessage,
+    Completion,
+    Event,
+    FlushCache,
+    Generate,
+    OperatorEvent,
+    PauseGeneration,
+    PauseMode,
+    PipelineFailed,
+    Reply,
+)
 from engine.scheduler import Scheduler, Step
 from scripted.rig.history import Handles, History
 from scripted.rig.results import Results
@@ -25,7 +38,8 @@ HARNESS_CALL = "harness"
 class Rig:
     """``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one.
 
-    ``failure`` is the death of a stage; ``kills`` says that a script caused it.
+    ``landed`` are the ids of the microbatches whose results the last step got. ``failure`` is the death of a stage;
+    ``kills`` says that a script caused it.
     """
 
     def __init__(self, scheduler: Scheduler, world: World) -> None:
@@ -37,10 +51,23 @@ class Rig:
         self.results = Results(scheduler.limits.depth)
         self.arrived: list[ClientMessage] = []
         self.last_replies: tuple[Reply, ...] = ()
+        self.landed: tuple[int, ...] = ()
         self.failure: PipelineFailed | None = None
         self.kills = False
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
+
+    # -- for the queries --
+
+    @property
+    def arrived_requests(self) -> tuple[Generate, ...]:
+        """The requests that no step has seen yet."""
+        return tuple(message for message in self.arrived if isinstance(message, Generate))
+
+    @property
+    def has_unseen(self) -> bool:
+        """True while something is here that no step has seen: a client's message, or the death of a stage."""
+        return bool(self.arrived) or (self.failure is not None and self.scheduler.failure is None)
 
     # -- for the verbs --
 
@@ -93,7 +120,9 @@ class Rig:
         events: list[Event] = [*self._interventions]
         if self.failure is not None and self.scheduler.failure is None:
             events.append(self.failure)
+        self.landed = ()
         for microbatch_id in self.results.take_due(self.scheduler.step_number + 1):
+            self.landed = (*self.landed, microbatch_id)
             event = self.world.take_completion(microbatch_id)
             events.append(event)
             if isinstance(event, PipelineFailed):
@@ -121,6 +150,7 @@ class Rig:
         start_over(self.scheduler)
         self.clock.reset()
         self.results.start_over()
+        self.landed = ()
         self.history.start_over()
         self.handles.start_over()
         self.history.recording = True
@@ -129,9 +159,26 @@ class Rig:
         self.failure = failed
         self.results.lose()
 
+    def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
+        """The rids that arrived ahead of a message and will live when it is seen, and those that will have ended."""
+        taken: set[str] = set()
+        freed: set[str] = set()
+        for other in self.arrived:
+            if other is message:
+                break
+            if isinstance(other, Generate):
+                taken.add(other.rid)
+            elif isinstance(other, Abort):
+                taken.discard(other.rid)
+                freed.add(other.rid)
+            elif isinstance(other, AbortAll) or (isinstance(other, PauseGeneration) and other.mode is PauseMode.ABORT):
+                taken.clear()
+                freed |= self.scheduler.books.requests.keys()
+        return frozenset(taken), frozenset(freed)
+
     def _refuse(self, message: Generate) -> bool:
-        ahead = [other for other in self.arrived if isinstance(other, Generate) and other is not message]
-        refusal = self.scheduler.refusal_of(message, queued=len(ahead), taken=frozenset(other.rid for other in ahead))
+        taken, freed = self._rids_when_it_is_seen(message)
+        refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is None:
             return False
         self.arrived.remove(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import msgspec
 from engine.config import EngineConfig
 from scripted.refusals import ScriptDefinitionError
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
+from scripted.script.source import idle_statements
 
 __all__ = [
     "TIERS",
@@ -23,6 +25,7 @@ __all__ = [
     "ScriptFunction",
     "ScriptedTest",
     "TestRunner",
+    "method_of",
     "run_tests_with",
     "scripted",
     "spec_of",
@@ -81,23 +84,33 @@ def scripted(
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
     comparison with each request run alone. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
     """
-    _check_arguments(config, tiers, timeout_s, max_steps)
-    options = ScriptOptions(timeout_s=timeout_s, max_steps=max_steps, oracle=oracle, must_reach=tuple(must_reach))
+    _check_arguments(config, tiers)
+    options = ScriptOptions(
+        timeout_s=timeout_s,
+        max_steps=max_steps,
+        oracle=oracle,
+        must_reach=must_reach if isinstance(must_reach, str) else tuple(must_reach),  # type: ignore[arg-type]
+        must_step=True,
+    )
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        parameters = _check_script(function)
+    def decorate(given: Callable[..., Any]) -> Callable[..., None]:
+        function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
+        instance, parameters = _check_script(function)
 
         @functools.wraps(function)
-        def test(**arguments: Any) -> None:
+        def test(*instances: object, **arguments: Any) -> None:
             __tracebackhide__ = True
             tier = arguments.pop(TIER_PARAMETER)
-            _run_test(spec_of(test), tier, arguments)
+            spec = spec_of(test)
+            if instances:
+                spec = msgspec.structs.replace(spec, script=method_of(type(instances[0]), function))
+            _run_test(spec, tier, arguments)
 
         tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
         keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        test.__signature__ = inspect.Signature([*keyword_only, tier])  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature([*instance, *keyword_only, tier])  # type: ignore[attr-defined]
         test.scripted = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function)  # type: ignore[attr-defined]
-        return test
+        return test if instance or "." not in function.__qualname__ else _static(test)
 
     return decorate
 
@@ -112,22 +125,35 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
     return spec
 
 
-def _check_arguments(config: EngineConfig, tiers: Sequence[str], timeout_s: float, max_steps: int) -> None:
+def _check_arguments(config: EngineConfig, tiers: Sequence[str]) -> None:
     if not isinstance(config, EngineConfig):
         raise ScriptDefinitionError(
             f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function"
         )
     unknown = [tier for tier in tiers if tier not in TIERS]
-    if unknown or not tiers or isinstance(tiers, str):
-        raise ScriptDefinitionError(f"tiers must be a tuple of some of {TIERS}, got {tiers!r}")
-    if timeout_s <= 0 or max_steps < 1:
-        raise ScriptDefinitionError(
-            f"timeout_s must be > 0 and max_steps >= 1, got timeout_s={timeout_s} and max_steps={max_steps}"
-        )
+    if unknown or not tiers or isinstance(tiers, str) or len(set(tiers)) != len(tiers):
+        raise ScriptDefinitionError(f"tiers must be a tuple of some of {TIERS}, each once, got {tiers!r}")
 
 
-def _check_script(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The script's parameters behind ``t``; raises for what cannot run inside the scheduler process."""
+def method_of(owner: type, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as a script: on a new object of its class, which no fixture and no ``__init__`` has touched.
+
+    The scheduler's process can make it too, so a script is the same in both tiers.
+    """
+    return types.MethodType(function, object.__new__(owner))
+
+
+def _static(test: Callable[..., None]) -> Callable[..., None]:
+    static = staticmethod(test)
+    static.__dict__.update(test.__dict__)
+    return static
+
+
+def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """The script's parameter before ``t``, if it is a method, and those after it.
+
+    Raises ScriptDefinitionError for what cannot run inside the scheduler process.
+    """
     if not inspect.isfunction(function):
         raise ScriptDefinitionError(f"@scripted decorates functions, got {function!r}")
     where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__qualname__}"
@@ -135,28 +161,31 @@ def _check_script(function: Callable[..., Any]) -> list[inspect.Parameter]:
         raise ScriptDefinitionError(
             f"{where} is a lambda; the scheduler process finds a script by its name, so give it one"
         )
-    if "." in function.__qualname__:
+    if "<locals>" in function.__qualname__:
         raise ScriptDefinitionError(
-            f"{where} is defined inside a function or a class; the scheduler process finds a script by its name, "
-            "so define it at the top of the file"
+            f"{where} is defined inside a function; the scheduler process finds a script by its name, "
+            "so define it at the top of the file, or in a class there"
         )
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
             f"{where} never yields, so it would never run a step; a script is a generator function"
         )
     parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].name != "t":
-        raise ScriptDefinitionError(
-            f"{where} must take t as its first parameter, it takes {[p.name for p in parameters]}"
-        )
+    names = [parameter.name for parameter in parameters]
+    first = 1 if "." in function.__qualname__ and names[:1] != ["t"] else 0
+    if names[first : first + 1] != ["t"]:
+        raise ScriptDefinitionError(f"{where} must take t as its first parameter, it takes {names}")
+    idle = next(idle_statements(function), None)
+    if idle is not None:
+        raise ScriptDefinitionError(f"{where} tests nothing in {idle}")
     _check_unique(function, where)
-    return parameters[1:]
+    return parameters[:first], parameters[first + 1 :]
 
 
 def _check_unique(function: Callable[..., Any], where: str) -> None:
-    key, line = (function.__code__.co_filename, function.__name__), function.__code__.co_firstlineno
+    key, line = (function.__code__.co_filename, function.__qualname__), function.__code__.co_firstlineno
     before = _defined.setdefault(key, line)
-    if before != line and function.__globals__.get(function.__name__) is not None:
+    if before != line and ("." in function.__qualname__ or function.__globals__.get(function.__name__) is not None):
         raise ScriptDefinitionError(
             f"{where} is defined before, in line {before}; the first one would never run: rename one"
         )

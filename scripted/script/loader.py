@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from scripted.refusals import ScriptDefinitionError
-from scripted.script.decorator import ScriptedTest, ScriptFunction, spec_of
+from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
 
 __all__ = ["find_test", "load_script", "load_test"]
 
@@ -31,24 +33,27 @@ def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> Scrip
         if path not in sys.path:
             sys.path.append(path)
     module = _module(Path(file))
-    found: Any = getattr(module, name, None)
+    owner, found = _found(module, name)
     spec = getattr(found, "scripted", None)
-    function = spec.script if isinstance(spec, ScriptedTest) else found
+    function: Any = _bound(owner, spec.script if isinstance(spec, ScriptedTest) else found)
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
-            f"{file} has no generator function {name!r} at its top level; a script is found by its name"
+            f"{file} has no generator function {name!r} at its top level or in a class there; "
+            "a script is found by its name"
         )
-    return function
+    script: ScriptFunction = function
+    return script
 
 
 def load_test(file: str, name: str) -> ScriptedTest:
     """The decorated test ``name`` of ``file``, with its configuration. Raises whatever importing the file raises."""
     module = _module(Path(file))
-    found: Any = getattr(module, name, None)
+    owner, found = _found(module, name)
     if isinstance(getattr(found, "scripted", None), ScriptedTest):
         spec = spec_of(found)
+        spec = msgspec.structs.replace(spec, script=_bound(owner, spec.script))
         # Marks above @scripted are on the test, not on the script; whoever runs the script needs its parameters.
-        spec.script.__dict__["pytestmark"] = getattr(found, "pytestmark", [])
+        getattr(spec.script, "__func__", spec.script).__dict__["pytestmark"] = getattr(found, "pytestmark", [])
         return spec
     there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]
     raise ScriptDefinitionError(
@@ -60,7 +65,8 @@ def load_test(file: str, name: str) -> ScriptedTest:
 def find_test(spec: str) -> ScriptedTest:
     """The script ``FILE::NAME``. Raises ScriptDefinitionError, with the reason, when there is no such script."""
     file, separator, name = spec.partition("::")
-    if not separator or not name.isidentifier():
+    name = name.replace("::", ".")
+    if not separator or not all(part.isidentifier() for part in name.split(".")):
         raise ScriptDefinitionError(
             f"a script is given as FILE::NAME, got {spec!r}; give its parameters with --arg NAME=VALUE"
         )
@@ -77,6 +83,23 @@ def find_test(spec: str) -> ScriptedTest:
         raise
     except Exception as exc:
         raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
+
+
+def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:
+    """What a file calls by this name, which may be of a class of it, and where it is found; None for neither."""
+    owner: Any = None
+    found: Any = module
+    for part in name.split("."):
+        owner, found = found, getattr(found, part, None)
+    return owner, found
+
+
+def _bound(owner: Any, function: Any) -> Any:
+    """A method on a new object of its class; every other function as it is."""
+    if not isinstance(owner, type) or not inspect.isfunction(function):
+        return function
+    static = isinstance(inspect.getattr_static(owner, function.__name__, None), staticmethod)
+    return function if static else method_of(owner, function)
 
 
 def _module(path: Path) -> types.ModuleType:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["DEFAULT_MAX_STEPS", "DEFAULT_RESULT_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "ScriptOptions"]
 
@@ -17,7 +21,8 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ``max_steps`` bounds its steps, ``timeout_s`` its seconds; ``oracle`` compares the output of finished greedy
     requests with the same request run alone; ``check_every_step`` audits the engine's books after each step; each of
-    ``must_reach`` has to be seen by ``t.sometimes``. ``record`` brings every step back with the result, for a trace. A
+    ``must_reach`` has to be seen by ``t.sometimes``. ``must_step`` refuses a script that ends without a step.
+    ``record`` brings every step back with the result, for a trace. A
     process that has to answer at once and says nothing for ``result_timeout_s`` hangs.
     """
 
@@ -26,6 +31,31 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     oracle: bool = True
     check_every_step: bool = True
     must_reach: tuple[str, ...] = ()
+    must_step: bool = False
     record: bool = False
     replay: str = ""
     result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        """Refuse values that would mean something else than was written."""
+        names = self.must_reach
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise ScriptDefinitionError(
+                f"must_reach is a list of names that are not empty, got {names!r}{_as_list(names)}"
+            )
+        if len(set(names)) != len(names):
+            raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
+        if not _is_number(self.timeout_s) or not 0 < self.timeout_s < math.inf:
+            raise ScriptDefinitionError(f"timeout_s must be > 0, in seconds, got {self.timeout_s!r}")
+        if not isinstance(self.max_steps, int) or isinstance(self.max_steps, bool) or self.max_steps < 1:
+            raise ScriptDefinitionError(f"max_steps must be a whole number, max_steps >= 1, got {self.max_steps!r}")
+        if not isinstance(self.oracle, bool):
+            raise ScriptDefinitionError(f"oracle must be True or False, got {self.oracle!r}")
+
+
+def _as_list(names: object) -> str:
+    return f"; write must_reach=[{names!r}]" if isinstance(names, str) and names else ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

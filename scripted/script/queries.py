@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
+
 from engine.clock import VirtualClock
 from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
-from engine.plan import ForwardMode
+from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepRecord
 from scripted.errors import BadCall
+from scripted.rig.handle import RequestHandle, status_of
 from scripted.rig.rig import Rig
-from scripted.script.state import State, take_state
+from scripted.rig.values import Listed, ListedList, nearest
+from scripted.script.asked import Asked
+from scripted.script.state import State, mode_of, take_state
 
-__all__ = ["Queries"]
+__all__ = ["Queries", "ScriptClock"]
 
 
-class Queries:
+class ScriptClock(Asked):
+    """Virtual time in a script's hands."""
+
+    _called = "t.clock"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._seal()
+
+    def now(self) -> float:
+        """Seconds that the script has advanced time by."""
+        return self._clock.now()
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward; the next step is the first that sees it."""
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not math.isfinite(seconds) or seconds < 0:
+            raise BadCall(f"t.clock.advance() takes seconds >= 0, got {seconds!r}")
+        self._clock.advance(seconds)
+
+    def __repr__(self) -> str:
+        return f"<virtual time: {self._clock.now():g} s>"
+
+
+class Queries(Asked):
     """The queries of ``t``."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
+        self._clock = ScriptClock(rig.clock)
+        # What was asked about a rid that never was, and had an answer all the same.
+        self._asked_in_vain = 0
 
     @property
     def scheduler(self) -> Scheduler:
@@ -26,25 +60,28 @@ class Queries:
         return self._rig.scheduler
 
     @property
-    def clock(self) -> VirtualClock:
+    def clock(self) -> ScriptClock:
         """Virtual time; ``clock.advance(seconds)`` is the only thing that moves it."""
-        return self._rig.clock
+        return self._clock
 
     @property
     def state(self) -> State:
         """A frozen snapshot of the engine as it is now."""
-        return take_state(self.scheduler, self._rig.results.due_steps())
+        return take_state(self._rig)
 
     @property
     def history(self) -> tuple[StepRecord, ...]:
         """Every step of this script so far."""
-        return tuple(self._rig.history.records)
+        return Listed(self._rig.history.records)
 
     @property
     def last_batch_forward_mode(self) -> str | None:
-        """``prefill``, ``decode`` or ``mixed``: what the last launched microbatch computes; None before the first."""
-        microbatch = self.scheduler.last_microbatch
-        return None if microbatch is None else microbatch.mode.value
+        """``prefill``, ``decode`` or ``mixed``: what the last launched microbatch computes.
+
+        None when there is none: before the first, and from the step on after the one that got its results.
+        """
+        microbatch = self._last_microbatch()
+        return None if microbatch is None else mode_of(microbatch.mode)
 
     @property
     def forward_ct(self) -> int:
@@ -53,60 +90,62 @@ class Queries:
 
     @property
     def is_fully_idle(self) -> bool:
-        """Nothing in flight, no request owns memory, nothing waits."""
-        return self.scheduler.is_fully_idle
+        """Nothing in flight, no request owns memory, nothing waits, and nothing has arrived that no step has seen."""
+        return self.scheduler.is_fully_idle and not self._rig.has_unseen
 
     def find_req_by_rid(self, rid: str) -> Request | None:
-        """The scheduler's live object of this rid, or None."""
+        """The scheduler's live object of this rid, or None: before its first step, after its end, or without one."""
+        self._last_life("find_req_by_rid", rid)
         return self.scheduler.find_request(rid)
 
     def is_finished(self, rid: str) -> bool:
-        """True when the last life of this rid has ended; False for a rid that never was."""
-        handle = self._rig.handles.latest(rid)
-        return handle is not None and handle.finished
+        """True when the last life of this rid has ended. Raises BadCall for a rid that never was."""
+        return self._known("is_finished", rid).finished
 
     def is_chunking(self, rid: str) -> bool:
-        """True while this is the one partly prefilled request."""
-        chunked = self.scheduler.books.chunked
-        return chunked is not None and chunked.rid == rid
+        """True while this is the one partly prefilled request. Raises BadCall for a rid that never was."""
+        return self._known("is_chunking", rid).is_chunking
 
     def status(self, rid: str) -> str:
         """``waiting``, ``running``, ``finished``, ``aborted``, or ``unknown`` for a rid that never was."""
-        handle = self._rig.handles.latest(rid)
-        return "unknown" if handle is None else handle.status
+        handle = self._last_life("status", rid)
+        return status_of("unknown") if handle is None else handle.status
 
     def remaining_prompt_tokens(self, rid: str) -> int:
-        """Tokens of this request that must still be launched before it can decode."""
-        handle = self._rig.handles.latest(rid)
-        return 0 if handle is None else handle.remaining_prompt_tokens
+        """Tokens of this request that must still be launched before it can decode.
+
+        Raises BadCall for a rid that never was.
+        """
+        return self._known("remaining_prompt_tokens", rid).remaining_prompt_tokens
 
     def list_active_reqs(self) -> list[Request]:
-        """The scheduler's live objects of all requests that have not ended."""
-        return list(self.scheduler.books.requests.values())
+        """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
+        return ListedList(self.scheduler.books.requests.values())
 
     def batch_composition(self) -> dict[str, list[str]]:
         """Rids by what they are part of: ``prefill`` and ``decode`` of the last microbatch, ``chunked``, ``running``.
 
-        ``prefill`` leaves out the partly prefilled request, which is under ``chunked``, so the first three are
-        disjoint.
+        The last microbatch counts while it is in flight and in the step that gets its results. ``prefill`` leaves out
+        the partly prefilled request, which is under ``chunked``, so the first three are disjoint.
         """
-        books, microbatch = self.scheduler.books, self.scheduler.last_microbatch
-        chunked = [books.chunked.rid] if books.chunked is not None else []
+        books, microbatch = self.scheduler.books, self._last_microbatch()
+        chunked: list[str] = [books.chunked.rid] if books.chunked is not None else []
         last = [] if microbatch is None else [rid for rid in microbatch.rids if rid not in chunked]
         mode = None if microbatch is None else microbatch.mode
         decoding = (
             set(last) if mode is ForwardMode.DECODE else set(books.running) if mode is ForwardMode.MIXED else set()
         )
         return {
-            "prefill": [rid for rid in last if rid not in decoding],
-            "decode": [rid for rid in last if rid in decoding],
-            "chunked": chunked,
-            "running": list(books.running),
+            "prefill": ListedList(rid for rid in last if rid not in decoding),
+            "decode": ListedList(rid for rid in last if rid in decoding),
+            "chunked": ListedList(chunked),
+            "running": ListedList(books.running),
         }
 
     def engine_stats(self) -> EngineStats:
-        """The scheduler's counters."""
-        return self.scheduler.stats()
+        """The scheduler's counters; what has arrived waits."""
+        stats = self.scheduler.stats()
+        return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._rig.arrived_requests))
 
     def get_all_node_hit_counts(self) -> dict[int, int]:
         """The hit count of every node of the prefix tree, by node id."""
@@ -121,7 +160,34 @@ class Queries:
         self._check_stage(i)
         return self._rig.world.describe_stage(i)
 
+    # -- inside --
+
+    def _last_microbatch(self) -> Microbatch | None:
+        """The microbatch that was launched last, while it is in flight and in the step that gets its results."""
+        last = self.scheduler.last_microbatch
+        if last is None or last.id in self._rig.landed:
+            return last
+        return last if last.id in self.scheduler.books.in_flight_ids() else None
+
+    def _last_life(self, query: str, rid: str) -> RequestHandle | None:
+        """The handle of a rid's last life; a rid that never was is counted."""
+        if not isinstance(rid, str):
+            raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid behind it, or ask the handle itself")
+        handle = self._rig.handles.latest(rid)
+        self._asked_in_vain += handle is None
+        return handle
+
+    def _known(self, query: str, rid: str) -> RequestHandle:
+        handle = self._last_life(query, rid)
+        if handle is None:
+            known = self._rig.handles.known_rids()
+            raise BadCall(
+                f"t.{query}({rid!r}) asks about a rid that never was{nearest(rid, known)}; "
+                f"the script has started {', '.join(sorted(known)) or 'none'}, and t.status(rid) says 'unknown'"
+            )
+        return handle
+
     def _check_stage(self, i: int) -> None:
         stages = self.scheduler.limits.pp_size
-        if not 0 <= i < stages:
-            raise BadCall(f"stage must be 0 to {stages - 1}, got {i}")
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < stages:
+            raise BadCall(f"stage must be 0 to {stages - 1}, got {i!r}")

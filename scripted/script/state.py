@@ -6,29 +6,57 @@ Copies only; nothing in a snapshot changes when the engine goes on. The live sch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from typing import Final
 
 import msgspec
 
 from engine.memory import PagePool
+from engine.messages import ClientMessage, Generate, PauseMode
 from engine.plan import ForwardMode
-from engine.scheduler import Scheduler
+from scripted.errors import BadCall
+from scripted.rig.rig import Rig
+from scripted.rig.values import Listed, Word
 
-__all__ = ["KVState", "Microbatch", "RowState", "State", "TreeState", "take_state"]
+__all__ = ["MODES", "Arrival", "KVState", "Microbatch", "RowState", "State", "TreeState", "mode_of", "take_state"]
+
+MODES: Final = frozenset(mode.value for mode in ForwardMode)
+_KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+PAUSES: Final = frozenset(mode.value for mode in PauseMode)
+
+
+def mode_of(mode: ForwardMode) -> str:
+    """A mode that can only be compared with one of ``MODES``."""
+    return Word(mode.value, "a microbatch's mode", MODES)
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is always there, and so says nothing as a condition."""
+
+    def __bool__(self) -> bool:
+        fields = ", ".join(f".{name}" for name in self.__struct_fields__)
+        raise BadCall(f"{type(self).__name__} is always true, so asking it tests nothing; ask one of {fields}")
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later."""
 
     id: int
-    mode: ForwardMode
+    mode: str
     rids: tuple[str, ...]
     tokens: int
     launched_at_step: int
     due_at_step: int
 
 
-class KVState(msgspec.Struct, frozen=True, kw_only=True):
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's message that no step has seen: its kind, and its rid if it is about one request."""
+
+    kind: str
+    rid: str | None = None
+
+
+class KVState(_Snapshot, frozen=True, kw_only=True):
     """Counts of pages: free, cached in the prefix tree, held by requests or kept from them; and tokens in a page.
 
     ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``.
@@ -42,7 +70,7 @@ class KVState(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
 
 
-class RowState(msgspec.Struct, frozen=True, kw_only=True):
+class RowState(_Snapshot, frozen=True, kw_only=True):
     """Counts of rows; ``reserved`` are kept from requests by ``exhaust_rows``."""
 
     total: int
@@ -50,22 +78,25 @@ class RowState(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
 
 
-class TreeState(msgspec.Struct, frozen=True, kw_only=True):
+class TreeState(_Snapshot, frozen=True, kw_only=True):
     """Counts of the prefix tree's nodes."""
 
     nodes: int
     locked_nodes: int
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class State(_Snapshot, frozen=True, kw_only=True):
     """The engine between two steps.
 
-    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``digest`` stands for
-    all that happened since the script began; ``plan_digest`` leaves out token values and is the same in both tiers.
+    ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
+    step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
+    stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
+    both tiers.
     """
 
     step: int
     now: float
+    arrived: tuple[Arrival, ...]
     waiting: tuple[str, ...]
     chunked: str | None
     running: tuple[str, ...]
@@ -90,38 +121,41 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
         return (
             f"step {self.step}: waiting={list(self.waiting)} chunked={self.chunked} running={list(self.running)} "
-            f"in flight: {flights or 'nothing'}; "
+            + (f"not yet seen: {', '.join(map(_arrival_text, self.arrived))}; " if self.arrived else "")
+            + f"in flight: {flights or 'nothing'}; "
             f"pages free={self.kv.free} cached={self.kv.cached} held={self.kv.held}; "
             f"rows free={self.rows.free}/{self.rows.total}" + (f"; paused ({self.paused})" if self.paused else "")
         )
 
 
-def take_state(scheduler: Scheduler, due_steps: Mapping[int, int]) -> State:
-    """Snapshot a scheduler; ``due_steps`` says in which step each microbatch in flight is due, by its id."""
+def take_state(rig: Rig) -> State:
+    """Snapshot an engine, with what has arrived for it."""
+    scheduler, due_steps = rig.scheduler, rig.results.due_steps()
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
     return State(
         step=scheduler.step_number,
         now=scheduler.now,
-        waiting=tuple(request.rid for request in books.waiting),
+        arrived=Listed(_arrival_of(message) for message in rig.arrived),
+        waiting=Listed([request.rid for request in books.waiting] + [r.rid for r in rig.arrived_requests]),
         chunked=books.chunked.rid if books.chunked is not None else None,
-        running=tuple(books.running),
-        in_flight=tuple(
+        running=Listed(books.running),
+        in_flight=Listed(
             Microbatch(
                 id=launched.microbatch.id,
-                mode=launched.microbatch.mode,
-                rids=launched.microbatch.rids,
+                mode=mode_of(launched.microbatch.mode),
+                rids=Listed(launched.microbatch.rids),
                 tokens=launched.microbatch.tokens,
                 launched_at_step=launched.step,
                 due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight
         ),
-        paused=books.paused,
-        is_quiescent=books.is_quiescent,
-        is_fully_idle=books.is_fully_idle,
+        paused=None if books.paused is None else Word(books.paused.value, "a pause's mode", PAUSES),
+        is_quiescent=books.is_quiescent and not rig.has_unseen,
+        is_fully_idle=books.is_fully_idle and not rig.has_unseen,
         kv=_kv_state(pages),
         rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
-        tree=_tree_state(scheduler),
+        tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,
     )
@@ -138,6 +172,14 @@ def _kv_state(pages: PagePool) -> KVState:
     )
 
 
-def _tree_state(scheduler: Scheduler) -> TreeState:
-    locks = [node.lock_ref for node in scheduler.memory.tree.nodes()]
+def _arrival_of(message: ClientMessage) -> Arrival:
+    kind = "start" if isinstance(message, Generate) else _KEBAB.sub("-", type(message).__name__).lower()
+    return Arrival(kind=kind, rid=getattr(message, "rid", None))
+
+
+def _arrival_text(arrival: Arrival) -> str:
+    return arrival.kind if arrival.rid is None else f"{arrival.kind} {arrival.rid}"
+
+
+def _tree_state(locks: list[int]) -> TreeState:
     return TreeState(nodes=len(locks), locked_nodes=sum(1 for lock_ref in locks if lock_ref))

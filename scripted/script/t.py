@@ -5,27 +5,63 @@ It lives in the scheduler's process, inside the gate, so it sees the live schedu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engine.scheduler import StepRecord
 from scripted.errors import BadCall
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
+from scripted.rig.values import nearest
+from scripted.script.asked import truth_of
 from scripted.script.verbs import Verbs
 
 __all__ = ["ScriptContext"]
 
 
 class ScriptContext(Verbs):
-    """The engine in a script's hands. ``reached`` counts how often each window of ``sometimes`` was open."""
+    """The engine in a script's hands. ``reached`` counts how often each window of ``sometimes`` was open.
 
-    def __init__(self, rig: Rig, *, rid_prefix: str = "scripted") -> None:
+    ``must_reach`` are the windows that the script has to see; if there are any, it can name no others.
+    """
+
+    def __init__(self, rig: Rig, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:
         super().__init__(rig, rid_prefix=rid_prefix)
+        self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
+        self._seal()
+
+    def loose_ends(self) -> dict[str, int]:
+        """What the script leaves now that may be a mistake, counted by name; only what is there."""
+        calls = self._rig.handles.calls
+        history = self._rig.history.records
+        counts = {
+            "requests alive at the end": sum(not handle.finished for handle in self._rig.handles.all),
+            "calls without an answer at the end": sum(not call.done for call in calls),
+            "answers never looked at": sum(call.done and call.must_be_read and not call.was_read for call in calls),
+            "windows not in must_reach": 0 if self._must_reach else len(self.reached),
+            "questions about rids that never were": self._asked_in_vain,
+            "aborts of rids that never were": self._aborted_in_vain,
+            "scripts without a step": not history,
+            "scripts in which no step had anything to do": bool(history) and not any(map(_did_something, history)),
+        }
+        return {name: int(count) for name, count in counts.items() if count}
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""
-        if not name:
-            raise BadCall("sometimes() takes a name that is not empty")
-        if condition and not self.reached.get(name):
+        if not name or not isinstance(name, str):
+            raise BadCall(f"sometimes() takes a name that is not empty, got {name!r}")
+        if self._must_reach and name not in self._must_reach:
+            raise BadCall(
+                f"sometimes() names {name!r}, which is not in must_reach{nearest(name, self._must_reach)}; "
+                "add it there, so that a run that never sees it fails"
+            )
+        holds = truth_of(condition, f"the condition of {name!r}")
+        if holds and not self.reached.get(name):
             self.notes.append(Note(self.scheduler.step_number, name))
-        self.reached[name] = self.reached.get(name, 0) + bool(condition)
-        return bool(condition)
+        self.reached[name] = self.reached.get(name, 0) + holds
+        return holds
+
+
+def _did_something(record: StepRecord) -> bool:
+    return bool(record.events or record.replies or record.microbatch is not None)

@@ -40,6 +40,7 @@ class Verbs(Waits):
         super().__init__(rig)
         self._rid_prefix = rid_prefix
         self._rids = 0
+        self._aborted_in_vain = 0
 
     def start_req(
         self,
@@ -93,7 +94,10 @@ class Verbs(Waits):
 
     def abort(self, r: RequestHandle | str) -> Call:
         """POST ``/abort_request`` for one request, by its exact rid."""
+        if not isinstance(r, str):
+            self._check_handle("abort()", r)
         rid = r if isinstance(r, str) else r.rid
+        self._aborted_in_vain += rid not in self._rig.handles.known_rids()
         return self._call(AbortRequest(rid=rid))
 
     def abort_all(self) -> Call:
@@ -102,6 +106,7 @@ class Verbs(Waits):
 
     def disconnect(self, r: RequestHandle) -> None:
         """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        self._check_handle("disconnect()", r)
         if r.finished:
             raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
         if r.client.dropped:
@@ -222,7 +227,7 @@ class Verbs(Waits):
         call = self._rig.world.clients.call(action)
         message = self._rig.await_arrival(action.is_sent_as, refused=lambda: call.done)
         if message is None:
-            raise RequestRefused(f"POST {action.path}", call.status or 0, call.text)
+            raise RequestRefused(f"POST {action.path}", call.status, call.text)
         assert not isinstance(message, Generate), f"POST {action.path} arrived as {message}"
         call.arrived, call.call_id = True, message.call_id
         self._rig.handles.calls.append(call)

@@ -11,6 +11,9 @@ from typing import Final
 from scripted.errors import BadCall, BudgetSpent
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
+from scripted.rig.values import Nameless, nearest
+from scripted.script.asked import check_count, truth_of
+from scripted.script.causes import causes_of
 from scripted.script.queries import Queries
 
 __all__ = ["DEFAULT_BUDGET_STEPS", "STAGES", "Steps", "Wait", "Waits"]
@@ -21,8 +24,10 @@ STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "las
 Steps = Generator[None, None, None]
 
 
-class Wait:
+class Wait(Nameless):
     """A wait that was made and has to be run with ``yield from``; one that was not is an error of the script."""
+
+    _ask = "what it waits for"
 
     def __init__(self, what: str, generator: Steps) -> None:
         self.what = what
@@ -30,6 +35,8 @@ class Wait:
         self.used = False
 
     def __iter__(self) -> Steps:
+        if self.used:
+            raise BadCall(f"t.{self.what} was run before and does nothing the second time; make another wait")
         self.used = True
         return self.generator
 
@@ -50,33 +57,47 @@ class Waits(Queries):
             raise BadCall(
                 f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda"
             )
-        return self._wait("run_until(...)", self._until(predicate, max_steps, "the predicate never held"))
+        check_count("run_until()", "max_steps", max_steps)
+        return self._wait(
+            "run_until(...)",
+            self._until(lambda: truth_of(predicate(), "the predicate's answer"), max_steps, "the predicate never held"),
+        )
 
     def run_until_finished(self, r: RequestHandle, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the request has ended, for whatever reason."""
+        self._check_wait("run_until_finished()", r, max_steps)
         return self._wait(
             f"run_until_finished({r.rid})", self._until(lambda: r.finished, max_steps, f"{r.rid} did not finish")
         )
 
     def run_until_all_finished(self, rs: Iterable[RequestHandle], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until every one of these requests has ended."""
+        if isinstance(rs, RequestHandle) or not isinstance(rs, Iterable):
+            raise BadCall(
+                f"run_until_all_finished() takes several handles, got {rs!r}; write [r], or run_until_finished"
+            )
         handles = list(rs)
+        if not handles:
+            raise BadCall("run_until_all_finished() takes at least one handle, got none: it would wait for nothing")
+        for r in handles:
+            self._check_wait("run_until_all_finished()", r, max_steps)
         return self._wait(
             "run_until_all_finished(...)",
             self._until(lambda: all(r.finished for r in handles), max_steps, f"not all of {handles} finished"),
         )
 
     def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
-        """Run steps until the engine is fully idle."""
+        """Run steps until the engine is fully idle; what has just arrived is work that is still to be done."""
+        check_count("run_until_idle()", "max_steps", max_steps)
         return self._wait(
             "run_until_idle()",
-            self._until(lambda: self.scheduler.is_fully_idle, max_steps, "the engine did not get idle"),
+            self._until(lambda: self.is_fully_idle, max_steps, "the engine did not get idle"),
         )
 
     def advance_to_nth_chunk(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until ``n`` parts of the request's prompt were launched."""
-        if n < 1:
-            raise BadCall(f"advance_to_nth_chunk() takes n >= 1, got {n}")
+        self._check_wait("advance_to_nth_chunk()", r, max_steps)
+        check_count("advance_to_nth_chunk()", "n", n)
         goal = f"{r.rid} never got to chunk {n}"
         return self._wait(
             f"advance_to_nth_chunk({r.rid}, {n})", self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal)
@@ -84,8 +105,8 @@ class Waits(Queries):
 
     def advance_to_decode_step(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until the scheduler has emitted ``n`` tokens of the request."""
-        if n < 1:
-            raise BadCall(f"advance_to_decode_step() takes n >= 1, got {n}")
+        self._check_wait("advance_to_decode_step()", r, max_steps)
+        check_count("advance_to_decode_step()", "n", n)
         goal = f"{r.rid} never got to {n} tokens"
         return self._wait(
             f"advance_to_decode_step({r.rid}, {n})",
@@ -98,6 +119,7 @@ class Waits(Queries):
         ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there
         yet; ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
         """
+        self._check_wait("advance_to_stage()", r, max_steps)
         reached: dict[str, Callable[[], bool]] = {
             "first_chunk": lambda: r.chunks_done >= 1,
             "last_chunk": lambda: r.req is not None and r.req.lease is not None and not r.is_chunking,
@@ -106,7 +128,8 @@ class Waits(Queries):
             "last_decode": lambda: len(r.output_ids) >= max(1, r.sampling.max_new_tokens - 1),
         }
         if stage not in reached:
-            raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}")
+            guess = nearest(str(stage), STAGES)
+            raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}{guess}")
         goal = f"{r.rid} never got to {stage}"
         return self._wait(f"advance_to_stage({r.rid}, {stage})", self._live_until(r, reached[stage], max_steps, goal))
 
@@ -119,6 +142,23 @@ class Waits(Queries):
 
     # -- inside --
 
+    def _check_handle(self, call: str, r: object) -> None:
+        """Raise BadCall for what is no handle of this very script."""
+        if not isinstance(r, RequestHandle):
+            raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}")
+        if not any(r is known for known in self._rig.handles.all):
+            raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")
+
+    def _check_wait(self, call: str, r: object, max_steps: object) -> None:
+        self._check_handle(call, r)
+        check_count(call, "max_steps", max_steps)
+
+    def _spent(self, goal: str, max_steps: int) -> BudgetSpent:
+        """What was waited for, what stands in its way, the state, and how to allow more."""
+        causes = "; ".join(causes_of(self._rig))
+        why = f"because {causes}" if causes else "and nothing is known to stand in its way; max_steps=N allows more"
+        return BudgetSpent(f"{goal} within {max_steps} steps; {self.state}; {why}")
+
     def _wait(self, what: str, generator: Steps) -> Wait:
         wait = Wait(what, generator)
         self._made.append(wait)
@@ -130,7 +170,7 @@ class Waits(Queries):
                 return
             yield
         if not predicate():
-            raise BudgetSpent(f"{goal} within {max_steps} steps; {self.state}")
+            raise self._spent(goal, max_steps)
 
     def _live_until(self, r: RequestHandle, reached: Callable[[], bool], max_steps: int, goal: str) -> Steps:
         for _ in range(max_steps):
@@ -140,4 +180,4 @@ class Waits(Queries):
                 raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}); {self.state}")
             yield
         if not reached():
-            raise BudgetSpent(f"{goal} within {max_steps} steps; {self.state}")
+            raise self._spent(goal, max_steps)

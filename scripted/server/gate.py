@@ -22,7 +22,7 @@ from scripted.gallery import mutant_named
 from scripted.gate.run import Run, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
-from scripted.report.failure import FailureKind, FailureReport, frames_of
+from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
 from scripted.rig.rig import Rig
 from scripted.script.loader import load_script
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_command
@@ -100,9 +100,12 @@ class WireSource:
 
     def progress(self, rig: Rig, run: Run | None) -> None:
         """Tell the test process each step, so that it can say what led to a death that leaves no last word."""
-        if run is not None and rig.history.recording and len(rig.history.records) > self._told:
-            self._told = len(rig.history.records)
-            self._send(Progress(record=rig.history.records[-1], limits=rig.scheduler.limits))
+        if run is None or not rig.history.recording:
+            return
+        records = rig.history.records
+        new, self._told = records[-1] if len(records) > self._told else None, len(records)
+        position, printed = position_of(run.script), run.take_printed()
+        self._send(Progress(record=new, limits=rig.scheduler.limits, printed=printed, position=position))
 
     def ended(self, rig: Rig, run: Run | None) -> None:
         """Say that a run passed, or that the server is warm."""
@@ -133,7 +136,7 @@ class WireSource:
         except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
             self._send(ScriptFailedReply(report=_load_report(command, exc)))
             return None
-        return Run(function, command.args, command.kwargs, command.options)
+        return Run(function, command.args, command.kwargs, command.options, keeps_output=True)
 
     def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
         self._socket.send(encode(message))

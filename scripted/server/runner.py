@@ -31,7 +31,7 @@ from engine.settings import ServerSettings
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
-from scripted.report.failure import FailureKind, FailureReport, ProcessStack
+from scripted.report.failure import FailureKind, FailureReport, Frame, ProcessStack
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
@@ -76,6 +76,7 @@ class ScriptedServer:
         self._open = True
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._limits: Limits | None = None
+        self._position: tuple[Frame, ...] = ()
         with ExitStack() as stack:
             parent = parent or stack.enter_context(PreloadedParent.start())
             self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
@@ -122,14 +123,16 @@ class ScriptedServer:
         options = options or ScriptOptions(timeout_s=timeout_s)
         spec = getattr(script, "scripted", None)
         function = spec.script if isinstance(spec, ScriptedTest) else script
-        if "." in function.__qualname__ or function.__name__ == "<lambda>":
+        if "<locals>" in function.__qualname__ or function.__name__ == "<lambda>":
             raise ScriptDefinitionError(
-                f"{function.__qualname__} must be defined at the top of its file, where it is found by its name"
+                f"{function.__qualname__} must be defined at the top of its file or in a class there, to be found "
+                "by its name"
             )
         self._steps.clear()
+        self._position = ()
         command = RunScript(
             file=function.__code__.co_filename,
-            name=function.__name__,
+            name=function.__qualname__,
             args=args,
             kwargs=kwargs,
             options=options,
@@ -189,9 +192,11 @@ class ScriptedServer:
     def _await_result(self, command: RunScript) -> ScriptSucceeded:
         reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
         if isinstance(reply, ScriptSucceeded):
+            sys.stdout.write(reply.printed)
             self.usable = not reply.spent
             return reply
         if isinstance(reply, ScriptFailedReply):
+            sys.stdout.write(reply.report.printed)
             raise self._error(reply.report)
         raise self._error(self._overdue(command) if reply is None and self._alive() else self._died(command))
 
@@ -203,11 +208,16 @@ class ScriptedServer:
                 reply = decode_reply(self._socket.recv())
                 if not isinstance(reply, Progress):
                     return reply
-                self._steps.append(reply.record)
-                self._limits = reply.limits
+                self._follow(reply)
             elif self._process.fileno() in readable:
                 return None
         return None
+
+    def _follow(self, progress: Progress) -> None:
+        if progress.record is not None:
+            self._steps.append(progress.record)
+        self._limits, self._position = progress.limits, progress.position
+        sys.stdout.write(progress.printed)
 
     def _alive(self) -> bool:
         poller = zmq.Poller()
@@ -255,6 +265,7 @@ class ScriptedServer:
         return FailureReport(
             kind=kind,
             error=error,
+            frames=self._position,
             script=f"{command.file}::{command.name}",
             tier="server",
             records=tuple(self._steps),

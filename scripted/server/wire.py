@@ -12,7 +12,7 @@ import msgspec
 from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.gate.run import ScriptSucceeded
-from scripted.report.failure import FailureReport
+from scripted.report.failure import FailureReport, Frame
 from scripted.script.options import ScriptOptions
 
 __all__ = [
@@ -49,10 +49,15 @@ class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A step of the running script, told as it happens: what is known of a script whose process leaves no last word."""
+    """A step of the running script, told as it happens: what is known of a script whose process leaves no last word.
 
-    record: StepRecord
+    ``printed`` is what the script printed since the last one, ``position`` the lines at which it stands.
+    """
+
+    record: StepRecord | None
     limits: Limits
+    printed: str = ""
+    position: tuple[Frame, ...] = ()
 
 
 class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):

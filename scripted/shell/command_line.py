@@ -18,6 +18,7 @@ from typing import Final
 from scripted.actions import Action, AdministrativeCall, DisconnectClient, StartRequest, Verb, all_actions
 from scripted.actions.shell_words import ShellWord, only, whole
 from scripted.refusals import BadCommand
+from scripted.script.verbs import Verbs
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 
 __all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
@@ -28,6 +29,7 @@ _HELP_TOP: Final = """\
 step [N]              run one step, or N
 until EXPR            run steps until a Python expression holds: over t, state (t.state), requests, calls"""
 _HELP_END: Final = """\
+show EXPR             the value of a Python expression over the same names
 state, requests       tables of the engine and of the requests
 history [N]           the last steps
 script                the session as lines of script
@@ -46,14 +48,16 @@ class Show(StrEnum):
     SCRIPT = "script"
     HELP = "help"
     QUIT = "quit"
+    VALUE = "show"
 
 
 @dataclass(frozen=True)
 class Look:
-    """Show something; ``count`` rows of a history. Leaving is the last look."""
+    """Show something; ``count`` rows of a history, or the value of ``expression``. Leaving is the last look."""
 
     what: Show
     count: int = DEFAULT_HISTORY_STEPS
+    expression: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def read_command(line: str, before: Sequence[Statement]) -> Command:
     """What a line that is not empty says; ``before`` are the statements so far. Raises BadCommand, with the remedy."""
     word, _, rest = line.strip().partition(" ")
     if word == "until":
-        return RunUntil(_condition(rest))
+        return RunUntil(_expression(word, rest))
+    if word == Show.VALUE:
+        return Look(Show.VALUE, expression=_expression(word, rest))
     try:
         words = shlex.split(rest)
     except ValueError as exc:
@@ -117,15 +123,23 @@ def _rid(rid: str) -> str:
     return rid
 
 
-def _condition(text: str) -> str:
-    """The expression as it stands in a script, where the state is ``t.state``."""
+def _expression(word: str, text: str) -> str:
+    """The expression as it stands in a script, where the state is ``t.state``; it only looks."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as exc:
-        raise BadCommand(f"until takes a Python expression, got {text.strip()!r}: {exc.msg}") from exc
-    if any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await | ast.NamedExpr) for node in ast.walk(tree)):
-        raise BadCommand(f"until takes an expression that only looks, got {text.strip()!r}")
+        raise BadCommand(f"{word} takes a Python expression, got {text.strip()!r}: {exc.msg}") from exc
+    if any(isinstance(node, _ACTS) or _is_verb(node) for node in ast.walk(tree)):
+        raise BadCommand(f"{word} takes an expression that only looks, got {text.strip()!r}")
     return ast.unparse(_StateOfT().visit(tree))
+
+
+_ACTS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
+
+
+def _is_verb(node: ast.AST) -> bool:
+    """``t.flush_cache`` and the like: what it does would be in no script and could not be undone."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "t" and node.attr in vars(Verbs)
 
 
 class _StateOfT(ast.NodeTransformer):
@@ -183,7 +197,7 @@ def _count(word: str, words: list[str], default: int) -> int:
 
 
 _LOOKS: Final[dict[str, Callable[[list[str]], Command]]] = {
-    show.value: _look(show) for show in Show if show is not Show.HISTORY
+    show.value: _look(show) for show in Show if show not in (Show.HISTORY, Show.VALUE)
 }
 _READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
     **_LOOKS,

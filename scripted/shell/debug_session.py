@@ -17,6 +17,7 @@ from rich.live import Live
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
+from scripted.phrases import printable
 from scripted.refusals import BadCommand, ScriptDefinitionError
 from scripted.report.failure import FailureReport
 from scripted.report.table import render_text, step_table
@@ -28,7 +29,7 @@ from scripted.shell.command_line import HELP, Command, Look, Save, Show, Undo, r
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
-from scripted.shell.statements import Names, Statement, lines_of
+from scripted.shell.statements import Names, Statement, lines_of, value_of
 from scripted.sim.runner import ScriptedSim
 
 __all__ = ["DebugSession"]
@@ -150,8 +151,16 @@ class DebugSession:
         elif look.what is Show.HISTORY:
             table = step_table(t.history, t.scheduler.limits, last=look.count)
             self._say(render_text(table, TABLE_WIDTH_COLUMNS))
+        elif look.what is Show.VALUE:
+            self._show_value(look.expression, names)
         else:
             self._say(self._text_of_show(look.what))
+
+    def _show_value(self, expression: str, names: Names) -> None:
+        try:
+            self._say(printable(repr(value_of(expression, names))))
+        except Exception as exc:  # noqa: BLE001 - whatever the expression raises is its answer
+            self._refuse(_text_of(exc))
 
     def _text_of_show(self, what: Show) -> str:
         return HELP if what is Show.HELP else "\n".join(lines_of(self.statements)) or "nothing yet"

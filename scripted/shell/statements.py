@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from scripted.script.waits import Steps
 
-__all__ = ["Names", "RunUntil", "Statement", "StepOn", "VerbCall", "lines_of"]
+__all__ = ["Names", "RunUntil", "Statement", "StepOn", "VerbCall", "lines_of", "value_of"]
 
 Names = dict[str, Any]
 """The variables of a script: ``t``, handles by their rid, calls by their number."""
@@ -90,6 +90,11 @@ def lines_of(statements: list[Statement]) -> Iterator[str]:
     """The lines of a script's body."""
     for statement in statements:
         yield from statement.lines()
+
+
+def value_of(expression: str, names: Names) -> Any:
+    """What an expression of a script is worth now."""
+    return _evaluate(expression, names)
 
 
 def _evaluate(expression: str, names: Names) -> Any:

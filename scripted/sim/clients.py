@@ -6,6 +6,7 @@ Plays the real front end's own rules for bodies, text and stop strings; no HTTP,
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,22 @@ import msgspec
 
 from engine.frontend.admission import request_of
 from engine.frontend.answer import Answer, joined
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
 from engine.limits import Limits
-from engine.messages import Abort, CallAnswer, ClientMessage, FinishReason, Generate, Refusal, Reply, TokenOutput
+from engine.messages import (
+    Abort,
+    AbortAll,
+    CallAnswer,
+    ClientMessage,
+    FinishReason,
+    Generate,
+    PauseGeneration,
+    PauseMode,
+    Refusal,
+    Reply,
+    TokenOutput,
+)
 from scripted.actions import AdministrativeCall
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.rig.clients import Call, Chunk, ClientView
@@ -29,6 +42,7 @@ class _OpenRequest:
 
     def __init__(self, message: Generate, view: ClientView) -> None:
         self.view = view
+        self.is_ending = False
         self._answer = Answer(ByteDecoder(), message)
         self._pieces: list[GenerateAnswer] = []
 
@@ -62,7 +76,8 @@ class SimClients:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sent: list[ClientMessage] = []
-        self._open: dict[str, _OpenRequest] = {}
+        # The lives of each rid whose terminal replies are still to come, oldest first.
+        self._open: dict[str, deque[_OpenRequest]] = {}
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
 
@@ -78,8 +93,8 @@ class SimClients:
         except ApiError as exc:
             view.fail(exc.body.error.message, exc.status)
             return view
-        self._open[rid] = _OpenRequest(message, view)
-        self._sent.append(message)
+        self._open.setdefault(rid, deque()).append(_OpenRequest(message, view))
+        self._send_message(message)
         return view
 
     def call(self, action: AdministrativeCall) -> Call:
@@ -87,13 +102,13 @@ class SimClients:
         call = Call(action.path)
         call_id = f"call-{next(self._numbers)}"
         self._calls[call_id] = call
-        self._sent.append(action.message(call_id))
+        self._send_message(action.message(call_id))
         return call
 
     def disconnect(self, view: ClientView) -> None:
         """Hang up; the front end aborts the request."""
         view.dropped = view.closed = True
-        self._sent.append(Abort(rid=view.rid))
+        self._send_message(Abort(rid=view.rid))
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
         """Nothing to wait for: replies are with the clients when they are sent."""
@@ -120,21 +135,43 @@ class SimClients:
                 call.answer(200 if reply.ok else 400, reply.message)
 
     def _check_unique(self, rid: str) -> None:
-        if rid in self._open:
-            kind, message = ProblemType.DUPLICATE, f"rid must be unique among live requests, got {rid!r}, which is"
-            raise ApiError(409, kind, message, param="rid")
+        if any(not request.is_ending for request in self._open.get(rid, ())):
+            raise ApiError.rid_is_live(rid)
+
+    def _send_message(self, message: ClientMessage) -> None:
+        """Send it; what it aborts has a rid that is free from now on."""
+        if isinstance(message, Abort):
+            ended = [*self._open.get(message.rid, ())]
+        elif isinstance(message, AbortAll) or (
+            isinstance(message, PauseGeneration) and message.mode is PauseMode.ABORT
+        ):
+            ended = [request for lives in self._open.values() for request in lives]
+        else:
+            ended = []
+        for request in ended:
+            request.is_ending = True
+        self._sent.append(message)
 
     def _output(self, output: TokenOutput) -> None:
-        request = self._open.get(output.rid)
-        if request is None:
+        lives = self._open.get(output.rid)
+        if lives is None:
             return
+        request = lives[0]
         if output.finish_reason is not None:
-            del self._open[output.rid]
+            self._forget_life(output.rid, request)
         if not request.view.dropped and request.take(output):
-            self._sent.append(Abort(rid=output.rid, finish_reason=FinishReason.STOP))
+            self._send_message(Abort(rid=output.rid, finish_reason=FinishReason.STOP))
 
     def _refusal(self, refusal: Refusal) -> None:
         error = ApiError.of_refusal(refusal)
-        request = self._open.pop(refusal.rid, None)
-        if request is not None:
+        lives = self._open.get(refusal.rid)
+        if lives is not None:
+            # The newest life is refused: an older one was admitted.
+            request = lives[-1]
+            self._forget_life(refusal.rid, request)
             request.view.fail(error.body.error.message, error.status)
+
+    def _forget_life(self, rid: str, request: _OpenRequest) -> None:
+        self._open[rid].remove(request)
+        if not self._open[rid]:
+            del self._open[rid]

@@ -15,7 +15,6 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.limits import Limits, embedded_facts
 from engine.scheduler import Scheduler, run_loop
 from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gallery import mutant_named
@@ -26,6 +25,7 @@ from scripted.report.failure import FailureKind, FailureReport
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
+from scripted.sim.limits import simulated_limits
 from scripted.sim.watchdog import watchdog
 from scripted.sim.world import SimWorld
 
@@ -104,7 +104,7 @@ class ScriptedSim:
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
         self.config = config
-        self._limits = Limits.of(config, embedded_facts(config.model))
+        self._limits = simulated_limits(config)
         self._mutant = mutant
         self._open = True
 

@@ -6,9 +6,11 @@ SGLang's scripted runtime; B11, D04. Mutants: abort-of-nobody-kills, abort-and-f
 waiting-requests-are-not-aborted, disconnect-aborts-nothing.
 """
 
+import pytest
+
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from scripted import RequestRefused, scripted
+from scripted import scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 
@@ -25,6 +27,30 @@ def test_an_unknown_rid(t):
     assert call.status == 200
     yield from t.run_until_finished(r)
     assert r.finish_reason == "length"
+
+
+@pytest.mark.parametrize("how", ["abort", "abort_all", "pause"])
+@scripted(PP4)
+def test_the_same_rid_again_in_the_step_of_its_abort(t, how):
+    """The rid is free as soon as the abort has arrived; the old request's end comes first."""
+    old = t.start_req(rid="one", prompt_len=2 * CHUNK - 3, max_new_tokens=5)
+    yield from t.advance_to_stage(old, "last_chunk")
+    if how == "abort":
+        t.abort("one")
+    elif how == "abort_all":
+        t.abort_all()
+    else:
+        t.pause_generation("abort")
+        t.continue_generation()
+    new = t.start_req(rid="one", prompt_len=20, prompt_seed=1, max_new_tokens=2)
+    assert [arrival.kind for arrival in t.state.arrived][-1] == "start"
+    yield
+    assert (old.status, new.finished) == ("aborted", False)
+    assert old.client.finish_reason == "abort"
+    yield from t.run_until_finished(new)
+    assert new.finish_reason == "length"
+    assert new.client.token_ids == new.output_ids
+    assert (old.client.terminal_answers, new.client.terminal_answers) == (1, 1)
 
 
 @scripted(ONE_STAGE)
@@ -63,27 +89,6 @@ def test_abort_before_the_first_step(t):
     assert r.output_ids == ()
     assert t.forward_ct == 0
     assert t.is_fully_idle
-
-
-@scripted(PP4)
-def test_the_same_rid_in_the_step_of_its_abort(t):
-    """Until the abort has been applied the rid is alive, and a second request of it is refused."""
-    first = t.start_req(rid="again", prompt_len=2 * CHUNK - 3, max_new_tokens=3)
-    yield from t.advance_to_stage(first, "last_chunk")
-    t.abort(first)
-    refused = None
-    try:
-        t.start_req(rid="again", prompt_len=20, max_new_tokens=3)
-    except RequestRefused as exc:
-        refused = exc
-    assert refused is not None
-    assert refused.status == 409
-    yield
-    second = t.start_req(rid="again", prompt_len=20, max_new_tokens=3)
-    yield from t.run_until_finished(second)
-    assert first.finish_reason == "abort"
-    assert first.output_ids == ()
-    assert second.finish_reason == "length"
 
 
 @scripted(ONE_STAGE)

@@ -6,9 +6,11 @@ stop-token-is-ignored, finished-requests-stay-registered, priority-is-lost, mini
 logprobs-are-lost, one-token-late.
 """
 
+import pytest
+
 from ci.register import register_cpu_ci, register_cuda_ci
 from engine import EngineConfig
-from scripted import RequestRefused, scripted
+from scripted import BadCall, RequestRefused, scripted
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 register_cuda_ci(est_time=30, stage="base-b", runner_config="1-gpu-small")
@@ -29,6 +31,8 @@ def test_rids_are_given_and_made(t):
     assert t.find_req_by_rid("nobody") is None
     yield from t.run_until_all_finished([named, *made])
     assert t.find_req_by_rid(named.rid) is None
+    assert named.req.rid == "my-own-rid", "the live object is kept for the very step of the end"
+    yield
     assert named.req is None
 
 
@@ -43,7 +47,8 @@ def test_status_goes_from_waiting_to_the_end(t):
     assert seen == ["waiting", "running", "finished"]
     assert t.status(r.rid) == "finished"
     assert t.status("nobody") == "unknown"
-    assert not t.is_finished("nobody")
+    with pytest.raises(BadCall, match="never was"):
+        t.is_finished("nobody")
     aborted = t.start_req(prompt_len=10, max_new_tokens=30)
     yield
     t.abort(aborted)
@@ -121,7 +126,8 @@ def test_a_live_rid_is_refused_and_an_ended_one_is_free(t):
     except RequestRefused as exc:
         refused = exc
     assert refused is not None
-    assert refused.status == 409
+    words = "rid must be unique among live requests, got 'one-life', which is; wait for its end or omit it"
+    assert (refused.status, refused.body) == (409, words), "the same words in both tiers"
     yield from t.run_until_finished(first)
     second = t.start_req(rid="one-life", prompt_len=12, prompt_seed=3, max_new_tokens=2)
     assert not second.finished

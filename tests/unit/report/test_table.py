@@ -125,3 +125,16 @@ def test_what_a_client_sent_cannot_control_the_terminal() -> None:
     text = text_of(record_run(messages))
     assert "\x1b" not in text
     assert "\\x1b[2J[red]\\n" in text
+
+
+def test_steps_that_show_the_same_are_counted() -> None:
+    """D07: sixteen equal rows say nothing that three do not."""
+    start = flush_race()[0]
+    record = msgspec.structs.replace(start, events=(), microbatch=None, replies=())
+    records = [start, *(msgspec.structs.replace(record, step=step) for step in range(100, 130))]
+    text = text_of(records, last=16)
+    assert "28 steps like these" in text
+    assert row_of(text, 100)
+    assert row_of(text, 129)
+    assert "  115 " not in text
+    assert "generate a" in text, "what came before the long run is still shown"

@@ -40,6 +40,27 @@ def test_fixture(t, words):
     yield
 
 
+class TestOfAClass:
+    number = 3
+
+    @scripted(ONE)
+    def test_method(self, t, words):
+        """On a new object of the class."""
+        assert (self.number, len(words)) == (3, 2)
+        yield
+
+    @staticmethod
+    @scripted(ONE)
+    def test_static(t):
+        yield
+
+    @pytest.mark.parametrize("number", [1])
+    @scripted(ONE)
+    def test_taken_as_static(t, number):
+        assert number == 1
+        yield
+
+
 @pytest.mark.skip(reason="a mark")
 @scripted(ONE)
 def test_marked(t):
@@ -90,7 +111,7 @@ def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 def test_scripts_are_ordinary_tests(pytest_of) -> None:
     """D01, D03: parametrized, marked, with fixtures; a failure shows its own report, with values and a replay."""
     result = pytest_of(SCRIPTS, "-v")
-    result.assert_outcomes(passed=3, skipped=1, failed=2)
+    result.assert_outcomes(passed=6, skipped=1, failed=2)
     result.stdout.fnmatch_lines(
         [
             "*test_tokens?sim-1?*PASSED*",
@@ -100,19 +121,22 @@ def test_scripts_are_ordinary_tests(pytest_of) -> None:
             "*The last steps before the end:*",
             "Replay:  pytest 'test_scripts.py::test_fails?sim?' --tier sim",
             "*never reached 'never'*",
+            "6 scripts, * compared with *",
+            "scripts in which no step had anything to do: 4, in 4 scripts:",
+            "    test_scripts.py::test_fixture?sim?",
         ]
     )
 
 
 def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> None:
     """D01"""
-    pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=2)
+    pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=5)
     pytest_of(SCRIPTS, "--lf").assert_outcomes(failed=1)
 
 
 def test_workers_share_the_load(pytest_of) -> None:
     """D10"""
-    pytest_of(SCRIPTS, "-p", "xdist", "-n", "2", "--dist", "loadgroup").assert_outcomes(passed=3, skipped=1, failed=2)
+    pytest_of(SCRIPTS, "-p", "xdist", "-n", "2", "--dist", "loadgroup").assert_outcomes(passed=6, skipped=1, failed=2)
 
 
 def test_tier_that_a_test_does_not_name_is_left_out(pytest_of) -> None:
@@ -145,7 +169,8 @@ HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = En
         ("@scripted(ONE)\ndef test_a(t):\n    yield\n\n" * 2, "is defined before, in line"),
         ("test_a = scripted(ONE)(lambda t: (yield))\n", "is a lambda"),
         ("def make():\n    @scripted(ONE)\n    def test_a(t):\n        yield\nmake()\n", "inside a function"),
-        ("class TestA:\n    @scripted(ONE)\n    def test_a(t):\n        yield\n", "inside a function or a class"),
+        ("class TestA:\n    @scripted(ONE)\n    def test_a(self, x):\n        yield\n", "must take t as its first"),
+        ("@scripted(ONE, must_reach='window')\ndef test_a(t):\n    yield\n", "write must_reach=.'window'."),
         ("@scripted(ONE)\ndef test_a(x):\n    yield\n", "must take t as its first parameter"),
         ("@scripted\ndef test_a(t):\n    yield\n", "@scripted takes an EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),

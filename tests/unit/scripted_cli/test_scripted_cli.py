@@ -48,6 +48,17 @@ def test_fails_at_once(t):
 
 def plain(t):
     yield
+
+class TestOfAClass:
+    @scripted(EngineConfig(), tiers=("sim",))
+    def test_method(self, t):
+        r = t.start_req(prompt_len=5)
+        yield from t.run_until_finished(r)
+
+    @staticmethod
+    @scripted(EngineConfig(), tiers=("sim",))
+    def test_static(t):
+        yield
 """
 
 
@@ -121,17 +132,60 @@ def test_a_run_without_steps_writes_no_trace_and_says_so(monkeypatch, capsys, sc
         (["run", "{file}::test_one", "--mutant", "flush-ignores"], f"did you mean '{BUG}'"),
         (["view", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["view", "{file}"], "not the header of a trace"),
+        (["view", "{recording}"], "is a recording and not a trace; run it again and keep the trace: scripted replay"),
+        (["replay", ""], "a schedule is not empty"),
+        (["replay", "default"], "has no actions, so replaying it shows nothing"),
+        (["replay", "x.rec"], "there is no file 'x.rec'"),
+        (["explore", ""], "a schedule is not empty"),
+        (["explore", "no-such.py"], "there is no file 'no-such.py'"),
+        (["explore", "chunked-alonee"], "no workload is called 'chunked-alonee' (did you mean 'chunked-alone'?)"),
+        (["explore", "no-such-workload"], "there are chunked-alone, one-stage, "),
+        (["explore", "chunked-alone", "--minutes", "0"], "--minutes takes more than 0, got 0"),
+        (["explore", "chunked-alone", "--minutes", "-1"], "--minutes takes more than 0, got -1"),
         (["gallery", "run"], "--all"),
         (["gallery", "run", "flush-ignores"], f"did you mean '{BUG}'"),
     ],
 )
 def test_a_bad_command_is_one_clear_line(monkeypatch, capsys, scripts, arguments, said):
-    assert run_main(monkeypatch, *[word.format(file=scripts) for word in arguments]) == 2
+    recording = scripts.with_suffix(".rec")
+    recording.write_bytes(b"\0\0\0\x20\x94\xa6header\xb4lockstep-recording-2")
+    assert run_main(monkeypatch, *[word.format(file=scripts, recording=recording) for word in arguments]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.startswith("scripted: ")
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "pairs", "random", "pct"])
+def test_a_search_runs_as_many_schedules_as_it_is_told(monkeypatch, capsys, strategy):
+    """The targets by themselves are among them."""
+    words = ["explore", "one-stage", "--strategy", strategy, "--schedules", "30", "--no-coverage"]
+    assert run_main(monkeypatch, *words) == 0
+    assert capsys.readouterr().out.startswith("30 schedules in ")
+
+
+def test_the_coverage_of_a_search_fits_100_columns(monkeypatch, capsys):
+    assert run_main(monkeypatch, "explore", "full-rows", "--schedules", "200") == 0
+    table = capsys.readouterr().out.split("200 schedules")[0].splitlines()
+    assert len(table) > 10
+    assert max(map(len, table)) <= 100
+
+
+def test_a_script_that_fails_by_itself_is_told_so(monkeypatch, capsys, scripts):
+    assert run_main(monkeypatch, "explore", f"{scripts}::test_fails_at_once", "--schedules", "5") == 1
+    assert "it fails by itself, with nothing added" in capsys.readouterr().out
+
+
+def test_a_script_of_a_class_is_found_by_both_names(monkeypatch, capsys, scripts):
+    for name in ("TestOfAClass.test_method", "TestOfAClass::test_static"):
+        assert run_main(monkeypatch, "run", f"{scripts}::{name}") == 0
+    assert "loose end" not in capsys.readouterr().err
+
+
+def test_loose_ends_are_told(monkeypatch, capsys, scripts):
+    assert run_main(monkeypatch, "run", f"{scripts}::test_only_sim") == 0
+    assert "scripts in which no step had anything to do: 1" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_imported_says_why(monkeypatch, capsys, scripts):

@@ -187,7 +187,7 @@ def test_every_command_of_the_help_is_one(word):
 
 
 def test_the_help_names_the_commands():
-    assert set(HELP_WORDS) == {*_READERS, *_VERBS, "until"}
+    assert set(HELP_WORDS) == {*_READERS, *_VERBS, "until", "show"}
 
 
 def test_names_of_requests_and_calls_count_on():
@@ -285,3 +285,13 @@ def test_the_command_reads_a_file_and_tells_by_its_status():
     assert "step 0> start" in good.output
     assert run.invoke(app, ["shell"], input="bogus\n").exit_code == 1
     assert run.invoke(app, ["shell", "--tier", "server"], input="").exit_code == 2
+
+
+def test_an_expression_is_shown_and_only_looks():
+    typed = Typed(
+        "start", "step 2", "show r1.output_ids", "show state.waiting", "show t.flush_cache()", "show r1.outputs"
+    )
+    assert "\n()\n" in typed.output
+    assert "! show takes an expression that only looks, got 't.flush_cache()'" in typed.output
+    assert "! AttributeError: 'RequestHandle' object has no attribute 'outputs'" in typed.output
+    assert typed.script == ['r1 = t.start_req(rid="r1", prompt_len=16)', "for _ in range(2):", "    yield"]

@@ -1,0 +1,64 @@
+"""The summary of many scripts: how much was compared, and which of them left what may be a mistake.
+
+Counts and words only; knows no pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from scripted.phrases import plural
+
+__all__ = ["NOT_COMPARED", "SummaryOfScripts"]
+
+# Begins the name of a count of outputs that were not compared; the reason follows.
+NOT_COMPARED: Final = "not compared: "
+
+# Tests named for each count; with verbose all are.
+_NAMED: Final = 3
+
+
+class SummaryOfScripts:
+    """What the scripts of one session did, added up by name. ``scripts`` is how many there were."""
+
+    def __init__(self) -> None:
+        self.scripts = 0
+        self._steps = 0
+        self._compared = 0
+        self._skipped: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._tests: dict[str, list[str]] = {}
+
+    def add(self, test: str, counts: Mapping[str, int]) -> None:
+        """Add what one script reported: its ``steps`` and ``compared``, outputs that were not, and its loose ends."""
+        self.scripts += 1
+        for name, count in counts.items():
+            if name == "steps":
+                self._steps += count
+            elif name == "compared":
+                self._compared += count
+            elif name.startswith(NOT_COMPARED):
+                reason = name.removeprefix(NOT_COMPARED)
+                self._skipped[reason] = self._skipped.get(reason, 0) + count
+            else:
+                self._counts[name] = self._counts.get(name, 0) + count
+                self._tests.setdefault(name, []).append(test)
+
+    def lines(self, *, verbose: bool = False) -> Iterator[str]:
+        """The totals, then a line for each kind of loose end with the tests that left it."""
+        yield (
+            f"{plural(self.scripts, 'script')}, {plural(self._steps, 'step')}, "
+            f"{plural(self._compared, 'output')} compared with the same request run alone"
+        )
+        if self._skipped:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self._skipped.items()))
+            yield f"not compared: {reasons}"
+        for name, count in sorted(self._counts.items()):
+            tests = self._tests[name]
+            named = tests if verbose else tests[:_NAMED]
+            more = len(tests) - len(named)
+            yield f"{name}: {count}, in {plural(len(tests), 'script')}:"
+            yield from (f"    {test}" for test in named)
+            if more:
+                yield f"    and {more} more (-v names them)"

@@ -1,0 +1,89 @@
+"""What a script may ask, and how: conditions that can be false, methods that are called, names that exist.
+
+Refuses, at the script's line, what could only ever be true or come to nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from scripted.errors import BadCall, UnknownName
+from scripted.rig.values import Nameless, nearest
+
+__all__ = ["Asked", "Method", "check_count", "truth_of"]
+
+
+class Method(Nameless):
+    """A method of ``t``, to be called: asked or compared without a call it would only ever say that it exists."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._name = name
+        self._function = function
+
+    @property
+    def _ask(self) -> str:  # type: ignore[override]
+        return f"what it returns: {self._name}(...)"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method."""
+        return self._function(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise BadCall(f"{self._name} is a method; call it: yield from {self._name}(...)")
+
+    def __repr__(self) -> str:
+        return f"the method {self._name}"
+
+
+class Asked:
+    """Base of ``t`` and its clock: public methods know that they are methods, and a wrong name gets the nearest one."""
+
+    _called = "t"
+
+    def _seal(self) -> None:
+        """From now on public methods refuse to be taken for values."""
+        kind: Any = type(self)
+        for name, function in _methods_of(kind):
+            self.__dict__[name] = Method(f"{self._called}.{name}", function.__get__(self))
+
+    def __getattr__(self, name: str) -> Any:
+        known = [known for known in dir(type(self)) if not known.startswith("_")]
+        raise UnknownName(f"{self._called} has no {name!r}{nearest(name, known)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(self.__dict__.get(name), Method) and not callable(value):
+            raise BadCall(f"{self._called}.{name} is a method and cannot be set to {value!r}; call it")
+        object.__setattr__(self, name, value)
+
+
+@functools.cache
+def _methods_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    members = inspect.getmembers_static(kind, inspect.isfunction)
+    return tuple((name, function) for name, function in members if not name.startswith("_"))
+
+
+def truth_of(value: object, what: str) -> bool:
+    """Whether a condition holds. Raises BadCall for a value that can only ever be true."""
+    if isinstance(value, Nameless):
+        return bool(value)
+    if callable(value):
+        raise BadCall(f"{what} is {_name_of(value)}, which is always true until it is called; call it")
+    if isinstance(value, Iterator) and not isinstance(value, Sized):
+        raise BadCall(
+            f"{what} is a {type(value).__name__}, which is always true; ask any(...), all(...) or list(...) of it"
+        )
+    return bool(value)
+
+
+def check_count(call: str, name: str, value: object) -> None:
+    """Raise BadCall for what is no whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
+
+
+def _name_of(value: object) -> str:
+    return f"the function {getattr(value, '__qualname__', None) or repr(value)}"

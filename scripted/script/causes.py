@@ -1,0 +1,52 @@
+"""Why nothing moves: what stands in an engine's way when a script's budget of steps is spent, each with its remedy.
+
+Reads the rig; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scripted.rig.rig import Rig
+
+__all__ = ["causes_of"]
+
+
+def causes_of(rig: Rig) -> list[str]:
+    """One clause for each thing that keeps requests from getting on; empty when nothing is known to."""
+    return [*_of_results(rig), *_of_memory(rig), *_of_the_engine(rig)]
+
+
+def _of_results(rig: Rig) -> Iterator[str]:
+    results = rig.results
+    if results.is_holding:
+        yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
+    for stage in sorted(results.stalled):
+        yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
+
+
+def _of_memory(rig: Rig) -> Iterator[str]:
+    memory = rig.scheduler.memory
+    kept = ((memory.pages.reserved, "pages", "exhaust_kv"), (memory.rows.reserved, "rows", "exhaust_rows"))
+    for count, what, verb in kept:
+        if count:
+            yield f"{count} {what} are kept back by t.{verb}(), until t.release_exhausted()"
+    if rig.scheduler.pressure.pins:
+        yield "nodes of the prefix tree are locked by t.exhaust_locks(), until t.release_exhausted()"
+
+
+def _of_the_engine(rig: Rig) -> Iterator[str]:
+    scheduler = rig.scheduler
+    books = scheduler.books
+    if scheduler.failure is not None:
+        yield f"the engine has lost its pipeline: {scheduler.failure}"
+    elif books.paused is not None:
+        yield f"generation is paused ({books.paused.value}), until t.continue_generation()"
+    deadline = scheduler.controls.deadline
+    if deadline is not None:
+        yield (
+            f"a deferred call waits, at most until {deadline:g} s; it is {scheduler.now:g} s now, and only "
+            "t.clock.advance(seconds) moves that"
+        )
+    if books.is_fully_idle and not rig.has_unseen:
+        yield "the engine is fully idle, so no further step can change anything"

@@ -1,0 +1,75 @@
+"""What a script prints and where it stood, told across processes."""
+
+# ruff: noqa: T201 - printing is what is tested.
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from engine import EngineConfig
+from scripted import ScriptedServer, ScriptFailed, ServerDied
+
+
+def prints(t):
+    print("before the first step")
+    r = t.start_req(prompt_len=5, max_new_tokens=2)
+    yield
+    print("after it")
+    yield from t.run_until_finished(r)
+    print("at the end")
+
+
+def prints_and_fails(t):
+    print("shortly before")
+    yield
+    raise AssertionError("as it was meant to")
+
+
+def breaks(t):
+    yield
+    breakpoint()
+
+
+def is_killed(t):
+    t.start_req(prompt_len=5, max_new_tokens=9)
+    yield
+    print("the last words")
+    yield  # the last line that was seen
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+
+
+class Scripts:
+    """Scripts of a class, and one that needs what the object was made with."""
+
+    def __init__(self) -> None:
+        self.made = True
+
+    def method(self, t, number):
+        assert not hasattr(self, "made")
+        assert number == 3
+        yield
+
+    @staticmethod
+    def static(t):
+        yield
+
+
+def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """D02: also of a script that fails, and of one under which its process is killed, with its line."""
+    with ScriptedServer.start(EngineConfig()) as server:
+        server.run(prints)
+        assert capsys.readouterr().out == "before the first step\nafter it\nat the end\n"
+        with pytest.raises(ScriptFailed):
+            server.run(prints_and_fails)
+        assert capsys.readouterr().out == "shortly before\n"
+        with pytest.raises(ScriptFailed, match=r"needs a terminal.*pytest --tier sim -s"):
+            server.run(breaks)
+        assert server.run(Scripts().method, 3).steps == 1
+        assert server.run(Scripts.static).steps == 1
+        with pytest.raises(ServerDied, match="yield  # the last line that was seen"):
+            server.run(is_killed)
+        assert capsys.readouterr().out == "the last words\n"
