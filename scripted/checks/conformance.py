@@ -22,7 +22,7 @@ from engine.messages import (
 )
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
-from scripted.checks.clients import Violation
+from scripted.checks.violation import Violation
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specification import Specification
 
