@@ -22,35 +22,35 @@ from engine.messages import (
 )
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
-from scripted.checks.violation import Violation
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specification import Specification
+from scripted.checks.violation import Violation
 
 __all__ = ["RULES", "Conformance", "Nonconformance", "why_not_covered"]
 
 # The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
 RULES: Final = {
-    "Again": "The loop goes on at once while a step changed something, a slot is free and there is work for it",
+    "Again": "A step that changed something says so while a slot is free and there is work",
     "Calls": "Every call is answered once, in the step that does or refuses it",
-    "Cached tokens": "A request is told what it hit when it was first admitted",
-    "Chunks": "A prompt is launched in parts as large as the rest of the budget, and its last part alone emits",
-    "Counters": "Totals count each request, token and retraction once, in the step in which it happens",
+    "Cached tokens": "A request is told the tokens of its prompt that it hit when it was first admitted",
+    "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
+    "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is done in the first step whose events leave the engine quiescent",
-    "End": "A request ends with the token that stops it or fills its length, or when its client or a failure ends it",
-    "Hit": "A request hits the longest cached prefix in full pages, never its last token",
-    "Launch": "A step launches when generation goes on, a slot is free and there is work that has room",
+    "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
+    "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
+    "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
     "Mixed": "Without mixed_chunk a microbatch has prompts or decodes, never both",
     "Order": "The queue is tried in the order of its policy, ties by arrival",
-    "Places": "A request is in exactly one place",
-    "Publish": "Confirmed KV is published in full pages, and what lacks room for others is evicted, page by page",
-    "Refuse": "A request is refused for the first reason that holds, and leaves nothing behind",
-    "Result": "Each token is told in the step of its result, in the order of the segments",
-    "Retract": "Only a pause, a decode without a page or a more urgent request sends a request back",
-    "Room": "A request owns the pages of its planned tokens and one row, and no more",
-    "Sampling": "What a request was asked to sample with is the same for its whole life",
-    "Told": "The stages are told each page once, and again when the cache's own takes its place",
-    "Turns": "Of the running requests those launched longest ago decode first",
-    "Weight update": "An update is launched in the step that accepts it, by itself",
+    "Places": "Every request that lives is in exactly one place",
+    "Publish": "Full pages of confirmed KV are published",
+    "Refuse": "A request is refused for the first of these reasons",
+    "Result": "A token is told in the step of its result, in the order of the segments",
+    "Retract": "A request is sent back by a pause, by a decode that has no page, or by a more urgent request",
+    "Room": "A request owns one row and the pages of the tokens that are planned, no more",
+    "Sampling": "What the last stage is told of a request's sampling is the same for its whole life",
+    "Told": "The stages are told of a page once, and again where the cache's page takes its place",
+    "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
+    "Weight update": "An update is launched in the step that accepts it",
 }
 _OF_STATS: Final = {
     "forward_ct": "Launch",
@@ -66,6 +66,7 @@ _OF_STATS: Final = {
     "retractions": "Retract",
     "cached_tokens": "Cached tokens",
 }
+_MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
 
 
@@ -119,7 +120,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         return
     if expected.mode is None:
         raise Nonconformance("Launch", f"nothing may be launched, but {microbatch.mode} of {microbatch.rids} is")
-    rule = "Weight update" if expected.mode.value == "update" or microbatch.is_control else "Mixed"
+    rule = "Weight update" if microbatch.is_control else "Mixed"
     rids = [segment.rid for segment in expected.segments]
     what = f"microbatch {microbatch.id}"
     for one, other in zip(expected.segments, microbatch.segments, strict=False):
@@ -194,9 +195,6 @@ def _compare_stats(expected: EngineStats, stats: EngineStats) -> None:
     if expected == stats:
         return
     differing = [name for name in stats.__struct_fields__ if getattr(expected, name) != getattr(stats, name)]
-    # The one that says most of what went wrong: a counter before the sizes that follow from it.
-    first = min(
-        differing,
-        key=lambda name: (name not in _OF_STATS, list(_OF_STATS)[::-1].index(name)) if name in _OF_STATS else (True, 0),
-    )
+    # A counter says more of what went wrong than the sizes that follow from it.
+    first = max(differing, key=lambda name: _MEANING.index(name) if name in _MEANING else len(_MEANING))
     _must_be_equal(_OF_STATS.get(first, "Counters"), first, getattr(expected, first), getattr(stats, first))

@@ -16,16 +16,15 @@ from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_memory import SpecifiedMemory
-from scripted.checks.specified_queue import by_policy, is_overdue, overtake
+from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
 
 __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
-TOTALS: Final = (
-    "requests_started", "requests_finished", "requests_aborted", "requests_refused", "retractions", "prompt_tokens",
-    "cached_tokens", "generated_tokens", "weights_version",
-)  # fmt: skip
+TOTALS: Final = messages.EngineStats.__struct_fields__[
+    messages.EngineStats.__struct_fields__.index("requests_started") :
+]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
 _Flight = tuple[list[tuple[Request, bool]], int, ForwardMode]  # in flight: requests, each with whether it emits a token
@@ -60,6 +59,10 @@ class Specification:
         retractions = self.totals["retractions"]
         mode, plan, weights = self._launch()
         segments = [self._segment(*part) for part in plan]
+        if mode is not None:
+            parts = [(request, end == len(request.ids)) for request, _, end in plan]
+            self.flights.append((parts, self.launched, mode))
+            self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
         return Expected(mode, self.launched - 1, segments, weights, self.replies, self.deadline, again)
 
@@ -174,9 +177,8 @@ class Specification:
         return len(live)
 
     def _take_out(self, request: Request) -> None:
-        request.is_running = False
+        request.is_running, self.chunked = False, None if self.chunked is request else self.chunked
         self.running = [other for other in self.running if other is not request]
-        self.chunked = None if self.chunked is request else self.chunked
 
     def _retract(self, request: Request) -> None:
         """**Retract**: its memory is free as soon as nothing with it is in flight; it keeps its place in the queue."""
@@ -207,13 +209,13 @@ class Specification:
 
     def _on_generate(self, message: messages.Generate) -> None:
         refusal = self._refusal_of(message)
-        if refusal is not None:
+        if refusal is None:
+            self.totals["requests_started"] += 1
+            self.totals["prompt_tokens"] += len(message.prompt_ids)
+            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+        else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
-            return
-        self.totals["requests_started"] += 1
-        self.totals["prompt_tokens"] += len(message.prompt_ids)
-        self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
 
     def _refusal_of(self, message: messages.Generate) -> tuple[RefusalKind, str] | None:
         """**Refuse**: for the first of these reasons that holds."""
@@ -263,28 +265,21 @@ class Specification:
     # -- launching --
 
     def _may_plan(self) -> bool:
-        if self.paused is not None or self.update is not None or len(self.flights) >= self.limits.depth:
-            return False
-        return self.chunked is not None or bool(self._ready()) or bool(self.waiting)
+        is_free = self.paused is None and self.update is None and len(self.flights) < self.limits.depth
+        return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
         """**Launch**: an update of the weights by itself, or prompts, or decodes."""
         if self.update is not None and self.failure is not None:
             self._finish_update(self.failure)
         elif self.update is not None and not self.flights:
-            return self._book(ForwardMode.UPDATE, []), [], self.update.model_path
+            return ForwardMode.UPDATE, [], self.update.model_path
         elif self.failure is None and self._may_plan():
             prompts, decodes = self._plan()
             if prompts or decodes:
                 mode = ForwardMode.PREFILL if not decodes else ForwardMode.MIXED if prompts else ForwardMode.DECODE
-                return self._book(mode, [*prompts, *decodes]), [*prompts, *decodes], None
+                return mode, [*prompts, *decodes], None
         return None, [], None
-
-    def _book(self, mode: ForwardMode, plan: list[_Part]) -> ForwardMode:
-        parts = [(request, end == len(request.ids)) for request, _, end in plan]
-        self.flights.append((parts, self.launched, mode))
-        self.launched += 1
-        return mode
 
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
@@ -382,9 +377,8 @@ class Specification:
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""
         while not self.memory.extend(request, request.planned_tokens + 1):
-            victim = max(self._ready(), key=_gives_way)
-            if victim in chosen:
-                chosen.remove(victim)
+            victim = max(self._ready(), key=gives_way)
+            chosen[:] = [one for one in chosen if one is not victim]
             self._retract(victim)
             if victim is request:
                 return False
@@ -400,11 +394,6 @@ class Specification:
         if need > memory.available_pages([owner for owner in memory.owners if owner not in victims]):
             return
         while victims and not (memory.free_rows and need <= memory.available_pages(memory.owners)):
-            victim = max(victims, key=_gives_way)
+            victim = max(victims, key=gives_way)
             victims.remove(victim)
             self._retract(victim)
-
-
-def _gives_way(request: Request) -> tuple[int, int]:
-    """Of the lowest priority, the latest to arrive."""
-    return -request.priority, request.arrival

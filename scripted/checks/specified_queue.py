@@ -1,4 +1,4 @@
-"""The queue of the executable specification: in which order requests are tried, and how often one is overtaken.
+"""The queue of the executable specification: in which order requests are tried and give way, and who was overtaken.
 
 Names in bold are the rules of docs/architecture.md, "The rules of a step". It admits nothing.
 """
@@ -12,7 +12,7 @@ from engine.limits import Limits
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_request import SpecifiedRequest
 
-__all__ = ["by_policy", "is_overdue", "overtake"]
+__all__ = ["by_policy", "gives_way", "is_overdue", "overtake"]
 
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
@@ -45,6 +45,11 @@ def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], lim
     for one in overtaken:
         one.overtaken += 1
     return overtaken
+
+
+def gives_way(request: SpecifiedRequest) -> tuple[int, int]:
+    """**Victim**: of the lowest priority, the latest to arrive."""
+    return -request.priority, request.arrival
 
 
 def _by_priority(request: SpecifiedRequest) -> int:
