@@ -15,6 +15,7 @@ from scripted.checks.clients import Clients
 from scripted.checks.conformance import Conformance, why_not_covered
 from scripted.checks.counters import check_hits, check_idle, compare_counts
 from scripted.checks.fairness import Fairness
+from scripted.checks.growth import check_growth
 from scripted.checks.pages import check_leases
 from scripted.checks.violation import Violation
 
@@ -75,5 +76,7 @@ class Checks:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        if self.conformance is not None:
+            check_growth(scheduler)
         if self.clients.stats is not None:
             check_idle(scheduler, self.clients.stats)
