@@ -55,7 +55,7 @@ def sizes_of(**roots: object) -> dict[str, int]:
     queue = deque(roots.items())
     while queue:
         path, value = queue.popleft()
-        kind = _kind_of(type(value))
+        kind = _kind_of(type(value))  # type: ignore[arg-type]
         if kind is None or id(value) in seen:
             continue
         seen.add(id(value))
@@ -91,7 +91,7 @@ def _inside(path: str, value: Any, kind: _Kind) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, object]]:
-    for name in _slots_of(type(value)):
+    for name in _slots_of(type(value)):  # type: ignore[arg-type]
         if hasattr(value, name):
             yield name, getattr(value, name)
     yield from getattr(value, "__dict__", {}).items()

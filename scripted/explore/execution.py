@@ -15,6 +15,8 @@ import msgspec
 from engine.scheduler import StepRecord, run_loop
 from scripted.actions import Placed
 from scripted.checks.conformance import Conformance
+from scripted.checks.digests import check_digests
+from scripted.checks.violation import Violation
 from scripted.explore.coverage import Cell
 from scripted.explore.forks import Frozen
 from scripted.explore.schedule import Schedule
@@ -92,11 +94,23 @@ def finish(gate: SimulatedGate) -> Outcome:
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
 
 
+def _with_digests_checked(schedule: Schedule) -> Outcome:
+    """The search keeps no digests; whether they stand for their steps is seen from the steps of a run of its own."""
+    gate = SimulatedGate(schedule, record=True)
+    outcome = finish(gate)
+    try:
+        check_digests(gate.records or ())
+    except Violation as exc:
+        return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
+    return outcome
+
+
 class Prefixes:
     """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
 
     Which of them are compared with the executable specification depends on what is added alone, so that it is the same
-    in every process. ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    in every process. ``steps`` ends with the first one in which the base had to be settled; what is added later would
+    have come first.
     """
 
     def __init__(self, base: Schedule) -> None:
@@ -104,6 +118,8 @@ class Prefixes:
         self._frozen: list[tuple[Frozen[SimulatedGate], Frozen[Conformance]]] = []
         gate = SimulatedGate(base, watch=self._freeze)
         self.outcome = finish(gate)
+        if self.outcome.failure is None:
+            self.outcome = _with_digests_checked(base)
 
     @property
     def steps(self) -> int:
