@@ -86,7 +86,10 @@ class SpecifiedMemory:
             if key in above.below:
                 request.told_pages = min(request.told_pages, index)
             else:
-                above.below[key], above.ends_node = Page(above, key), True
+                above.below[key] = Page(above, key)
+                above.ends_node = (
+                    above.ends_node or above.used > 0
+                )  # A page that was there before, where this leaves it.
                 self.cached_pages += 1
             prefix.append(above.below[key])
         self.use(prefix)
