@@ -25,7 +25,8 @@ __all__ = ["Checks"]
 class Checks:
     """Made for an engine that is as good as new. ``clients`` is the account of what each client was told.
 
-    ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's own audit after each step.
+    ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
+    own audit after each step.
     """
 
     def __init__(self, limits: Limits, *, audits: bool = True) -> None:
