@@ -17,7 +17,7 @@ from engine.scheduler import Scheduler, StepResult
 from scripted.checks import conformance, specification
 from scripted.checks.conformance import RULES, Conformance, Nonconformance, why_not_covered
 from scripted.explore.execution import SPECIFIED_EVERY_RUNS, is_specified
-from scripted.explore.strategies import Sweep
+from scripted.explore.strategies import Exhaustive
 from scripted.explore.workloads import WORKLOADS
 
 _ROOT = Path(conformance.__file__).parents[2]
@@ -68,9 +68,9 @@ def test_window_layers_are_not_covered_and_it_says_so() -> None:
 
 def test_about_every_second_forked_run_is_compared_the_same_ones_in_every_process() -> None:
     base = WORKLOADS["full-pages"]
-    runs = [is_specified(extra) for extra in Sweep().additions("full-pages", base, 20)]
+    runs = [is_specified(extra) for extra in Exhaustive().additions("full-pages", base, 20)]
     assert len(runs) / SPECIFIED_EVERY_RUNS * 0.7 < sum(runs) < len(runs) / SPECIFIED_EVERY_RUNS * 1.3
-    assert runs == [is_specified(extra) for extra in Sweep().additions("full-pages", base, 20)]
+    assert runs == [is_specified(extra) for extra in Exhaustive().additions("full-pages", base, 20)]
 
 
 # -- every part of a step is compared --
