@@ -162,9 +162,10 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
-    """A greedy request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+    """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency.
     """
 
     rid: str
@@ -175,11 +176,15 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     stop: int | None = None
     shared: int = 0
     tail: int = 0
+    temperature: float = 0.0
+    draw: int | None = None
+    penalty: float = 0.0
 
     examples: ClassVar = (
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
+        "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -199,7 +204,13 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     def message(self) -> Generate:
         """What arrives."""
         stop = () if self.stop is None else (self.stop,)
-        sampling = SamplingParams(max_new_tokens=self.new, temperature=0.0, stop_token_ids=stop)
+        sampling = SamplingParams(
+            max_new_tokens=self.new,
+            temperature=self.temperature,
+            frequency_penalty=self.penalty,
+            seed=self.draw,
+            stop_token_ids=stop,
+        )
         return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
 
     def apply(self, engine: SearchedEngine) -> None:
@@ -215,6 +226,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
             prompt = {"prompt_ids": Code(text, self.prompt_ids)}
         more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
+        more |= {"temperature": self.temperature} if self.temperature else {}
+        more |= {"seed": self.draw} if self.draw is not None else {}
+        more |= {"frequency_penalty": self.penalty} if self.penalty else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod

@@ -12,8 +12,10 @@ from engine.limits import Limits
 from engine.messages import Event
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks.clients import Clients
+from scripted.checks.conformance import Conformance, why_not_covered
 from scripted.checks.counters import check_hits, check_idle, compare_counts
 from scripted.checks.fairness import Fairness
+from scripted.checks.growth import check_growth
 from scripted.checks.pages import check_leases
 from scripted.checks.violation import Violation
 
@@ -23,14 +25,17 @@ __all__ = ["Checks"]
 class Checks:
     """Made for an engine that is as good as new. ``clients`` is the account of what each client was told.
 
-    ``audits`` also runs the engine's own audit after each step.
+    ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
+    own audit after each step.
     """
 
     def __init__(self, limits: Limits, *, audits: bool = True) -> None:
         self._limits = limits
         self._audits = audits
         self.clients = Clients(limits)
-        self.fairness = Fairness(limits, self.clients)
+        # The specification says all of what fairness can only bound.
+        self.fairness = None if why_not_covered(limits) is None else Fairness(limits, self.clients)
+        self.conformance: Conformance | None = Conformance(limits)
 
     def after_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
@@ -49,7 +54,10 @@ class Checks:
             compare_counts(self.clients, scheduler)
             self.clients.pages.compare(scheduler, result.microbatch)
             check_leases(scheduler.books, self._limits)
-            self.fairness.check(result, scheduler)
+            if self.fairness is not None:
+                self.fairness.check(result, scheduler)
+        if self.conformance is not None:
+            self.conformance.check(events, scheduler.now, result, scheduler)
         if corruptions:
             raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
 
@@ -69,5 +77,7 @@ class Checks:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
+        if self.conformance is not None:
+            check_growth(scheduler)
         if self.clients.stats is not None:
             check_idle(scheduler, self.clients.stats)

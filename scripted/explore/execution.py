@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import re
 import traceback
+import zlib
 from typing import Final
 
 import msgspec
 
 from engine.scheduler import StepRecord, run_loop
 from scripted.actions import Placed
+from scripted.checks.conformance import Conformance
+from scripted.checks.digests import check_digests
+from scripted.checks.violation import Violation
 from scripted.explore.coverage import Cell
 from scripted.explore.forks import Frozen
 from scripted.explore.schedule import Schedule
 from scripted.explore.schedule_gate import SimulatedGate
 
-__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "is_specified", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
+# The executable specification costs half as much again as all other checks. Of the runs that share a beginning, one in
+# this many is compared with it, and every run that starts from its beginning.
+SPECIFIED_EVERY_RUNS: Final = 2
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -72,6 +79,11 @@ def record(schedule: Schedule) -> tuple[Outcome, list[StepRecord]]:
     return outcome, gate.records
 
 
+def is_specified(extra: tuple[Placed, ...]) -> bool:
+    """Whether a run with these additions is compared with the executable specification from where it forks."""
+    return zlib.crc32(repr(extra).encode()) % SPECIFIED_EVERY_RUNS == 0
+
+
 def finish(gate: SimulatedGate) -> Outcome:
     """Run a gate to its end."""
     failure = None
@@ -82,17 +94,32 @@ def finish(gate: SimulatedGate) -> Outcome:
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
 
 
+def _with_digests_checked(schedule: Schedule) -> Outcome:
+    """The search keeps no digests; whether they stand for their steps is seen from the steps of a run of its own."""
+    gate = SimulatedGate(schedule, record=True)
+    outcome = finish(gate)
+    try:
+        check_digests(gate.records or ())
+    except Violation as exc:
+        return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
+    return outcome
+
+
 class Prefixes:
     """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
 
-    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    Which of them are compared with the executable specification depends on what is added alone, so that it is the same
+    in every process. ``steps`` ends with the first one in which the base had to be settled; what is added later would
+    have come first.
     """
 
     def __init__(self, base: Schedule) -> None:
         self.base = base
-        self._frozen: list[Frozen[SimulatedGate]] = []
+        self._frozen: list[tuple[Frozen[SimulatedGate], Frozen[Conformance]]] = []
         gate = SimulatedGate(base, watch=self._freeze)
         self.outcome = finish(gate)
+        if self.outcome.failure is None:
+            self.outcome = _with_digests_checked(base)
 
     @property
     def steps(self) -> int:
@@ -105,7 +132,9 @@ class Prefixes:
         first = min(placed.step for placed in extra)
         if first > self.steps:
             return execute(schedule)
-        gate = self._frozen[first - 1].thaw()
+        frozen, conformance = self._frozen[first - 1]
+        gate = frozen.thaw()
+        gate.checks.conformance = conformance.thaw() if is_specified(extra) else None
         gate.follow(schedule)
         return finish(gate)
 
@@ -113,5 +142,8 @@ class Prefixes:
         gate.watch = None
         if gate.implied:
             return
-        self._frozen.append(Frozen(gate))
+        conformance, gate.checks.conformance = gate.checks.conformance, None
+        assert conformance is not None, "a run from its beginning is compared with the specification"
+        self._frozen.append((Frozen(gate), Frozen(conformance)))
+        gate.checks.conformance = conformance
         gate.watch = self._freeze

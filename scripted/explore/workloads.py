@@ -8,18 +8,59 @@ Each is one line of a schedule's own text; write another one in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from scripted.explore.schedule import Schedule
 from scripted.refusals import ScriptDefinitionError
 from scripted.rig.values import nearest
 
-__all__ = ["FLAGSHIP", "WORKLOADS", "workload_named"]
+__all__ = ["FLAGSHIP", "STOP_TOKENS", "WORKLOADS", "workload_named"]
 
 FLAGSHIP: Final = "chunked-alone"
+# What the prompt of 40 tokens and seed 0 says, token by token.
+STOP_TOKENS: Final = (56, 84, 120, 91)
 
 _PP4: Final = "pp_size=4 pp_async_depth=2 chunked_prefill_size=64 max_total_tokens=1024"
 _PP1: Final = "chunked_prefill_size=32 max_total_tokens=512"
+
+_SMALL: Final = "page_size=4 chunked_prefill_size=16 max_total_tokens=48"
+
+
+def _boundaries() -> Iterator[tuple[str, str]]:
+    """Every number that a limit is compared with, and its two neighbours: pages, rows, budget, queue, deadline."""
+    for beside in (-1, 0, 1):
+        name = {-1: "below", 0: "at", 1: "above"}[beside]
+        yield (
+            f"{name}-all-pages",
+            f"page_size=4 max_total_tokens=16; 1 start a prompt={16 + beside} new=1; 9 start b prompt={16 + beside} new=1",
+        )
+        yield (
+            f"{name}-a-page",
+            f"page_size=4 chunked_prefill_size=16 max_total_tokens=16; 1 start a prompt={8 + beside} new=4; 2 start b prompt=4 seed=1 new=2",
+        )
+        yield (
+            f"{name}-the-budget",
+            f"{_SMALL}; 1 start a prompt={16 + beside} new=2; 1 start b prompt={12 + beside} seed=1 new=2; 2 start c prompt=4 seed=2 new=2",
+        )
+        yield (
+            f"{name}-the-rows",
+            f"{_SMALL} max_running_requests=2; "
+            + "; ".join(f"1 start r{i} prompt=3 seed={i} new=2" for i in range(2 + beside)),
+        )
+        yield (
+            f"{name}-the-queue",
+            (
+                f"{_SMALL} max_running_requests=1 max_queued_requests=2; 1 start a prompt=5 new=6; "
+                + "; ".join(f"3 start q{i} prompt=5 seed={i + 1} new=1" for i in range(2 + beside))
+                + "; 4 abort q0; 5 start z prompt=5 seed=9 new=1"
+            ),
+        )
+        yield (
+            f"{name}-the-deadline",
+            f"{_SMALL}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
+        )
+
 
 _TEXTS: Final = {
     # The flagship: between the last chunk and its result every queue is empty.
@@ -161,6 +202,24 @@ _TEXTS: Final = {
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
     ),
+    # What is drawn depends on the seed, the position and what was said: also after a retraction.
+    "sampled": (
+        f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "
+        "1 start b prompt=12 seed=1 new=10 temperature=1.0 draw=8 penalty=1.5; 3 start c prompt=9 seed=2 new=6 temperature=0.5 penalty=0.5"
+    ),
+    # One prompt, several answers.
+    "choices": f"{_PP1} pp_size=2; " + "; ".join(f"1 start n{i} prompt=40 new=4 temperature=1.0 draw={i}" for i in range(4)),
+    # Urgent and other requests decode in a pool that is too small for them.
+    "priorities-without-pages": (
+        "pp_size=2 schedule_policy=priority page_size=4 chunked_prefill_size=16 max_total_tokens=44; "
+        "1 start a prompt=13 new=10; 1 start b prompt=12 seed=1 new=10 priority=1; 3 start c prompt=9 seed=2 new=6 priority=1"
+    ),
+    "many-decodes": "chunked_prefill_size=32 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=5 seed={i} new=6" for i in range(5)),
+    **{
+        f"stops-at-{place}": f"{_PP1} pp_size=2; 1 start a prompt=40 new=4 stop={token}; 2 start b prompt=20 seed=1 new=4"
+        for place, token in enumerate(STOP_TOKENS, 1)
+    },
+    **dict(_boundaries()),
 }  # fmt: skip
 
 WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}

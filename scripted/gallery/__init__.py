@@ -1,7 +1,8 @@
 """The gallery: real scheduler races of real serving engines, each with a mutant that puts its bug back."""
 
 from scripted.gallery.contracts import CONTRACTS
+from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.mutant import Mutant
 from scripted.gallery.mutants import MUTANTS, UnknownMutant, mutant_named
 
-__all__ = ["CONTRACTS", "MUTANTS", "Mutant", "UnknownMutant", "mutant_named"]
+__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "Mutant", "UnknownMutant", "mutant_named"]

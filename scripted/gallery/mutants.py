@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.ending import ENDING
+from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
 from scripted.gallery.memory import MEMORY
@@ -26,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMO
 
 def mutant_named(name: str) -> Mutant:
     """The mutant of this name, a contract's included. Raises UnknownMutant with the nearest names."""
-    every = (*MUTANTS, *CONTRACTS)
+    every = (*MUTANTS, *CONTRACTS, *ESCAPES)
     for mutant in every:
         if mutant.name == name:
             return mutant

@@ -13,7 +13,7 @@ from scripted.rig.rig import HARNESS_CALL, Rig
 from scripted.script.t import ScriptContext
 from scripted.script.waits import Steps
 
-__all__ = ["RESET_BUDGET_STEPS", "drain", "reset", "restore_weights", "warm_up"]
+__all__ = ["RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "warm_up"]
 
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
@@ -33,11 +33,16 @@ def reset(rig: Rig) -> Steps:
     rig.world.clients.forget()
     if rig.scheduler.counters.weights_version:
         yield from restore_weights(rig)
+    yield from flush(rig)
+    rig.start_over()
+
+
+def flush(rig: Rig) -> Steps:
+    """Drop the cache of an engine that is idle."""
     rig.flush()
     yield
     if not rig.scheduler.is_fully_idle or rig.scheduler.memory.pages.cached:
         raise NotIdle(f"the cache could not be flushed: {rig.scheduler.books.what_is_busy()}")
-    rig.start_over()
 
 
 def drain(rig: Rig) -> Steps:

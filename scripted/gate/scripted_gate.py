@@ -14,10 +14,11 @@ from engine.errors import ProcessDiedError
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.checks.clients import check_answers
+from scripted.checks.growth import check_growth
 from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import Oracle
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
-from scripted.gate.reset import drain, reset, restore_weights, warm_up
+from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
 from scripted.gate.run import Run, RunSource
 from scripted.gate.stop_strings import StopStrings
 from scripted.rig.rig import Rig
@@ -130,6 +131,8 @@ class ScriptedGate:
             check_answers(rig.handles.all)
             if self._checks is not None:
                 self._checks.at_rest(rig.scheduler)
+            yield from flush(rig)
+            check_growth(rig.scheduler)
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
             raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")

@@ -120,14 +120,16 @@ def scheduled(action: Action) -> Schedule:
 
 
 def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]) -> list[Event]:
-    """The events that are this action's; a schedule does not say which stop token or stage it was."""
+    """The events that are this action's; a schedule does not say which stop token, sampling or stage it was."""
     events = [event for one in records for event in one.events if type(event) is action.event]
     reader = Verbatim(action)
     return [event for event in events if without_detail(action_of(event, reader)) == without_detail(action)]
 
 
 def without_detail(action: Action | None) -> Action | None:
-    return StartRequest(**values_of(action) | {"stop": None}) if isinstance(action, StartRequest) else action
+    if not isinstance(action, StartRequest):
+        return action
+    return StartRequest(**values_of(action) | {"stop": None, "temperature": 0.0, "draw": None, "penalty": 0.0})
 
 
 def values_of(action: Action) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Digests beside the records that they stand for: two steps that differ in any field differ in their digest.
+
+It takes a step as it was and changes one field of it after the other; the digest must notice each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from engine.instruments import DigestChain
+from engine.plan import Microbatch
+from engine.scheduler import StepRecord
+from scripted.checks.violation import Violation
+
+__all__ = ["DigestedStep", "check_digest", "check_digests"]
+
+# A front end numbers its calls over its whole life, so that their ids are in no digest.
+_NOT_DIGESTED: Final = frozenset(("call_id",))
+# What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is.
+_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "weights", "trace_dir"))
+
+# The events, the microbatch, the replies and the sizes of one step.
+DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[int, ...]]
+
+
+def check_digest(step: DigestedStep) -> None:
+    """Change every field of a step in turn. Raises Violation that names one that the digest leaves out."""
+    full, plans = _digests(step)
+    for path, other in _changed(step, "step"):
+        if len(other) == len(step) and _digests(other)[0] == full:
+            raise Violation(f"the digest leaves out {path}: two steps that differ in it have the digest {full}")
+    events, microbatch, replies, sizes = step
+    others = [(path, other, sizes) for path, other in _changed(microbatch, "microbatch", leaving_out=_NOT_IN_PLANS)]
+    others += [(path, microbatch, other) for path, other in _changed(sizes, "sizes")]
+    for path, other_microbatch, other_sizes in others:
+        if _digests((events, other_microbatch, replies, other_sizes))[1] == plans:
+            raise Violation(f"the digest of plans leaves out {path}: two steps that differ in it have {plans}")
+
+
+def check_digests(records: Sequence[StepRecord]) -> None:
+    """The same for the first step of each kind among these: with and without a microbatch, replies and events."""
+    kinds: set[tuple[object, ...]] = set()
+    for record in records:
+        mode = None if record.microbatch is None else record.microbatch.mode
+        kind = (mode, *{type(item) for item in (*record.events, *record.replies)})
+        if kind not in kinds:
+            kinds.add(kind)
+            sizes = (record.waiting, record.running, record.pages_free, record.pages_cached, record.pages_held)
+            check_digest((record.events, record.microbatch, record.replies, sizes))
+
+
+def _digests(step: DigestedStep) -> tuple[str, str]:
+    chain = DigestChain()
+    chain.add(step)
+    return chain.digest, chain.plan_digest
+
+
+def _changed(value: Any, path: str, *, leaving_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """The value with one thing in it changed, for every such thing, and where that is."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            if name in leaving_out or name in _NOT_DIGESTED:
+                continue
+            for where, other in _changed(getattr(value, name), f"{path}.{name}", leaving_out=leaving_out):
+                yield where, msgspec.structs.replace(value, **{name: other})
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value[:2]):
+            for where, other in _changed(item, f"{path}[{index}]", leaving_out=leaving_out):
+                yield where, (*value[:index], other, *value[index + 1 :])
+        if value and not isinstance(value[0], tuple | None):
+            yield f"{path}, its last", value[:-1]
+    elif isinstance(value, bool):
+        yield path, not value
+    elif isinstance(value, int | float):
+        yield path, value + 1
+    elif isinstance(value, str):
+        # Of an enum too: what is digested is its text.
+        yield path, f"{value}-other"

@@ -1,0 +1,41 @@
+"""What a step of the engine must show, in the form in which the executable specification says it.
+
+Owns the forms only: which step must show what is the specification's to say, and comparing is conformance's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.messages import Reply
+from engine.plan import ForwardMode, SamplingSpec
+
+__all__ = ["Expected", "ExpectedSegment"]
+
+
+class ExpectedSegment(NamedTuple):
+    """One request's share of a microbatch. ``pages`` are counted: which ones they are is not promised."""
+
+    rid: str
+    start: int
+    token_ids: tuple[int, ...]
+    page_start: int
+    pages: int
+    emits: bool
+    sampling: SamplingSpec | None
+
+
+class Expected(NamedTuple):
+    """One step. ``number`` is that of the last microbatch, ``mode`` is None when this step launches none.
+
+    The messages of answers and refusals in ``replies`` are the part of them that is promised.
+    """
+
+    mode: ForwardMode | None
+    number: int
+    segments: Sequence[ExpectedSegment]
+    weights: str | None
+    replies: Sequence[Reply]
+    deadline: float | None
+    again: bool
