@@ -57,6 +57,13 @@ class ScriptedSession:
         with self.harness(test.config, tier) as fresh:
             self.ended = fresh.run(test.script, options=options, **arguments)
 
+    def take_counts(self) -> dict[str, int] | None:
+        """What the script of the present test compared and left, by name; None when none has passed."""
+        ended, self.ended = self.ended, None
+        if ended is None:
+            return None
+        return ended.counts()
+
     def harness(
         self, config: EngineConfig, tier: str, *, mutant: str | None = None
     ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:

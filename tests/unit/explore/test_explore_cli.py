@@ -50,7 +50,7 @@ def test_a_scenario_is_a_schedule_in_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(ScriptDefinitionError, match="name=value"):
+    with pytest.raises(ScriptDefinitionError, match="no workload is called"):
         run("explore", "no-such-workload")
 
 
