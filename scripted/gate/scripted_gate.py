@@ -39,6 +39,7 @@ class ScriptedGate:
         self._ledger: Ledger | None = None
         self._step: Step | None = None
         self._run: Run | None = None
+        self._context: ScriptContext | None = None
         self._driver: Generator[None, None, None] | None = None
 
     # -- the gate protocol --
@@ -56,6 +57,8 @@ class ScriptedGate:
             self._note_death(exc)
             self._source.crashed(self.rig, self._run, exc)
         self._source.close()
+        if self._context is not None:
+            self._context.end()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Go on with the script until it lets a step run, then with the next script; None after the last one."""
@@ -114,9 +117,11 @@ class ScriptedGate:
         rig = self.rig
         rig.world.limit_waits(min(run.options.result_timeout_s, run.options.timeout_s))
         self._ledger = None
+        if self._context is not None:
+            self._context.end()
         yield from reset(rig)
         self._ledger = Ledger(rig.scheduler.limits) if run.options.check_every_step else None
-        context = ScriptContext(rig)
+        context = self._context = ScriptContext(rig)
         run.begin(context)
         yield from self._script_steps(run)
         context.check_waits()

@@ -81,7 +81,7 @@ def scripted(
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
     comparison with each request run alone. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
     """
-    _check_arguments(config, tiers, timeout_s, max_steps)
+    _check_arguments(config, tiers, must_reach)
     options = ScriptOptions(timeout_s=timeout_s, max_steps=max_steps, oracle=oracle, must_reach=tuple(must_reach))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -112,7 +112,7 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
     return spec
 
 
-def _check_arguments(config: EngineConfig, tiers: Sequence[str], timeout_s: float, max_steps: int) -> None:
+def _check_arguments(config: EngineConfig, tiers: Sequence[str], must_reach: Sequence[str]) -> None:
     if not isinstance(config, EngineConfig):
         raise ScriptDefinitionError(
             f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function"
@@ -120,9 +120,9 @@ def _check_arguments(config: EngineConfig, tiers: Sequence[str], timeout_s: floa
     unknown = [tier for tier in tiers if tier not in TIERS]
     if unknown or not tiers or isinstance(tiers, str):
         raise ScriptDefinitionError(f"tiers must be a tuple of some of {TIERS}, got {tiers!r}")
-    if timeout_s <= 0 or max_steps < 1:
+    if isinstance(must_reach, str) or not all(isinstance(name, str) and name for name in must_reach):
         raise ScriptDefinitionError(
-            f"timeout_s must be > 0 and max_steps >= 1, got timeout_s={timeout_s} and max_steps={max_steps}"
+            f"must_reach must be a list of names that t.sometimes() is given, got {must_reach!r}; write ['window']"
         )
 
 

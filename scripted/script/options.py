@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from scripted.errors import ScriptDefinitionError
 
 __all__ = ["DEFAULT_MAX_STEPS", "DEFAULT_RESULT_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "ScriptOptions"]
 
@@ -29,3 +33,11 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
     record: bool = False
     replay: str = ""
     result_timeout_s: float = DEFAULT_RESULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "result_timeout_s"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
+                raise ScriptDefinitionError(f"{name} must be a number of seconds > 0, got {seconds!r}")
+        if not isinstance(self.max_steps, int) or self.max_steps < 1:
+            raise ScriptDefinitionError(f"max_steps must be a whole number >= 1, got {self.max_steps!r}")

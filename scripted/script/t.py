@@ -5,12 +5,21 @@ It lives in the scheduler's process, inside the gate, so it sees the live schedu
 
 from __future__ import annotations
 
+from typing import NoReturn, cast
+
 from scripted.errors import BadCall
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
 from scripted.script.verbs import Verbs
 
 __all__ = ["ScriptContext"]
+
+
+class _EndedRig:
+    """Stands for the rig of a script that has ended."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
 
 
 class ScriptContext(Verbs):
@@ -20,6 +29,10 @@ class ScriptContext(Verbs):
         super().__init__(rig, rid_prefix=rid_prefix)
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
+
+    def end(self) -> None:
+        """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
+        self._rig = cast(Rig, _EndedRig())
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""
