@@ -112,7 +112,7 @@ class _UntilDone:
 
 
 class _NoPipeline:
-    """A pipeline that nobody uses."""
+    """A pipeline that is never used."""
 
     ready = False
 

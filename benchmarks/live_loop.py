@@ -190,7 +190,7 @@ class Bench:
         self._sent = 0
 
     def busy(self, scheduler: psutil.Process, tokens: int) -> tuple[float, list[float]]:
-        """CPU share while one stream of so many tokens is computed, and the seconds that each token added."""
+        """CPU share while one stream of ``tokens`` tokens is computed, and the seconds that each token added."""
         sampling = SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
         cpu_before, started = process_cpu_s(scheduler), time.monotonic()
         self._requests.send(encode(Generate(rid=f"r{self._sent}", prompt_ids=(1, 2, 3), sampling=sampling)))
@@ -273,7 +273,7 @@ def _bare_round_trips(private_dir: Path) -> list[float]:
 
 
 def _idle_server() -> dict[str, tuple[float, int]]:
-    """CPU share and wake-ups of each process of a whole server that nobody talks to."""
+    """CPU share and wake-ups of each process of a whole server without requests."""
     with PreloadedParent.start() as parent, tempfile.TemporaryDirectory() as folder:
         process = parent.serve(ServerSettings(port=0), Path(folder), Path(folder) / "log")
         pids = process.wait_ready(START_BOUND_S).pids

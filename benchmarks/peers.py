@@ -120,7 +120,7 @@ class Running:
         return summary
 
     def throughput(self, clients: int, seed: int) -> None:
-        """Tokens a second of so many clients."""
+        """Tokens a second of ``clients`` clients."""
         summary = self.ask(
             clients=clients,
             requests=clients * REQUESTS_A_CLIENT,
@@ -139,7 +139,7 @@ class Running:
                 self.result.ttft_ms.setdefault(name, []).append(summary.ttft_ms.p50)
 
     def idle(self) -> None:
-        """CPU of all its processes while nobody asks."""
+        """CPU of all its processes while no request is alive."""
         before = self._cpu_s()
         time.sleep(IDLE_S)
         self.result.idle_cpu_percent = (self._cpu_s() - before) / IDLE_S * 100

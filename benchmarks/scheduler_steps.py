@@ -75,7 +75,7 @@ class Bench:
 
 
 def measure(*, rounds: int, audited: bool, flushed: bool) -> float:
-    """Steps a second over so many rounds."""
+    """Steps a second over ``rounds`` rounds."""
     bench = Bench(audited=audited)
     plans: list[tuple[Event, ...]] = [requests_of(number) for number in range(rounds)]
     if flushed:

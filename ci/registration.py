@@ -177,7 +177,7 @@ def _values(call: ast.Call) -> dict[str, Constant]:
 
 
 def _unsigned(node: ast.expr) -> ast.expr:
-    """Look behind the sign of a number, so that a negative estimate is reported as such and not as an expression."""
+    """Look at the number after a sign, so that a negative estimate is reported as such and not as an expression."""
     return node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
 
 

@@ -1,11 +1,12 @@
 """The page of requirements: which tests name which number in a docstring.
 
-The page holds the numbers and their texts, written by people; its last column is made from the tests and nothing else.
-Tests are parsed, never imported.
+The page holds the numbers and their rules, written by people; the tests below each rule are made from the tests and
+nothing else. Tests are parsed, never imported.
 """
 
 import ast
 import re
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,7 +16,10 @@ PAGE = Path("docs/requirements.md")
 TESTS = Path("tests")
 
 _NUMBER = re.compile(r"\b[A-E]\d\d\b")
-_ROW = re.compile(r"^\| (?P<number>[A-E]\d\d) \| (?P<text>.*?) \|.*\|$")
+_RULE = re.compile(
+    r"^- \*\*(?P<number>[A-E]\d\d)\*\*: (?P<text>.*?)\n  Tests: .*?(?=\n(?:-|\n|\Z))", re.DOTALL | re.MULTILINE
+)
+_WIDTH_COLUMNS = 100
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -29,14 +33,13 @@ def files_by_number(root: Path) -> dict[str, list[str]]:
 
 
 def rendered(page: str, tests: dict[str, list[str]]) -> str:
-    """The page with its last column made anew; everything else stays as it is."""
-    return "".join(_row(line, tests) for line in page.splitlines(keepends=True))
+    """The page with the tests of each rule made anew; everything else stays as it is."""
+    return _RULE.sub(lambda rule: _rule(rule, tests), page)
 
 
 def untested(page: str, tests: dict[str, list[str]]) -> list[str]:
     """The numbers on the page that no test names."""
-    rows = (_ROW.match(line) for line in page.splitlines())
-    return [row["number"] for row in rows if row is not None and row["number"] not in tests]
+    return [rule["number"] for rule in _RULE.finditer(page) if rule["number"] not in tests]
 
 
 def _numbers_in(path: Path) -> set[str]:
@@ -45,9 +48,18 @@ def _numbers_in(path: Path) -> set[str]:
     return {number for text in texts for number in _NUMBER.findall(text)}
 
 
-def _row(line: str, tests: dict[str, list[str]]) -> str:
-    row = _ROW.match(line)
-    if row is None:
-        return line
-    names = ", ".join(f"`{Path(file).relative_to(TESTS).as_posix()}`" for file in tests.get(row["number"], []))
-    return f"| {row['number']} | {row['text']} | {names or 'none'} |\n"
+def _rule(rule: re.Match[str], tests: dict[str, list[str]]) -> str:
+    names = [f"`{Path(file).relative_to(TESTS).as_posix()}`" for file in tests.get(rule["number"], [])]
+    told = _wrapped("Tests: " + (", ".join(names) or "none"), "  ")
+    return _wrapped(f"- **{rule['number']}**: {' '.join(rule['text'].split())}", "") + "\n" + told
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH_COLUMNS,
+        initial_indent=indent,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -58,7 +58,7 @@ def _run_group(
 ) -> dict[str, FileResult]:
     """Run sessions over what is left. Each gives at least one file a verdict, so this ends.
 
-    Rounds are never tried again: whoever repeats a test wants to see the flake.
+    Rounds are never tried again: a test is repeated in order to see the flake.
     """
     results: dict[str, FileResult] = {}
     left = list(paths)

@@ -140,7 +140,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind, whatever happened: descendants that stayed in the session's group go with it."""
+    """Leave no process, whatever happened: descendants in the session's group are ended too."""
     _kill(_family(process.pid))
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

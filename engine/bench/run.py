@@ -98,7 +98,7 @@ async def _due(exchange: Exchange, requests: Sequence[BenchRequest]) -> AsyncIte
 async def _in_closed_loop(
     exchange: Exchange, requests: Sequence[BenchRequest], clients: int, progress: Progress | None
 ) -> list[Record]:
-    """So many clients, each of which sends its next request when its last one is answered."""
+    """``clients`` clients, each of which sends its next request when its last one is answered."""
     left = iter(requests)
     records: list[Record] = []
 

@@ -1,4 +1,4 @@
-"""A conversation with a model behind a server of the OpenAI protocol: what was said, and the next answer as it comes.
+"""A conversation with a model on a server of the OpenAI protocol: what was said, and the next answer as it comes.
 
 Owns the history. An answer that failed leaves none; one that was broken off leaves what was shown.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -40,12 +41,14 @@ def main(orders_fd: int) -> None:
         parent = _Parent(orders)
         parent.run()
         parent.end_servers()
+        parent.remove_folders()
 
 
 class _Parent:
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
         self._servers: dict[int, socket.socket] = {}
+        self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._over = False
 
@@ -73,6 +76,12 @@ class _Parent:
             time.sleep(REAP_INTERVAL_S)
         for pid in self._servers:
             os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def remove_folders(self) -> None:
+        """Remove what a client that was killed could not; one that ended in order has removed it before."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _take_order(self) -> None:
         frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, 2)
@@ -81,11 +90,14 @@ class _Parent:
             return
         lifeline_fd, news_fd = fds
         news = socket.socket(fileno=news_fd)
+        request = msgspec.msgpack.decode(frame, type=ServeRequest)
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_server(msgspec.msgpack.decode(frame, type=ServeRequest), lifeline_fd, news, parent_pid)
+            _become_server(request, lifeline_fd, news, parent_pid)
         os.close(lifeline_fd)
+        if request.remove_private_dir:
+            self._folders.append(request.private_dir)
         self._servers[pid] = news
         _tell(news, Forked(pid=pid))
 

@@ -31,13 +31,17 @@ FRAME_BYTES = 65_536
 
 
 class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for a server. ``settings`` is JSON of ServerSettings. Two sockets come with it: lifeline and news."""
+    """Ask for a server. ``settings`` is JSON of ServerSettings. Two sockets come with it: lifeline and news.
+
+    With ``remove_private_dir`` the parent removes the folder when it ends, even if its client was killed.
+    """
 
     settings: str
     private_dir: str
     log_path: str
     working_dir: str
     import_path: tuple[str, ...]
+    remove_private_dir: bool = False
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -177,11 +181,14 @@ class PreloadedParent:
         """The parent's pid."""
         return self._process.pid
 
-    def serve(self, settings: ServerSettings, private_dir: Path, log_path: Path) -> ServerProcess:
+    def serve(
+        self, settings: ServerSettings, private_dir: Path, log_path: Path, *, remove_private_dir: bool = False
+    ) -> ServerProcess:
         """Fork a server. Returns when it is forked, not when it is ready.
 
-        ``private_dir`` stays the caller's; stdout and stderr of the server are appended to ``log_path``. The server
-        imports from the caller's ``sys.path``. Raises StartupError when the parent is gone.
+        ``private_dir`` stays the caller's; with ``remove_private_dir`` it is gone when the parent is, at the latest.
+        The server's stdout and stderr are appended to ``log_path``. It imports from the caller's
+        ``sys.path``. Raises StartupError when the parent is gone.
         """
         request = ServeRequest(
             settings=settings.model_dump_json(context=REVEAL_KEYS),
@@ -189,6 +196,7 @@ class PreloadedParent:
             log_path=str(log_path.absolute()),
             working_dir=str(Path.cwd()),
             import_path=tuple(sys.path),
+            remove_private_dir=remove_private_dir,
         )
         lifeline, their_lifeline = socket.socketpair()
         news, their_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

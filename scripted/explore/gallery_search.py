@@ -1,13 +1,16 @@
 """How soon the search finds each mutant of the gallery, unaided: it is told neither the window nor the workload.
 
-The README's table of the gallery is made from this.
+The gallery's page and the figures in the README are made from this.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,7 +22,9 @@ from scripted.script.loader import find_test
 
 __all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
 
-_HEAD = "| mutant | origin | the bug | the test that catches it | tiers | found by the search |"
+_HEADING: Final = "### "
+_WIDTH_COLUMNS: Final = 100
+_README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -41,25 +46,43 @@ def find_mutant(name: str) -> Found:
 
 
 def gallery_markdown(found: Iterable[Found]) -> str:
-    """The gallery as a Markdown table: origin, the bug, the test that catches it and where, what finding it took."""
+    """The gallery as Markdown: of each mutant the origin, the bug, the test that catches it, what finding it took."""
     by_name = {one.mutant: one for one in found}
-    rows = [_HEAD, "| --- | --- | --- | --- | --- | --- |"]
-    return "\n".join([*rows, *(_row(mutant, by_name.get(mutant.name)) for mutant in MUTANTS)]) + "\n"
+    return "\n".join(_entry(mutant, by_name.get(mutant.name)) for mutant in MUTANTS)
 
 
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
-    """Put the table into a page; what stands above one that is there already stays."""
-    above = page.read_text(encoding="utf-8").partition(_HEAD)[0] if page.exists() else ""
+    """Write the page's entries; what stands above the first of them stays.
+
+    A README beside the page's folder gets the same figures, in the rows of its own table.
+    """
+    found = list(found)
+    above = page.read_text(encoding="utf-8").partition(_HEADING)[0] if page.exists() else ""
     page.write_text(above + gallery_markdown(found), encoding="utf-8")
+    readme = page.parent.parent / "README.md"
+    if readme.exists():
+        results = {one.mutant: _result(one) for one in found}
+        text = _README_ROW.sub(
+            lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
+        )
+        readme.write_text(text, encoding="utf-8")
 
 
-def _row(mutant: Mutant, found: Found | None) -> str:
-    if found is None:
-        result = "not searched"
-    elif found.finding is None:
-        result = f"not by a sweep ({found.schedules} schedules)"
-    else:
-        result = f"schedule {found.schedules}, {found.cpu_s:.2f} s"
+def _entry(mutant: Mutant, found: Found | None) -> str:
     test = mutant.test.rpartition("/")[2].partition("::")[0]
-    tiers = ", ".join(find_test(mutant.test).tiers)
-    return f"| {mutant.name} | {mutant.origin} | {mutant.bug} | `{test}` | {tiers} | {result} |"
+    tiers = " and ".join(find_test(mutant.test).tiers)
+    result = "not searched for" if found is None else _result(found)
+    lines = [
+        f"Origin: {mutant.origin}.",
+        f"Bug: {mutant.bug}.",
+        f"Caught by `{test}` in {tiers}.",
+        f"Search: {result}.",
+    ]
+    items = [textwrap.fill(line, _WIDTH_COLUMNS, initial_indent="- ", subsequent_indent="  ") for line in lines]
+    return f"{_HEADING}{mutant.name}\n\n" + "\n".join(items) + "\n"
+
+
+def _result(found: Found) -> str:
+    if found.finding is None:
+        return f"not by a sweep ({found.schedules:,} schedules)"
+    return f"schedule {found.schedules:,}, {found.cpu_s:.2f} s"

@@ -64,7 +64,7 @@ def _fits(limits: Limits, prompt_tokens: int, max_new_tokens: int) -> None:
 
 
 def _abort_somebody(scheduler: Scheduler, abort: AbortAll) -> None:
-    assert scheduler.books.requests, "there is nobody to abort"
+    assert scheduler.books.requests, "there is nothing to abort"
     _on_abort_all(scheduler, abort)
 
 
@@ -240,9 +240,9 @@ CONTRACTS = (
         _fits,
     ),
     _contract(
-        "abort-all-of-nobody-kills",
-        "aborting all while there is nobody takes the scheduler down",
-        "there is nobody to abort",
+        "abort-all-of-nothing-kills",
+        "aborting all while nothing is alive takes the scheduler down",
+        "there is nothing to abort",
         "test_aborts.py::test_abort_all_of_nothing",
         Scheduler,
         "_on_abort_all",
@@ -286,7 +286,7 @@ CONTRACTS = (
     ),
     _contract(
         "one-token-late",
-        "a request ends one token behind its limit",
+        "a request ends one token after its limit",
         "== [1, 2, 17]",
         "test_handles.py::test_ignore_eos_runs_to_the_exact_length",
         Scheduler,

@@ -157,7 +157,7 @@ ENDING = (
     Mutant(
         name="disconnect-aborts-nothing",
         origin="G10: SGLang issue 36333 and pull request 35255",
-        bug="nobody aborts the request of a client that went away, so it decodes to its limit",
+        bug="the request of a client that went away is not aborted, so it decodes to its limit",
         signature="did not finish within",
         test=f"{GALLERY_TESTS}/test_g10_disconnect.py::test_a_client_that_went_away_costs_no_steps",
         owner=Scheduler,
@@ -215,10 +215,10 @@ ENDING = (
         replacement=_abort_all_but_dispatched,
     ),
     Mutant(
-        name="abort-of-nobody-kills",
+        name="abort-of-an-unknown-rid-kills",
         origin="B11: aborts are idempotent",
-        bug="an abort of a rid that nobody has takes the scheduler down",
-        signature="KeyError: 'nobody-has-this-rid'",
+        bug="an abort of an unknown rid takes the scheduler down",
+        signature="KeyError: 'no-such-rid'",
         test="tests/registered/abort/test_unusual_aborts.py::test_an_unknown_rid",
         owner=Scheduler,
         attribute="_on_abort",
@@ -227,8 +227,8 @@ ENDING = (
     Mutant(
         name="stop-token-is-ignored",
         origin="C02: stop ids",
-        bug="a request goes on behind a token that should have stopped it",
-        signature="it went on behind its stop token",
+        bug="a request goes on after a token that should have stopped it",
+        signature="it went on after its stop token",
         test="tests/registered/core/test_handles.py::test_every_finish_reason",
         owner=Scheduler,
         attribute="_why_finished",

@@ -109,7 +109,7 @@ MEMORY = (
     Mutant(
         name="locked-prefix-is-evicted",
         origin="B11: a prefix that a live request protects",
-        bug="eviction takes the least recently used leaf, whoever protects it",
+        bug="eviction takes the least recently used leaf, even a protected one",
         signature="a protected prefix was evicted",
         test="tests/registered/pressure/test_eviction.py::test_a_protected_prefix_stays",
         owner=RadixTree,

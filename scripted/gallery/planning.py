@@ -101,8 +101,8 @@ PLANNING = (
     Mutant(
         name="head-blocks-the-queue",
         origin="G19: vLLM issue 35541 and pypto serving",
-        bug="a request that does not fit stops everybody behind it",
-        signature="nobody got past the request that does not fit",
+        bug="a request that does not fit stops all that come after it",
+        signature="no request got past the one that does not fit",
         test=f"{GALLERY_TESTS}/test_g19_oversize_head.py::test_small_requests_get_past_one_that_does_not_fit",
         owner=Planner,
         attribute="_admissions",
@@ -121,7 +121,7 @@ PLANNING = (
     Mutant(
         name="only-the-head-is-passed-over",
         origin="G19: found by scripted explore when it learned to press on the pool, B10",
-        bug="passing over is counted for the first request that does not fit alone; behind it others starve",
+        bug="passing over is counted only for the first request that does not fit; later ones starve",
         signature="requests got past it",
         test=f"{GALLERY_TESTS}/test_g19_oversize_head.py::test_the_second_in_line_has_the_bound_too",
         owner=Planner,
@@ -181,7 +181,7 @@ PLANNING = (
     Mutant(
         name="one-big-decode-batch",
         origin="the pipeline's own rule: decodes are spread over the stages",
-        bug="all running requests go into one microbatch, behind which the other stages idle",
+        bug="all running requests go into one microbatch, and the other stages idle",
         signature="never reached 'four decode microbatches in flight at once'",
         test="tests/registered/pipeline/test_decode_slots.py::test_a_running_request_is_in_one_microbatch",
         owner=Planner,

@@ -24,10 +24,10 @@ _launch = Scheduler._launch
 
 def _retract_all_but_the_dispatched(planner: Planner) -> None:
     books = planner._books
-    everybody = books.requests
-    books.requests = {rid: request for rid, request in everybody.items() if request.place is not Place.DISPATCHED}
+    registered = books.requests
+    books.requests = {rid: request for rid, request in registered.items() if request.place is not Place.DISPATCHED}
     _retract_all(planner)
-    books.requests = everybody
+    books.requests = registered
 
 
 def _extend_before_anything_is_freed(memory: KVMemory, lease: Lease, tokens: int) -> bool:
@@ -142,7 +142,7 @@ RETRACTING = (
     Mutant(
         name="retracted-request-loses-its-place",
         origin="G18: vLLM issue 41951",
-        bug="a retracted request goes to the end of the queue, behind everybody who came since",
+        bug="a retracted request goes to the end of the queue, after all that came since",
         signature="overtaken by",
         test=f"{GALLERY_TESTS}/test_g18_place_in_the_queue.py::test_a_retracted_request_keeps_its_place",
         owner=Books,

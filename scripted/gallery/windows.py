@@ -1,4 +1,4 @@
-"""Mutants of window layers: window pages that go too early, never, or are missed by nobody."""
+"""Mutants of window layers: window pages that go too early or never."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WINDOWS = (
         name="window-pages-go-too-early",
         origin="B18: a window page that something in flight, or still to come, can see",
         bug="a window page is given back 32 tokens before it is out of the window",
-        signature="a window page was somebody else's",
+        signature="a window page was another request's",
         test=f"{_TESTS}::test_window_pages_stay_while_they_are_seen",
         owner=KVMemory,
         attribute="slide",

@@ -42,6 +42,7 @@ class ScriptedGate:
         self._checks: Checks | None = None
         self._step: Step | None = None
         self._run: Run | None = None
+        self._context: ScriptContext | None = None
         self._driver: Generator[None, None, None] | None = None
 
     # -- the gate protocol --
@@ -59,6 +60,8 @@ class ScriptedGate:
             self._note_death(exc)
             self._source.crashed(self.rig, self._run, exc)
         self._source.close()
+        if self._context is not None:
+            self._context.end()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Go on with the script until it lets a step run, then with the next script; None after the last one."""
@@ -117,9 +120,11 @@ class ScriptedGate:
         rig = self.rig
         rig.world.limit_waits(min(run.options.result_timeout_s, run.options.timeout_s))
         self._checks = None
+        if self._context is not None:
+            self._context.end()
         yield from reset(rig)
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
-        context = ScriptContext(rig, must_reach=run.options.must_reach)
+        context = self._context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
         yield from self._script_steps(run)
         context.check_waits()

@@ -33,6 +33,8 @@ __all__ = [
 
 # Steps shown in the table; the window of a race and what led to it fit in so many.
 SHOWN_STEPS = 16
+# Frames shown at each end of a long traceback.
+SHOWN_FRAMES = 12
 _HARNESS = Path(__file__).parents[1]
 REPORT_WIDTH_COLUMNS = 118
 _MOST_DECORATOR_LINES = 20
@@ -112,7 +114,10 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     def _where(self) -> str:
         """The script's own lines, innermost last, each as pytest shows it."""
         lines = []
-        for frame in self.frames:
+        for frame in _shortened(self.frames):
+            if frame is None:
+                lines += [f"... {len(self.frames) - 2 * SHOWN_FRAMES} frames like these ..."]
+                continue
             lines += [f"{_short(frame.file)}:{frame.line}: in {frame.function}", f">       {frame.source}"]
         lines += [f"E       {line}" for line in self.error.splitlines()]
         return "\n".join(lines)
@@ -143,6 +148,13 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             "Replay": self.replay,
         }
         return "\n".join(f"{name + ':':8} {fact}" for name, fact in facts.items() if fact)
+
+
+def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
+    """The outermost and the innermost frames, with None for those between: a recursion has a thousand."""
+    if len(frames) <= 2 * SHOWN_FRAMES:
+        return frames
+    return (*frames[:SHOWN_FRAMES], None, *frames[-SHOWN_FRAMES:])
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:

@@ -45,8 +45,10 @@ class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if len(set(names)) != len(names):
             raise ScriptDefinitionError(f"must_reach names each window once, got {list(names)}")
-        if not _is_number(self.timeout_s) or not 0 < self.timeout_s < math.inf:
-            raise ScriptDefinitionError(f"timeout_s must be > 0, in seconds, got {self.timeout_s!r}")
+        for name in ("timeout_s", "result_timeout_s"):
+            seconds = getattr(self, name)
+            if not _is_number(seconds) or not 0 < seconds < math.inf:
+                raise ScriptDefinitionError(f"{name} must be a number of seconds > 0, got {seconds!r}")
         if not isinstance(self.max_steps, int) or isinstance(self.max_steps, bool) or self.max_steps < 1:
             raise ScriptDefinitionError(f"max_steps must be a whole number, max_steps >= 1, got {self.max_steps!r}")
         if not isinstance(self.oracle, bool):

@@ -6,6 +6,7 @@ It lives in the scheduler's process, inside the gate, so it sees the live schedu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn, cast
 
 from engine.scheduler import StepRecord
 from scripted.errors import BadCall
@@ -16,6 +17,13 @@ from scripted.script.asked import truth_of
 from scripted.script.verbs import Verbs
 
 __all__ = ["ScriptContext"]
+
+
+class _EndedRig:
+    """Stands for the rig of a script that has ended."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
 
 
 class ScriptContext(Verbs):
@@ -46,6 +54,10 @@ class ScriptContext(Verbs):
             "scripts in which no step had anything to do": bool(history) and not any(map(_did_something, history)),
         }
         return {name: int(count) for name, count in counts.items() if count}
+
+    def end(self) -> None:
+        """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
+        self._rig = cast(Rig, _EndedRig())
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""

@@ -74,6 +74,7 @@ class ScriptedServer:
         self.usable = True
         self.has_failed = False
         self._open = True
+        self._interrupted = False
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._limits: Limits | None = None
         self._position: tuple[Frame, ...] = ()
@@ -84,7 +85,7 @@ class ScriptedServer:
             self._log = self._folder / "server.log"
             self._socket = self._connect(stack)
             self._process = stack.enter_context(
-                contextlib.closing(parent.serve(self._settings(), self._folder, self._log))
+                contextlib.closing(parent.serve(self._settings(), self._folder, self._log, remove_private_dir=True))
             )
             self._stack = stack.pop_all()
         self._poller = zmq.Poller()
@@ -139,7 +140,12 @@ class ScriptedServer:
             import_paths=tuple(sys.path),
         )
         self._socket.send(encode(command))
-        return self._await_result(command)
+        try:
+            return self._await_result(command)
+        except (KeyboardInterrupt, SystemExit):
+            # The script still runs in there, so the server would not hear an order to end.
+            self.usable, self._interrupted = False, True
+            raise
 
     @property
     def base_url(self) -> str:
@@ -193,12 +199,15 @@ class ScriptedServer:
         reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
         if isinstance(reply, ScriptSucceeded):
             sys.stdout.write(reply.printed)
+        if isinstance(reply, ScriptSucceeded) and self.is_alive:
             self.usable = not reply.spent
             return reply
+        if isinstance(reply, ScriptSucceeded):
+            raise self._error(self._died(command))
         if isinstance(reply, ScriptFailedReply):
             sys.stdout.write(reply.report.printed)
             raise self._error(reply.report)
-        raise self._error(self._overdue(command) if reply is None and self._alive() else self._died(command))
+        raise self._error(self._overdue(command) if reply is None and self.is_alive else self._died(command))
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
         """The gate's next word; None when the server is gone without one, or when the time is up."""
@@ -219,7 +228,9 @@ class ScriptedServer:
         self._limits, self._position = progress.limits, progress.position
         sys.stdout.write(progress.printed)
 
-    def _alive(self) -> bool:
+    @property
+    def is_alive(self) -> bool:
+        """False once the server's supervisor is gone."""
         poller = zmq.Poller()
         poller.register(self._process.fileno(), zmq.POLLIN)
         return not poller.poll(0)
@@ -284,7 +295,9 @@ class ScriptedServer:
 
     def _end(self, process: ServerProcess) -> None:
         """In order if it can, by force if it must."""
-        if self.usable:
+        if self._interrupted:
+            process.kill()
+        elif self.usable:
             self._socket.send(encode(Shutdown()))
         else:
             process.terminate()

@@ -63,7 +63,6 @@ ROOMS = (
     "scripted.cli",
     "scripted.__main__",
     "scripted.pytest_session",
-    "scripted.pytest_plugin",
 )
 PACKAGES = ("engine", "scripted")
 TORCH = ("torch",)

@@ -150,6 +150,17 @@ def test_files_in_the_guides_exist(guide):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+PROSE_COLUMNS = 100
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_prose_wraps(page):
+    """Rows of tables cannot be wrapped, and commands that are to be copied must not be."""
+    lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "    ", "![", "#"))]
+    assert [line for line in lines if len(line) > PROSE_COLUMNS] == []
+
+
 def test_mutants_in_the_readme_exist():
     known = {mutant.name for mutant in MUTANTS}
     named = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)

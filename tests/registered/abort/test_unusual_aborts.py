@@ -2,7 +2,7 @@
 
 Goal: an abort is idempotent and answered, whoever it names; a rid that comes again is another request. Method: unknown
 and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
-SGLang's scripted runtime; B11, D04. Mutants: abort-of-nobody-kills, abort-and-finish-free-twice,
+SGLang's scripted runtime; B11, D04. Mutants: abort-of-an-unknown-rid-kills, abort-and-finish-free-twice,
 waiting-requests-are-not-aborted, disconnect-aborts-nothing.
 """
 
@@ -22,7 +22,7 @@ PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
 @scripted(ONE_STAGE)
 def test_an_unknown_rid(t):
     r = t.start_req(prompt_len=10, max_new_tokens=3)
-    call = t.abort("nobody-has-this-rid")
+    call = t.abort("no-such-rid")
     yield
     assert call.status == 200
     yield from t.run_until_finished(r)

@@ -3,7 +3,7 @@
 Goal: an abort ends exactly whom it names, wherever that request is, and leaves the others as they were. Method:
 requests in every place of the books at once: running, dispatched, partly prefilled, waiting. Origin: the core contracts
 of SGLang's scripted runtime; B11. Mutants: abort-all-overlooks-the-dispatched, newest-goes-first,
-continue-needs-a-pause, abort-all-of-nobody-kills.
+continue-needs-a-pause, abort-all-of-nothing-kills.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

@@ -77,7 +77,7 @@ def test_every_finish_reason(t):
     end = length.output_ids[3]
     stop = t.start_req(prompt_len=10, max_new_tokens=6, stop_token_ids=[end])
     yield from t.run_until_finished(stop)
-    assert stop.finish_reason == "stop", "it went on behind its stop token"
+    assert stop.finish_reason == "stop", "it went on after its stop token"
     assert stop.output_ids == length.output_ids[: length.output_ids.index(end) + 1]
     t.fail_next_step(0)
     error = t.start_req(prompt_len=12, prompt_seed=1, max_new_tokens=6)

@@ -43,7 +43,7 @@ def test_small_requests_get_past_one_that_does_not_fit(t):
     for _ in range(5):
         yield
     t.sometimes(WINDOW, large.status == "waiting" and not holder.finished)
-    assert small.finished, "nobody got past the request that does not fit"
+    assert small.finished, "no request got past the one that does not fit"
     yield from t.run_until_all_finished([holder, large])
     assert large.finish_reason == "length"
 

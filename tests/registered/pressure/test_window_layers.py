@@ -62,7 +62,7 @@ def test_window_pages_stay_while_they_are_seen(t):
     other = t.start_req(prompt_len=CHUNK, prompt_seed=1, max_new_tokens=1)
     yield from t.run_until_finished(other)
     yield from t.run_until_finished(r)
-    assert r.output_ids == alone.output_ids, "a window page was somebody else's"
+    assert r.output_ids == alone.output_ids, "a window page was another request's"
 
 
 @scripted(SMALL)

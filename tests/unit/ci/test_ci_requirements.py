@@ -9,7 +9,9 @@ from ci.cli import app
 from ci.requirements import PAGE, files_by_number, rendered, untested
 
 ROOT = Path(__file__).parents[3]
-PAGE_OF_TWO = "# Title\n\n| number | rule | tests |\n| --- | --- | --- |\n| A01 | block | |\n| A02 | report | old |\n"
+PAGE_OF_TWO = (
+    "# Title\n\n- **A01**: block\n  Tests: none\n- **A02**: report\n  and tell\n  Tests: `old`,\n  `older`\n\nEnd.\n"
+)
 
 
 @pytest.fixture
@@ -27,23 +29,28 @@ def test_the_page_is_as_new_as_the_tests() -> None:
     assert rendered(page, tests) == page, "run: python -m ci requirements --write"
 
 
-def test_every_number_has_a_row() -> None:
-    """A number that a test names and the page does not know is a misprint, or a row that is missing."""
+def test_every_number_has_a_rule() -> None:
+    """A number that a test names and the page does not know is a misprint, or a rule that is missing."""
     page = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert [number for number in files_by_number(ROOT) if f"| {number} |" not in page] == []
+    assert [number for number in files_by_number(ROOT) if f"- **{number}**: " not in page] == []
     for letter, last in (("A", 8), ("B", 18), ("C", 11), ("D", 12), ("E", 6)):
-        assert page.count(f"\n| {letter}") == last
+        assert page.count(f"\n- **{letter}") == last
 
 
 def test_only_docstrings_count(tree: Path) -> None:
     tests = files_by_number(tree)
     assert tests == {"A01": ["tests/unit/test_wait.py"]}
     assert untested(PAGE_OF_TWO, tests) == ["A02"]
-    assert rendered(PAGE_OF_TWO, tests).splitlines()[4:] == [
-        "| A01 | block | `unit/test_wait.py` |",
-        "| A02 | report | none |",
+    assert rendered(PAGE_OF_TWO, tests).splitlines() == [
+        "# Title",
+        "",
+        "- **A01**: block",
+        "  Tests: `unit/test_wait.py`",
+        "- **A02**: report and tell",
+        "  Tests: none",
+        "",
+        "End.",
     ]
-    assert rendered(PAGE_OF_TWO, tests).startswith("# Title\n\n| number | rule | tests |\n| --- | --- | --- |\n")
 
 
 def test_the_command_says_what_is_missing_and_old(tree: Path) -> None:

@@ -75,8 +75,14 @@ def test_replay_passes_without_the_mutant() -> None:
 
 
 def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
-    table = tmp_path / "table.md"
-    status, output = run("gallery", "find", "decode-runs-twice", "--markdown", str(table))
+    page, readme = tmp_path / "docs" / "gallery.md", tmp_path / "README.md"
+    page.parent.mkdir()
+    readme.write_text("| `decode-runs-twice` | origin | schedule 0, 0.00 s |\n| `other` | origin | schedule 7 |\n")
+    status, output = run("gallery", "find", "decode-runs-twice", "--markdown", str(page))
     assert status == 0
     assert "decode-runs-twice: schedule " in output
-    assert "| decode-runs-twice |" in table.read_text(encoding="utf-8")
+    assert "### decode-runs-twice\n" in page.read_text(encoding="utf-8")
+    first, other = readme.read_text().splitlines()
+    assert first.startswith("| `decode-runs-twice` | origin | schedule ")
+    assert "schedule 0," not in first
+    assert other == "| `other` | origin | schedule 7 |"

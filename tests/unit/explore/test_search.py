@@ -165,11 +165,11 @@ def test_failures_of_one_invariant_have_one_signature() -> None:
     assert one.text != other.text
 
 
-def test_the_table_of_the_gallery_has_a_row_a_mutant() -> None:
+def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:
     found = find_mutant("decode-runs-twice")
     table = gallery_markdown([found, Found(FLUSH, None, 12, 0.5)])
-    assert "| decode-runs-twice |" in table
-    assert f"schedule {found.schedules}, " in table
+    assert "### decode-runs-twice\n" in table
+    assert f"schedule {found.schedules:,}, " in table
     assert "not by a sweep (12 schedules)" in table
     with pytest.raises(UnknownMutant):
         find_mutant("flush-ignores-flight")

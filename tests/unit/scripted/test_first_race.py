@@ -50,7 +50,8 @@ def check_quotes(command: str, quoted: list[str], output: str) -> None:
 def tree(tmp_path):
     for name in COPIED:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("pyproject.toml", "lockstep_pytest.py"):
+        shutil.copy(ROOT / name, tmp_path)
     if (ROOT / ".ci").is_dir():
         shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path

@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[3]
-PLUGIN = "scripted.pytest_plugin"
+PLUGIN = "lockstep_pytest"
 
 SCRIPTS = '''
 import pytest
@@ -174,7 +174,7 @@ HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = En
         ("@scripted(ONE)\ndef test_a(x):\n    yield\n", "must take t as its first parameter"),
         ("@scripted\ndef test_a(t):\n    yield\n", "@scripted takes an EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
-        ("@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n", "max_steps >= 1"),
+        ("@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n", "max_steps must be a whole number, max_steps >= 1"),
     ],
 )
 def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:
@@ -192,3 +192,22 @@ def test_refusal_is_shown_by_pytest(pytest_of) -> None:
     result = pytest_of(HEAD + "@scripted(ONE)\ndef test_a(t):\n    pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*ScriptDefinitionError*never yields*"])
+
+
+def test_debugger_stops_in_the_script(pytester: pytest.Pytester, pytest_of) -> None:
+    """``--pdb`` starts at the script's own line, also when one of the harness's waits raised."""
+    pytester.makeconftest(
+        """
+        import pdb
+
+        class Told(pdb.Pdb):
+            def cmdloop(self, *_):
+                print(f"STOPPED IN {self.curframe.f_code.co_name} at {self.curframe.f_locals['marker']}")
+
+        """
+    )
+    text = HEAD + (
+        "@scripted(ONE)\ndef test_a(t):\n    marker = 'here'\n    yield from t.run_until(lambda: False, max_steps=2)\n"
+    )
+    result = pytest_of(text, "--pdb", "--pdbcls=conftest:Told")
+    result.stdout.fnmatch_lines(["*STOPPED IN test_a at here*"])

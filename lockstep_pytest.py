@@ -1,0 +1,235 @@
+"""The pytest plugin: an item for each tier of a script, options, workers that share servers, the report of a failure.
+
+Registered by entry point, so every project of an environment loads it. It claims only what ``@scripted`` decorated, and
+imports nothing of the harness before a test needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from scripted.pytest_session import ScriptedSession
+    from scripted.script.decorator import ScriptedTest
+
+__all__: list[str] = []
+
+Harness = Callable[..., AbstractContextManager[Any]]
+
+TIERS: Final = ("sim", "server")
+_DECORATOR: Final = "scripted.script.decorator"
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
+    "mutant": {"metavar": "NAME", "help": "switch a bug of the gallery on; the tests that catch it go red"},
+    "invariants": {
+        "choices": ("step", "end"),
+        "help": "audit the engine's books after every step, or only at the end of a script (default: step; "
+        "with a mutant: end, so that the failure looks as it did in the original engine)",
+    },
+}
+# The property of a report that has what its script compared and left. It travels from xdist's workers.
+_RESULT: Final = "scripted"
+_session: Final = pytest.StashKey["ScriptedSession"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the harness's options under names that are its own."""
+    group = parser.getgroup("scripted", "scripted races (each option has a short name too, --tier, where that is free)")
+    for name, option in _OPTIONS.items():
+        group.addoption(f"--scripted-{name}", dest=_destination(name), **option)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """Add the short names, ``--tier`` and so on, unless the project has options of that name."""
+    yield
+    group = parser.getgroup("scripted")
+    for name, option in _OPTIONS.items():
+        if f"--{name}" not in _names_of(parser):
+            group.addoption(f"--{name}", dest=_destination(name), **option | {"help": f"short for --scripted-{name}"})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the name of the mutant."""
+    mutant = _option(config, "mutant")
+    if mutant is not None:
+        from scripted.gallery import UnknownMutant, mutant_named
+
+        try:
+            mutant_named(mutant)
+        except UnknownMutant as exc:
+            raise pytest.UsageError(f"--mutant: {exc}") from exc
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no server behind."""
+    if _session in config.stash:
+        config.stash[_session].close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one item for each tier of each scripted test."""
+    wanted = _option(metafunc.config, "tier")
+    test = _scripted_test(metafunc.function)
+    if test is not None:
+        _session_of(metafunc.config)
+        parameter = sys.modules[_DECORATOR].TIER_PARAMETER
+        metafunc.parametrize(parameter, [tier for tier in test.tiers if wanted in (tier, "all")])
+    elif _takes_our_harness(metafunc):
+        metafunc.parametrize("harness", [tier for tier in TIERS if wanted in (tier, "all")], indirect=True)
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """``harness(config, mutant=None)`` lends an engine of each tier in turn, for tests that run scripts by hand."""
+    tier: str = request.param
+    return functools.partial(_session_of(request.config).harness, tier=tier)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop items without a tier; keep the tests of one configuration on one worker, where they share a server."""
+    wanted = _option(config, "tier")
+    dropped = []
+    for item in items:
+        test = _scripted_test(getattr(item, "function", None))
+        if test is None:
+            continue
+        if wanted != "all" and wanted not in test.tiers:
+            dropped.append(item)
+        else:
+            item.add_marker(pytest.mark.xdist_group(_group_of(test)))
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tell the session which test runs, for its replay command."""
+    if _session in item.config.stash:
+        item.config.stash[_session].node_id = item.nodeid
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show a script's own report instead of a traceback through the harness; count what it compared and left."""
+    report = yield
+    if _session not in item.config.stash:
+        return report
+    if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
+        report.user_properties.append((_RESULT, counts))
+    if call.excinfo is not None and report.failed:
+        from scripted.errors import ScriptError
+
+        if isinstance(call.excinfo.value, ScriptError):
+            report.longrepr = call.excinfo.value.report.render()
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the scripts that passed have compared, and what they have left that may be a mistake."""
+    told = [
+        (report.nodeid, counts)
+        for report in terminalreporter.stats.get("passed", ())
+        for name, counts in getattr(report, "user_properties", ())
+        if name == _RESULT and getattr(report, "when", "") == "call"
+    ]
+    if not told:
+        return
+    from scripted.report.tally import SummaryOfScripts
+
+    tally = SummaryOfScripts()
+    for test, counts in told:
+        tally.add(test, counts)
+    terminalreporter.section("scripts", "-")
+    for line in tally.lines(verbose=terminalreporter.verbosity > 0):
+        terminalreporter.line(line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """Let ``--pdb`` stop in the script. In the server tier the script has run in another process, and is gone."""
+    if call.excinfo is None or not node.config.getoption("usepdb", False):
+        return
+    error = call.excinfo.value
+    cause = error.__cause__
+    test = _scripted_test(getattr(node, "function", None))
+    traceback = None if test is None or cause is None else _ending_in(cause.__traceback__, test.file)
+    if cause is not None and traceback is not None:
+        call.excinfo = pytest.ExceptionInfo.from_exc_info((type(cause), cause, traceback))
+    elif test is not None:
+        print("--pdb: the script ran in the server's scheduler process; run it with --tier sim to stop in it")  # noqa: T201
+
+
+def _ending_in(traceback: TracebackType | None, file: str) -> TracebackType | None:
+    """A copy of a traceback that ends with its last frame in this file, where a debugger then starts."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    while frames and frames[-1].tb_frame.f_code.co_filename != file:
+        frames.pop()
+    ended = None
+    for one in reversed(frames):
+        ended = TracebackType(ended, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return ended
+
+
+def _destination(name: str) -> str:
+    return f"scripted_{name}"
+
+
+def _option(config: pytest.Config, name: str) -> Any:
+    return config.getoption(_destination(name))
+
+
+def _names_of(parser: pytest.Parser) -> set[str]:
+    """Every option that pytest, its plugins and the project's own conftest have."""
+    groups = [*parser._groups, parser._anonymous]  # noqa: SLF001 - pytest has no public list of its options
+    return {name for group in groups for option in group.options for name in option.names()}
+
+
+def _scripted_test(function: object) -> ScriptedTest | None:
+    """What ``@scripted`` made of a function; None for every other one. Loads nothing: a decorated test has done so."""
+    spec = getattr(function, "scripted", None)
+    kind = getattr(sys.modules.get(_DECORATOR), "ScriptedTest", None) if spec is not None else None
+    return spec if kind is not None and isinstance(spec, kind) else None
+
+
+def _takes_our_harness(metafunc: pytest.Metafunc) -> bool:
+    """Whether ``harness`` is the fixture of this file, and not one that the project defines itself."""
+    if "harness" not in metafunc.fixturenames:
+        return False
+    definitions = metafunc._arg2fixturedefs.get("harness", ())  # noqa: SLF001 - pytest has no public way to ask
+    return bool(definitions) and definitions[-1].func.__module__ == __name__
+
+
+def _session_of(config: pytest.Config) -> ScriptedSession:
+    """The scripted tests of this pytest process; set up when the first one is collected."""
+    if _session not in config.stash:
+        from scripted.pytest_session import ScriptedSession, set_session
+
+        mutant = _option(config, "mutant")
+        invariants = _option(config, "invariants") or ("end" if mutant else "step")
+        session = ScriptedSession(mutant=mutant, every_step=invariants == "step")
+        set_session(session)
+        config.stash[_session] = session
+    return config.stash[_session]
+
+
+def _group_of(test: ScriptedTest) -> str:
+    return "scripted-" + hashlib.blake2b(test.config.model_dump_json().encode(), digest_size=6).hexdigest()

@@ -1,0 +1,109 @@
+"""Scripts of the server tier that are interrupted, killed, or kill what they stand on.
+
+The test process is told at once, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine import EngineConfig
+from scripted import ScriptedServer, ServerDied
+
+REPOSITORY = Path(__file__).parents[3]
+PATIENCE_S = 60.0
+# A server that waits for its frozen scheduler to hear an order takes SHUTDOWN_TIMEOUT_S, which is more than this.
+INTERRUPT_BOUND_S = 4.0
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from engine import EngineConfig
+from scripted import ScriptedServer, ScriptOptions
+
+
+def endless(t, started):
+    Path(started).touch()
+    while True:
+        yield
+
+
+if __name__ == "__main__":
+    with ScriptedServer.start(EngineConfig()) as server:
+        server.run(endless, sys.argv[1], options=ScriptOptions(max_steps=10**9))
+"""
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a server and a script that never ends, from the moment when the script runs."""
+    file, started, folders = tmp_path / "endless.py", tmp_path / "started", tmp_path / "tmp"
+    file.write_text(ENDLESS)
+    folders.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folders)}
+    with subprocess.Popen([sys.executable, str(file), str(started)], env=environment) as process:
+        try:
+            wait_until(lambda: started.exists() or process.poll() is not None)
+            assert started.exists()
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not done():
+        assert time.monotonic() < deadline, f"it did not happen within {patience_s} s"
+        time.sleep(0.01)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The servers' private folders. What torch keeps beside them is its own."""
+    return list(folder.glob("scripted-*"))
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """The server's processes, by the temporary folder that they were started with."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_an_interrupt_ends_the_server_with_its_script(endless: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    endless.send_signal(signal.SIGINT)
+    endless.wait(INTERRUPT_BOUND_S)
+    wait_until(lambda: not folders_in(tmp_path / "tmp"))
+    wait_until(lambda: not processes_in(tmp_path / "tmp"))
+
+
+def test_a_killed_test_process_leaves_nothing(endless: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert folders_in(tmp_path / "tmp")
+    endless.kill()
+    wait_until(lambda: not folders_in(tmp_path / "tmp"))
+    wait_until(lambda: not processes_in(tmp_path / "tmp"))
+
+
+def kills_the_supervisor(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=2)
+    os.kill(os.getppid(), signal.SIGKILL)
+    yield from t.run_until_finished(r)
+
+
+def test_a_script_that_kills_the_supervisor_is_the_one_that_fails() -> None:
+    """D06"""
+    with ScriptedServer.start(EngineConfig()) as server, pytest.raises(ServerDied, match="supervisor"):
+        server.run(kills_the_supervisor)
