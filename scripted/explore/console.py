@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from scripted.explore.campaign import Campaign, Report
+from scripted.explore.execution import is_not_covered
 from scripted.explore.gallery_search import Found, find_mutant, write_gallery
 from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
 from scripted.explore.targets import ScriptTarget, target_named
 from scripted.explore.units import Finding, SearchPlan
+from scripted.explore.workloads import WORKLOADS
 from scripted.gallery.mutants import switched_on
 
 __all__ = ["search", "search_for_mutants"]
@@ -76,8 +78,15 @@ def _summary(report: Report) -> str:
     return (
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
-        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
+        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure{_not_covered(report)}"
     )
+
+
+def _not_covered(report: Report) -> str:
+    """How many runs the executable specification does not cover, and of which workloads."""
+    names = [name for name in report.by_target if name in WORKLOADS and is_not_covered(WORKLOADS[name])]
+    runs = sum(report.by_target[name] for name in names)
+    return f"; {runs} runs without the specification, of {', '.join(names)}" if names else ""
 
 
 def _show_finding(console: Console, finding: Finding, mutant: str | None, to_script: Path | None) -> None:

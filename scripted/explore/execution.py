@@ -14,15 +14,15 @@ import msgspec
 
 from engine.scheduler import StepRecord, run_loop
 from scripted.actions import Placed
-from scripted.checks.conformance import Conformance
+from scripted.checks.conformance import Conformance, why_not_covered
 from scripted.checks.digests import check_digests
 from scripted.checks.violation import Violation
 from scripted.explore.coverage import Cell
 from scripted.explore.forks import Frozen
-from scripted.explore.schedule import Schedule
+from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.schedule_gate import SimulatedGate
 
-__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "is_specified", "record"]
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "is_not_covered", "is_specified", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
 # The executable specification costs half as much again as all other checks. Of the runs that share a beginning, one in
@@ -82,6 +82,11 @@ def record(schedule: Schedule) -> tuple[Outcome, list[StepRecord]]:
 def is_specified(extra: tuple[Placed, ...]) -> bool:
     """Whether a run with these additions is compared with the executable specification from where it forks."""
     return zlib.crc32(repr(extra).encode()) % SPECIFIED_EVERY_RUNS == 0
+
+
+def is_not_covered(schedule: Schedule) -> bool:
+    """Whether the executable specification says nothing of such an engine."""
+    return why_not_covered(limits_of(schedule.config)) is not None
 
 
 def finish(gate: SimulatedGate) -> Outcome:

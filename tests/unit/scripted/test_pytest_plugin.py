@@ -174,7 +174,10 @@ HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = En
         ("@scripted(ONE)\ndef test_a(x):\n    yield\n", "must take t as its first parameter"),
         ("@scripted\ndef test_a(t):\n    yield\n", "@scripted takes an EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
-        ("@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n", "max_steps must be a whole number, max_steps >= 1"),
+        (
+            "@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n",
+            "max_steps must be a whole number",
+        ),
     ],
 )
 def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:
