@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -61,8 +62,11 @@ def run_frontend(
 
 def _clear_up(folder: PrivateDir, death: ProcessDiedError) -> None:
     """What the supervisor does at the end of a server, done for a supervisor that was killed."""
+    report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
+    sys.stderr.write(report.obituary())
+    sys.stderr.flush()
     if folder.lent:
-        DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time()).write(folder.path)
+        report.write(folder.path)
     folder.remove()
 
 
@@ -115,7 +119,9 @@ class _Life:
             case Drain():
                 self._front.client.close_to_requests(ApiError.unavailable("the server is draining; ask another one"))
                 self._draining = asyncio.create_task(self._drain())
-            case Shutdown() | None:
+            case None:
+                return
+            case Shutdown():
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
 
     def lose_reader(self, reading: ForkedWork) -> None:

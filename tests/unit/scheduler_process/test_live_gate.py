@@ -24,6 +24,7 @@ from engine.scheduler import Scheduler
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
+from engine.settings import ServerSettings
 
 DEPTH = 3
 NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)
@@ -81,7 +82,9 @@ class InProcessPipeline:
 class World:
     """A gate and everything that it waits on."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None, *, step_timeout_s: float = 0.0
+    ) -> None:
         self.inbox = Inbox(context, "inproc://requests")
         self.client = context.socket(zmq.PUSH)
         self.client.connect("inproc://requests")
@@ -94,13 +97,15 @@ class World:
         self.pipeline = pipeline or RemotePipeline(self.results)
         self.scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
         self.gate = LiveGate(
-            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these six
+            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these
                 inbox=self.inbox,
                 pipeline=self.pipeline,
                 control=self.control,
                 clock=MonotonicClock(),
                 limits=SimpleNamespace(depth=DEPTH),
                 scheduler=self.scheduler,
+                settings=ServerSettings(step_timeout_s=step_timeout_s),
+                stuck_stage=lambda number: ("stage-1", f"it computes {number}"),
             )
         )
 
@@ -126,8 +131,8 @@ def make_world():
     with zmq.Context() as context:
         worlds: list[World] = []
 
-        def make(pipeline: Any = None) -> World:
-            worlds.append(World(context, pipeline))
+        def make(pipeline: Any = None, **options: float) -> World:
+            worlds.append(World(context, pipeline, **options))
             worlds[-1].gate.__enter__()
             return worlds[-1]
 
