@@ -29,6 +29,7 @@ from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
+from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
 from engine.settings import ServerSettings
 
@@ -54,16 +55,16 @@ def run_frontend(
         asyncio.run(_serve(control, settings, admission, reading, listener, folder))
     except ProcessDiedError as exc:
         if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
-            _clear_up(folder, exc)
+            _clear_up(settings, folder, exc)
         raise
     finally:
         reading.close()
 
 
-def _clear_up(folder: PrivateDir, death: ProcessDiedError) -> None:
+def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedError) -> None:
     """What the supervisor does at the end of a server, done for a supervisor that was killed."""
     report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
-    sys.stderr.write(report.obituary())
+    sys.stderr.write(failure_line(settings, report.obituary()))
     sys.stderr.flush()
     if folder.lent:
         report.write(folder.path)

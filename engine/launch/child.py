@@ -30,7 +30,7 @@ from engine.process.control import (
     SupervisorMessage,
     decode_child_message,
 )
-from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
 from engine.process.signals import STACK_SIGNAL
 
 __all__ = ["Child", "ChildMain", "fork_child"]
@@ -150,6 +150,7 @@ def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives
 
 def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     current_process().name = name
+    take_no_input()
     signal.set_wakeup_fd(-1)
     # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

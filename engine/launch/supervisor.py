@@ -21,6 +21,7 @@ from engine.config import embedded_seed
 from engine.errors import EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
+from engine.launch.descriptors import require_descriptors
 from engine.launch.imports import import_engine
 from engine.launch.listener import base_url, bind_listener
 from engine.limits import Limits, ModelFacts, embedded_facts
@@ -71,6 +72,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     started = time.monotonic()
     configure_logging(settings)
     try:
+        require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
         _refuse_early(settings)
         import_engine()
@@ -99,12 +101,15 @@ def _refuse_early(settings: ServerSettings) -> None:
 
 
 def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
-    from engine.model.capacity import measure_kv_tokens
+    from engine.model.capacity import measure_kv_tokens, require_memory
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
-    return facts, Limits.of(settings, facts, capacity)
+    limits = Limits.of(settings, facts, capacity)
+    if settings.max_total_tokens is not None:
+        require_memory(settings, facts, limits)
+    return facts, limits
 
 
 def _failed_start(exc: EngineError) -> DeathReport:
