@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -108,6 +109,47 @@ def test_missing_bytes_are_refused(pair: Pair) -> None:
     pair[0]._write(encode(header), memoryview(b"\0" * 12))
     with pytest.raises(StepFailedError, match="must have 64 bytes, got 12"):
         pair[1].receive(microbatch(tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "header", "text"),
+    [
+        ((2**32 - 1, 0), b"", "a header has at most 65536 bytes, got 4294967295"),
+        ((4, 2**63), b"\xc1\xc1\xc1\xc1", "a header must be one of hidden states"),
+        ((9, 0), b"\x81\xa4type\xa2\xff\xff", "a header must be one of hidden states"),
+    ],
+)
+def test_what_is_no_header_is_refused_at_once(pair: Pair, sizes: tuple[int, int], header: bytes, text: str) -> None:
+    """A05, A06: nothing is waited for that was only announced, and the error names both stages."""
+    assert pair[0]._target is not None
+    pair[0]._target.sendall(struct.pack("<IQ", *sizes) + header)
+    with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: {text}"):
+        pair[1].receive(microbatch())
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(2, HIDDEN_SIZE), (1, HIDDEN_SIZE + 1), (2**40, 2**40), (-1, 8), (0, 0)])
+def test_hidden_states_of_another_shape_than_the_plan_s_are_refused(pair: Pair, tokens: int, width: int) -> None:
+    """A05: the plan says how many bytes come, not their sender: no memory is taken for what was announced."""
+    header = encode(HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=tokens, hidden_size=width))
+    assert pair[0]._target is not None
+    pair[0]._target.sendall(struct.pack("<IQ", len(header), 2**62) + header)
+    with pytest.raises(StepFailedError, match=r"microbatch 1 has hidden states of \(1, 8\), got"):
+        pair[1].receive(microbatch())
+
+
+def test_bytes_behind_a_failure_are_refused(pair: Pair) -> None:
+    header = encode(HiddenFailed(1, "broken"))
+    pair[0]._write(header, memoryview(b"more"))
+    with pytest.raises(StepFailedError, match="must have 0 bytes, got 4"):
+        pair[1].receive(microbatch())
+
+
+def test_an_error_of_any_length_arrives(pair: Pair) -> None:
+    """A05: its beginning, cut so that it fits a header."""
+    pair[0].send(microbatch(), HiddenFailed(1, "\u20ac" * 10**6))
+    failed = pair[1].receive(microbatch())
+    assert isinstance(failed, HiddenFailed)
+    assert set(failed.error) == {"\u20ac"}
 
 
 def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
