@@ -356,7 +356,7 @@ def _build(
                 attn_implementation=attention.IMPLEMENTATION,
                 trust_remote_code=trust_remote_code,
             )
-    except (ValueError, TypeError, AttributeError, ImportError, OSError) as exc:
+    except Exception as exc:  # an architecture raises whatever it does not understand
         require_trust(folder, exc, trust_remote_code=trust_remote_code)
         raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
     parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
