@@ -296,10 +296,11 @@ class _Supervisor:
         """
         self._wait_for(lambda: any(map(_is_culprit, self._ended)), CULPRIT_WAIT_S)
         child = next(filter(_is_culprit, self._ended), self._ended[0])
-        for stuck in self._alive():
-            if child.dying is not None and child.dying.victim_of == stuck.name:
-                # It is no death yet, but what the others cannot wait for any longer.
-                return DeathReport(process=stuck.name, pid=stuck.pid, cause=child.dying.victim_cause, when=time.time())
+        blame = {one.dying.victim_of: one.dying.victim_cause for one in self._ended if one.dying is not None}
+        stuck = next((one for one in self._alive() if one.name in blame), None)
+        if stuck is not None and not _is_culprit(child):
+            # It is no death yet, but what the others cannot wait for any longer.
+            return DeathReport(process=stuck.name, pid=stuck.pid, cause=blame[stuck.name], when=time.time())
         status = child.status if child.status is not None else EXIT_FAILED
         return DeathReport(
             process=child.name,
