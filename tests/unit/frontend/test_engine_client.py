@@ -21,7 +21,9 @@ def _request(*, stream: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("pieces", [(b"a", b"st", b"b"), (b"as", b"t", b"b"), (b"a", b"b", b"st"), (b"abst",)])
+@pytest.mark.parametrize(
+    "pieces", [(b"a", b"st", b"b"), (b"as", b"t", b"b"), (b"a", b"b", b"st"), (b"abst",), (b"astb",), (b"asta", b"b")]
+)
 def test_a_stop_string_that_meets_the_length_limit_ends_the_answer_once(play, pieces: Any, stream: bool) -> None:
     """A06: the scheduler ends the request by its length before it has heard of the stop string."""
 
@@ -42,6 +44,8 @@ def test_a_stop_string_that_meets_the_length_limit_ends_the_answer_once(play, pi
             body = response.json()
             assert body["meta_info"]["finish_reason"] == "stop"
             assert body["meta_info"]["matched_stop"] == "st"
+            said = b"".join(pieces)
+            assert body["output_ids"] == list(said[: said.index(b"st") + 2])
             assert body["text"] == b"".join(pieces).partition(b"st")[0].decode()
         assert stage.client.open_requests == 0
 
@@ -61,8 +65,10 @@ def test_an_abort_that_comes_too_late_leaves_nothing_open(play) -> None:
         assert stage.client.open_requests == 0
         again = asyncio.create_task(stage.http.post("/generate", json=_request(stream=False)))
         assert isinstance(await stage.scheduler.receive(), Generate), "the rid is free again"
+        assert not stage.client._quiet.is_set()
         await stage.scheduler.reply(_output(b"b", done=1, reason=FinishReason.LENGTH))
         assert (await again).status_code == 200
+        await stage.client.wait_quiet()
 
     play(scene)
 
@@ -100,6 +106,16 @@ def test_a_call_that_is_given_up_is_no_open_call(play) -> None:
         await asyncio.sleep(0)
         assert not one_more.done()
         one_more.cancel()
+
+    play(scene)
+
+
+def test_the_served_model_is_listed_and_found_by_its_name(play) -> None:
+    async def scene(stage) -> None:
+        listed = (await stage.http.get("/v1/models")).json()["data"]
+        assert [(model["id"], model["max_model_len"]) for model in listed] == [("embedded", 8192)]
+        assert (await stage.http.get("/v1/models/embedded")).json() == listed[0]
+        assert (await stage.http.get("/v1/models/another")).status_code == 404
 
     play(scene)
 
