@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
 from engine.frontend.tokenizer import load_tokenizer
-from engine.model.checkpoint import read_facts, read_never_sampled_ids, resolve_folder
+from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
 from engine.model.embedded import embedded_folder
 from engine.model.runner import StageRunner
 from engine.model.stage_model import stage_layers
