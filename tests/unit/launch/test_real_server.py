@@ -244,7 +244,6 @@ def test_a_stopped_process_is_named_and_every_stream_ends(launch, pp_size: int, 
     else:
         message = json.loads(last.removeprefix("data: "))["error"]["message"]
         assert f"the {victim} process died" in message
-        assert "(step_timeout_s)" in message
     server.assert_all_gone()
     report = read_death_report(server.folder)
     assert (report.process, "(step_timeout_s)" in report.cause) == (victim, True)

@@ -72,7 +72,7 @@ class Runner:
     def finish_update(self, *, commit: bool) -> None:
         self._see("finish", commit)
 
-    def fail_next(self) -> None:
+    def fail_next(self, **options: object) -> None:
         self._see("fail next")
 
     def forget(self) -> None:
