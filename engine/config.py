@@ -41,6 +41,9 @@ class EngineConfig(BaseModel):
         description="'embedded' (or 'embedded:SEED' for other weights of it), 'embedded-window' (the same with window "
         "layers), a folder with a transformers checkpoint, or a hub name",
     )
+    trust_remote_code: bool = Field(
+        False, description="run Python that comes with a checkpoint (auto_map); only for those whose code you have read"
+    )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; 'auto' takes the checkpoint's own"

@@ -6,9 +6,12 @@ is born in the front end, waits in the gate, and becomes an event of exactly one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
+
+from engine.frames import decoder_of
 
 __all__ = [
     "Abort",
@@ -324,23 +327,23 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 Reply = TokenOutput | Refusal | CallAnswer | StatsAnswer
 
-_client_message_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
-_pipeline_event_decoder: msgspec.msgpack.Decoder[PipelineEvent] = msgspec.msgpack.Decoder(PipelineEvent)
-_reply_decoder = msgspec.msgpack.Decoder(tuple[Reply, ...])
+_client_message_of: Callable[[bytes], ClientMessage] = decoder_of(ClientMessage)
+_pipeline_event_of: Callable[[bytes], PipelineEvent] = decoder_of(PipelineEvent)
+_replies_of: Callable[[bytes], tuple[Reply, ...]] = decoder_of(tuple[Reply, ...])
 
 encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_client_message(data: bytes) -> ClientMessage:
-    """Decode one client message. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _client_message_decoder.decode(data)
+    """Decode one client message. Raises BadFrameError for anything else."""
+    return _client_message_of(data)
 
 
 def decode_pipeline_event(data: bytes) -> PipelineEvent:
-    """Decode one completion or pipeline failure. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _pipeline_event_decoder.decode(data)
+    """Decode one completion or pipeline failure. Raises BadFrameError for anything else."""
+    return _pipeline_event_of(data)
 
 
 def decode_reply(data: bytes) -> tuple[Reply, ...]:
-    """Decode the replies of one step. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _reply_decoder.decode(data)
+    """Decode the replies of one step. Raises BadFrameError for anything else."""
+    return _replies_of(data)

@@ -6,9 +6,12 @@ one page table a row and one sampling spec a row, and each segment adds to them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
+
+from engine.frames import decoder_of
 
 __all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
 
@@ -107,9 +110,9 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
         return tuple([segment.rid for segment in self.segments])
 
 
-_microbatch_decoder = msgspec.msgpack.Decoder(Microbatch)
+_microbatch_of: Callable[[bytes], Microbatch] = decoder_of(Microbatch)
 
 
 def decode_microbatch(data: bytes) -> Microbatch:
-    """Decode one plan. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _microbatch_decoder.decode(data)
+    """Decode one plan. Raises BadFrameError for anything else."""
+    return _microbatch_of(data)

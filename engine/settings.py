@@ -88,6 +88,13 @@ class ServerSettings(EngineConfig):
     drain_timeout_s: float = Field(
         30.0, ge=0, le=86_400, description="longest wait, in seconds, for live requests after SIGTERM; 0: none"
     )
+    step_timeout_s: float = Field(
+        600.0,
+        ge=0,
+        le=86_400,
+        description="longest wait, in seconds, for a microbatch to come back, and for a stopped process to go on; "
+        "after it the server ends and names what is stuck; 0: no limit",
+    )
     shutdown_grace_s: float = Field(
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )

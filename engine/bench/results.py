@@ -34,5 +34,5 @@ def read_result(path: Path) -> BenchResult:
     """Read a result. Raises ConfigError for a file that is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BenchResult)
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, ValueError) as exc:
         raise ConfigError(f"{path} must be a result that `engine bench --json` wrote, but: {exc}") from exc

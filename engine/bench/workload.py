@@ -87,7 +87,7 @@ def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:
 def _decoded(decoder: msgspec.json.Decoder[RecordedRequest], path: Path, number: int, line: str) -> RecordedRequest:
     try:
         return decoder.decode(line)
-    except msgspec.DecodeError as exc:
+    except ValueError as exc:
         raise ConfigError(f"{path}:{number} must be a request like {{'prompt': .., 'max_tokens': ..}}: {exc}") from exc
 
 

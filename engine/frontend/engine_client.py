@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import zmq
 import zmq.asyncio
 
+from engine.frames import BadFrameError
 from engine.frontend.errors import ApiError, ProblemType
 from engine.messages import (
     Abort,
@@ -177,7 +177,7 @@ class EngineClient:
             frame = await self._replies.recv()
             try:
                 replies = decode_reply(frame)
-            except msgspec.DecodeError as exc:
+            except BadFrameError as exc:
                 logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
                 continue
             for reply in replies:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,6 +29,7 @@ from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
+from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
 from engine.settings import ServerSettings
 
@@ -53,16 +55,19 @@ def run_frontend(
         asyncio.run(_serve(control, settings, admission, reading, listener, folder))
     except ProcessDiedError as exc:
         if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
-            _clear_up(folder, exc)
+            _clear_up(settings, folder, exc)
         raise
     finally:
         reading.close()
 
 
-def _clear_up(folder: PrivateDir, death: ProcessDiedError) -> None:
+def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedError) -> None:
     """What the supervisor does at the end of a server, done for a supervisor that was killed."""
+    report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
+    sys.stderr.write(failure_line(settings, report.obituary()))
+    sys.stderr.flush()
     if folder.lent:
-        DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time()).write(folder.path)
+        report.write(folder.path)
     folder.remove()
 
 
@@ -115,7 +120,9 @@ class _Life:
             case Drain():
                 self._front.client.close_to_requests(ApiError.unavailable("the server is draining; ask another one"))
                 self._draining = asyncio.create_task(self._drain())
-            case Shutdown() | None:
+            case None:
+                return
+            case Shutdown():
                 self._end(ApiError.unavailable("the server is shutting down; the request was cut off"))
 
     def lose_reader(self, reading: ForkedWork) -> None:

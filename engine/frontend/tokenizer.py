@@ -25,12 +25,13 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
     # Seconds of import, which the supervisor did before the fork.
     from transformers import AutoTokenizer
 
-    from engine.model.checkpoint import resolve_folder
+    from engine.model.checkpoint import require_trust, resolve_folder
 
     folder = resolve_folder(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (ValueError, OSError, KeyError) as exc:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as exc:  # tokenizers raises plain Exceptions, and transformers many unrelated types
+        require_trust(folder, exc, trust_remote_code=config.trust_remote_code)
         raise CheckpointError(f"{folder} must hold a tokenizer that transformers can load, but: {exc}") from exc
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

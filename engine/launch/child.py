@@ -7,16 +7,20 @@ last (say what it died of). Knows nothing of what the processes do.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
 
 import msgspec
 
+from engine.frames import BadFrameError
 from engine.process.control import (
+    MAX_CONTROL_BYTES,
     ChildMessage,
     Control,
     Drained,
@@ -26,7 +30,7 @@ from engine.process.control import (
     SupervisorMessage,
     decode_child_message,
 )
-from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
 from engine.process.signals import STACK_SIGNAL
 
 __all__ = ["Child", "ChildMain", "fork_child"]
@@ -34,6 +38,8 @@ __all__ = ["Child", "ChildMain", "fork_child"]
 ChildMain = Callable[[Control], None]
 
 EXIT_FAILED = 1
+
+logger = logging.getLogger(__name__)
 
 
 class Child:
@@ -47,6 +53,7 @@ class Child:
         self.loading: Loading | None = None
         self.dying: Dying | None = None
         self.status: int | None = None
+        self.stopped_since: float | None = None
         self._connection = connection
 
     def fileno(self) -> int:
@@ -68,10 +75,35 @@ class Child:
     def listen(self) -> None:
         """Take in what it said; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
         try:
-            self._take(decode_child_message(self._connection.recv_bytes()))
-        except (EOFError, OSError):
+            self._take(decode_child_message(self._connection.recv_bytes(MAX_CONTROL_BYTES)))
+        except BadFrameError as exc:
+            logger.warning("dropped what is no message of the %s process: %s", self.name, exc)
+        except (EOFError, ConnectionError):
             # Only the process itself holds the other end, so this is its end, a moment before it can be reaped.
             self._reap()
+        except OSError as exc:
+            # What says that it is too long to be a message: nothing after it can be read, the process's end included.
+            self.end(f"its control pipe broke: {exc}")
+            self._reap()
+
+    def look_for_stop(self) -> None:
+        """Note since when it is stopped by a signal, on the monotonic clock. Called after SIGCHLD."""
+        if not self.alive or not hasattr(os, "waitid"):
+            return
+        try:
+            # Neither an end nor the stop itself is taken away: the one is for the reaping, the other for the next look.
+            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            stopped = False  # It has ended, and its pipe says so in a moment.
+        if not stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = time.monotonic()
+
+    def end(self, why: str) -> None:
+        """Kill it, for a reason that is its cause of death."""
+        self.dying = self.dying or Dying(error=why, traceback="", expected=True)
+        self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; harmless once it was reaped."""
@@ -118,10 +150,12 @@ def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives
 
 def _prepare(name: str, supervisor_pid: int, outlives_supervisor: bool) -> None:
     current_process().name = name
+    take_no_input()
     signal.set_wakeup_fd(-1)
     # A terminal's Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # `kill -USR1 PID` writes the stacks of a process that hangs to stderr, whatever it is stuck in.
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     if not outlives_supervisor:

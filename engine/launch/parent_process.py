@@ -7,6 +7,7 @@ single-threaded, computes nothing, and ends when its client is gone.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import selectors
 import shutil
@@ -19,8 +20,9 @@ from types import FrameType
 
 import msgspec
 
+from engine.frames import BadFrameError
 from engine.launch.imports import import_engine
-from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest
+from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest, decode_order
 from engine.launch.supervisor import EXIT_FAILED, supervise
 from engine.process.control import Serving
 from engine.process.inheritance import close_inherited_files, die_with_parent
@@ -31,6 +33,10 @@ __all__ = ["main"]
 # What a supervisor needs to take its own processes down.
 SERVERS_GRACE_S = 3.0
 REAP_INTERVAL_S = 0.01
+# With each order come the lifeline and the news socket.
+SOCKETS_AN_ORDER = 2
+
+logger = logging.getLogger(__name__)
 
 
 def main(orders_fd: int) -> None:
@@ -84,9 +90,17 @@ class _Parent:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _take_order(self) -> None:
-        frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, 2)
+        frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, SOCKETS_AN_ORDER)
         if not frame:
             self._over = True
+            return
+        try:
+            request = decode_order(frame)
+        except BadFrameError as exc:
+            _refuse(fds, f"dropped {len(frame)} bytes that are no order of a server: {exc}")
+            return
+        if len(fds) != SOCKETS_AN_ORDER:
+            _refuse(fds, f"dropped an order of a server that came with {len(fds)} sockets")
             return
         lifeline_fd, news_fd = fds
         news = socket.socket(fileno=news_fd)
@@ -112,6 +126,13 @@ class _Parent:
                 news = self._servers.pop(pid)
                 _tell(news, Exited(status=os.waitstatus_to_exitcode(status)))
                 news.close()
+
+
+def _refuse(fds: list[int], why: str) -> None:
+    """Drop an order. Its client sees the ends of its sockets."""
+    logger.warning("%s", why)
+    for fd in fds:
+        os.close(fd)
 
 
 def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket, parent_pid: int) -> None:

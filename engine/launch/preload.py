@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from typing import Self
 import msgspec
 
 from engine.errors import StartupError
+from engine.frames import decoder_of
 from engine.process.control import Serving
 from engine.process.death import read_death_report
 from engine.settings import REVEAL_KEYS, ServerSettings
@@ -65,7 +67,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 News = Forked | Open | Exited
 
-_news_decoder = msgspec.msgpack.Decoder(News)
+decode_order: Callable[[bytes], ServeRequest] = decoder_of(ServeRequest)
+_news_of: Callable[[bytes], News] = decoder_of(News)
 
 
 class ServerProcess:
@@ -151,8 +154,7 @@ class ServerProcess:
         if not frame:
             # The parent is gone, and its servers with it.
             return Exited(status=-signal.SIGKILL)
-        news: News = _news_decoder.decode(frame)
-        return news
+        return _news_of(frame)
 
 
 class PreloadedParent:

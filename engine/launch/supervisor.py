@@ -21,17 +21,26 @@ from engine.config import embedded_seed
 from engine.errors import EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
+from engine.launch.descriptors import require_descriptors
 from engine.launch.imports import import_engine
 from engine.launch.listener import base_url, bind_listener
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.pipeline.stage_process import run_stage_process
-from engine.process.control import SUPERVISOR, Control, Drain, ProcessDied, Serving, Shutdown, SupervisorMessage
+from engine.process.control import (
+    STAGE_PREFIX,
+    SUPERVISOR,
+    Control,
+    Drain,
+    ProcessDied,
+    Serving,
+    Shutdown,
+    SupervisorMessage,
+)
 from engine.process.death import DeathReport, describe_status
 from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
 from engine.scheduler_process.gate_context import load_attribute
-from engine.scheduler_process.live_gate import STAGE_PREFIX
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
 
@@ -63,6 +72,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     started = time.monotonic()
     configure_logging(settings)
     try:
+        require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
         _refuse_early(settings)
         import_engine()
@@ -91,12 +101,15 @@ def _refuse_early(settings: ServerSettings) -> None:
 
 
 def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
-    from engine.model.capacity import measure_kv_tokens
+    from engine.model.capacity import measure_kv_tokens, require_memory
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
-    return facts, Limits.of(settings, facts, capacity)
+    limits = Limits.of(settings, facts, capacity)
+    if settings.max_total_tokens is not None:
+        require_memory(settings, facts, limits)
+    return facts, limits
 
 
 def _failed_start(exc: EngineError) -> DeathReport:
@@ -105,14 +118,10 @@ def _failed_start(exc: EngineError) -> DeathReport:
 
 def _report(report: DeathReport, private_dir: Path | None, settings: ServerSettings) -> None:
     """Leave the report on stderr, and in the folder that the caller lent."""
-    sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else _obituary(report)))
+    sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else report.obituary()))
     sys.stderr.flush()
     if private_dir is not None and private_dir.is_dir():
         report.write(private_dir)
-
-
-def _obituary(report: DeathReport) -> str:
-    return f"the {report.process} process (pid {report.pid}) died and the server with it: {report.cause}"
 
 
 class _Supervisor:
@@ -184,17 +193,36 @@ class _Supervisor:
         """Handle events until a condition holds; False when ``timeout_s`` seconds passed without it."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            now = time.monotonic()
+            if deadline is not None and deadline <= now:
                 return False
-            for key, _ in self._selector.select(left_s):
+            due = [at for at in (deadline, self._end_stopped(now)) if at is not None]
+            for key, _ in self._selector.select(min(due) - now if due else None):
                 key.data()
         return True
+
+    def _end_stopped(self, now: float) -> float | None:
+        """End what has been stopped for too long, and say when the next one has; None when nothing is stopped.
+
+        A stopped process is silence for all that wait for it, whatever it was doing.
+        """
+        limit_s = self._settings.step_timeout_s
+        stopped = [child for child in self._alive() if child.stopped_since is not None and child.dying is None]
+        if not limit_s or not stopped:
+            return None
+        for child in stopped:
+            assert child.stopped_since is not None
+            if child.stopped_since + limit_s <= now:
+                child.end(f"it was stopped by a signal and did not go on within {limit_s} s (step_timeout_s)")
+        return min((child.stopped_since + limit_s for child in stopped if child.dying is None), default=None)  # type: ignore[operator]
 
     def _on_signal(self, signals: SignalWatch) -> None:
         """The first SIGTERM asks for a drain; any other signal, and any second one, for the end."""
         for number in signals.take():
-            if number == signal.SIGTERM and not self._drain_asked:
+            if number == signal.SIGCHLD:
+                for child in self._alive():
+                    child.look_for_stop()
+            elif number == signal.SIGTERM and not self._drain_asked:
                 self._drain_asked = True
             else:
                 self._stop_asked = True
@@ -268,6 +296,11 @@ class _Supervisor:
         """
         self._wait_for(lambda: any(map(_is_culprit, self._ended)), CULPRIT_WAIT_S)
         child = next(filter(_is_culprit, self._ended), self._ended[0])
+        blame = {one.dying.victim_of: one.dying.victim_cause for one in self._ended if one.dying is not None}
+        stuck = next((one for one in self._alive() if one.name in blame), None)
+        if stuck is not None and not _is_culprit(child):
+            # It is no death yet, but what the others cannot wait for any longer.
+            return DeathReport(process=stuck.name, pid=stuck.pid, cause=blame[stuck.name], when=time.time())
         status = child.status if child.status is not None else EXIT_FAILED
         return DeathReport(
             process=child.name,

@@ -19,12 +19,16 @@ from engine.errors import ConfigError
 from engine.limits import Limits, ModelFacts
 from engine.model.checkpoint import resolve_folder
 
-__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens"]
+__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory"]
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # everybody else on the machine.
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
+
+# What is kept of each slot besides its KV, and of each page, in all processes together at the least.
+_BOOKS_BYTES_PER_SLOT: Final = 8
+_BOOKS_BYTES_PER_PAGE: Final = 64
 
 
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
@@ -48,6 +52,24 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
             "use a smaller model"
         )
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
+
+
+def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> None:
+    """Raise ConfigError for a KV capacity that this machine cannot hold, whatever else is on it.
+
+    On a GPU only the books are held against the machine's memory; the device says itself what it cannot hold.
+    """
+    slots = limits.total_pages * limits.page_size
+    books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
+    window_slots = limits.window_pages * limits.page_size
+    kv = slots * facts.kv_bytes_per_token + window_slots * facts.window_kv_bytes_per_token
+    needed = books + (kv if config.device == "cpu" or _free_cuda_bytes() is None else 0)
+    present = psutil.virtual_memory().total
+    if needed > present:
+        raise ConfigError(
+            f"max_total_tokens must fit into memory, got {config.max_total_tokens}: {slots} tokens of KV and their "
+            f"books are {needed} bytes, this machine has {present}; lower it or leave it unset"
+        )
 
 
 def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:

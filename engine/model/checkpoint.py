@@ -31,6 +31,7 @@ __all__ = [
     "require_files",
     "require_same_model",
     "require_tokenizer",
+    "require_trust",
     "resolve_folder",
     "window_layers",
 ]
@@ -43,6 +44,7 @@ _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -64,7 +66,7 @@ def resolve_folder(config: EngineConfig) -> Path:
             f"model must be {EMBEDDED_MODEL!r}, '{EMBEDDED_MODEL}:SEED', a folder or a hub name 'owner/name', "
             f"got {config.model!r}, which is no folder here; check the path"
         )
-    return _download(config.model)
+    return _download(config.model, trust_remote_code=config.trust_remote_code)
 
 
 def local_folder(config: EngineConfig) -> Path:
@@ -115,7 +117,7 @@ def read_configured_facts(config: EngineConfig) -> ModelFacts:
 
 
 def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
-    model = _read_text_config(folder)
+    model = _read_text_config(folder, trust_remote_code=config.trust_remote_code)
     heads, head_dim = heads_of(model, folder)
     window, windowed = window_layers(model)
     layer_bytes = 2 * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
@@ -131,29 +133,44 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     )
 
 
-def read_model_config(folder: Path) -> PreTrainedConfig:
-    """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged."""
+def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged.
+
+    Python that comes with the checkpoint is run only when it is trusted, and nobody is asked.
+    """
     _require_config(folder)
     _require_weights(folder)
-    return _read_text_config(folder)
+    return _read_text_config(folder, trust_remote_code=trust_remote_code)
 
 
-def _read_text_config(folder: Path) -> PreTrainedConfig:
+def _read_text_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     path = _require_config(folder)
     from transformers import AutoConfig  # seconds of import, for a folder only
 
     try:
-        model: PreTrainedConfig = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
-    except (ValueError, KeyError, OSError, TypeError) as exc:
+        whole = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        model: PreTrainedConfig = whole.get_text_config(decoder=True)
+    except Exception as exc:  # transformers raises many unrelated types for what is wrong in a configuration
+        require_trust(folder, exc, trust_remote_code=trust_remote_code)
         raise CheckpointError(f"{path} must be a configuration that transformers knows, but: {exc}") from exc
     _require_decoder(model, path)
     return model
 
 
+def require_trust(folder: Path, exc: Exception, *, trust_remote_code: bool) -> None:
+    """Raise CheckpointError, which names the flag, when it is for its own code that a checkpoint cannot be loaded."""
+    if "trust_remote_code" in str(exc) and not trust_remote_code:
+        raise CheckpointError(
+            f"a checkpoint must load without code of its own, but {folder} brings Python files (auto_map) and needs "
+            "them; read them, and if you trust them start with --trust-remote-code"
+        ) from exc
+
+
 def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
     """The ids that the checkpoint's generation config forbids (``suppress_tokens``)."""
-    ids = _read_json(folder / "generation_config.json").get("suppress_tokens") or []
-    return tuple(ids) if isinstance(ids, list) else ()
+    path = folder / "generation_config.json"
+    ids = _read_json(path).get("suppress_tokens")
+    return () if ids is None else _token_ids(path, "suppress_tokens", ids)
 
 
 def require_tokenizer(folder: Path) -> None:
@@ -214,11 +231,11 @@ def window_layers(model: PreTrainedConfig) -> tuple[int, list[bool]]:
     return window, windowed
 
 
-def _download(name: str) -> Path:
+def _download(name: str, *, trust_remote_code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]))
     except Exception as exc:  # the hub's client raises many unrelated types; all mean that there is no model
         raise CheckpointError(
             f"model {name!r} is no folder here and could not be fetched from the hub: {str(exc).rstrip('.')}; "
@@ -244,22 +261,45 @@ def _require_weights(folder: Path) -> None:
 def _require_decoder(model: PreTrainedConfig, path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if getattr(model, "is_encoder_decoder", False) or model.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    own_code = "AutoModelForCausalLM" in (getattr(model, "auto_map", None) or {})
+    known = own_code or model.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if getattr(model, "is_encoder_decoder", False) or not known:
         raise CheckpointError(f"the model must be decoder-only, but {path} says model_type={model.model_type!r}")
     fields = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     missing = [field for field in fields if getattr(model, field, None) is None]
     if missing:
         raise CheckpointError(f"{path} (model_type={model.model_type!r}) must say {', '.join(missing)}, but does not")
+    for field in (*fields, *(field for field in _OPTIONAL_SIZES if getattr(model, field, None) is not None)):
+        size = getattr(model, field)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise CheckpointError(f"{path} must give {field} as a number >= 1, got {size!r:.200}; correct it")
     unsupported = set(getattr(model, "layer_types", None) or ()) - _SUPPORTED_LAYERS
     if unsupported:
         raise CheckpointError(f"layers must be of types {sorted(_SUPPORTED_LAYERS)}, {path} has {sorted(unsupported)}")
 
 
 def _eos_token_ids(folder: Path, model: PreTrainedConfig) -> tuple[int, ...]:
-    ids = _read_json(folder / "generation_config.json").get("eos_token_id", getattr(model, "eos_token_id", None))
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(str(ids)),)
+    path = folder / "generation_config.json"
+    said = _read_json(path)
+    if "eos_token_id" not in said:
+        path, said = folder / "config.json", {"eos_token_id": getattr(model, "eos_token_id", None)}
+    ids = said["eos_token_id"]
+    found = () if ids is None else _token_ids(path, "eos_token_id", ids)
+    if any(token >= model.vocab_size for token in found):
+        raise CheckpointError(
+            f"{path} must give eos_token_id below vocab_size={model.vocab_size}, got {ids!r}; nothing would end with it"
+        )
+    return found
+
+
+def _token_ids(path: Path, field: str, value: object) -> tuple[int, ...]:
+    """One token id or a list of them."""
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise CheckpointError(
+            f"{path} must give {field} as a token id or a list of them, got {value!r:.200}; correct it"
+        )
+    return tuple(ids)
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -227,7 +227,8 @@ class StageRunner:
         values = {"dtype": str(self.dtype).removeprefix("torch."), "model": source or self._config.model}
         config = self._config.model_copy(update=values)
         folder = local_folder(config) if source else resolve_folder(config)
-        require_same_model(self._model.description, read_model_config(folder).to_dict(), folder)
+        other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
+        require_same_model(self._model.description, other.to_dict(), folder)
         # Trying the new weights must write into no page that is in use.
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0

@@ -23,7 +23,14 @@ from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
 from engine.model.batch import ForwardBatch
-from engine.model.checkpoint import dtype_name, heads_of, read_model_config, resolve_folder, window_layers
+from engine.model.checkpoint import (
+    dtype_name,
+    heads_of,
+    read_model_config,
+    require_trust,
+    resolve_folder,
+    window_layers,
+)
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
 from engine.model.native import NativeAttention, NativeKernels
@@ -76,7 +83,7 @@ class StageModel:
     ) -> None:
         self._on_load = on_load
         self.folder = resolve_folder(config)
-        model_config = read_model_config(self.folder)
+        model_config = read_model_config(self.folder, trust_remote_code=config.trust_remote_code)
         # Taken before the model is cut down, which changes its configuration.
         self.description: Mapping[str, object] = model_config.to_dict()
         self.is_first = stage == 0
@@ -88,7 +95,7 @@ class StageModel:
         kv_heads, head_dim = heads_of(model_config, self.folder)
         kinds = _windowed_layers(model_config, limits)
         windowed = [kinds[index] for index in self.layers]
-        self._model = _build(model_config, self.dtype, self.folder)
+        self._model = _build(model_config, self.dtype, self.folder, trust_remote_code=config.trust_remote_code)
         self._decoder = self._model.base_model
         self._load()
         self._refuse_work_between_layers()
@@ -102,9 +109,15 @@ class StageModel:
             device=self.device,
             pages_first=varlen,
         )
-        self.pool = pool_of(layers=windowed.count(False))
-        if limits.window_tokens:
-            self.pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
+        try:
+            self.pool = pool_of(layers=windowed.count(False))
+            if limits.window_tokens:
+                self.pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
+        except (RuntimeError, MemoryError) as exc:
+            raise CheckpointError(
+                f"the KV of {limits.total_pages} pages of {limits.page_size} tokens must fit on {self.device}, but: "
+                f"{exc}; lower max_total_tokens"
+            ) from exc
         self._attention = attention.StageAttention(self.pool)
         kernels = None if varlen else self._native_kernels(config, head_dim)
         self._paged = [
@@ -330,15 +343,21 @@ class StageModel:
         return torch.cat(outputs)
 
 
-def _build(model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path) -> _Transformer:
+def _build(
+    model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path, *, trust_remote_code: bool
+) -> _Transformer:
     """The whole model without memory: every tensor on the meta device."""
     attention.register()
     try:
         with torch.device("meta"):
             model: _Transformer = _AUTO_MODEL.from_config(
-                model_config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
+                model_config,
+                dtype=dtype,
+                attn_implementation=attention.IMPLEMENTATION,
+                trust_remote_code=trust_remote_code,
             )
-    except (ValueError, TypeError, AttributeError) as exc:
+    except Exception as exc:  # an architecture raises whatever it does not understand
+        require_trust(folder, exc, trust_remote_code=trust_remote_code)
         raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
     parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
     if parts or model.get_output_embeddings() is None:

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["StageChannel", "StageChannels", "connected", "listening"]
+from engine.frames import BadFrameError
+
+__all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "connected", "listening"]
 
 CONNECT_INTERVAL_S: Final = 0.005
 READ_BYTES: Final = 1 << 16
+# Far more than a plan of the longest context with all its pages takes. A length beyond it is none.
+MAX_FRAME_BYTES: Final = 1 << 28
 _LENGTH_BYTES: Final = 4
 
 
@@ -41,7 +45,10 @@ class StageChannel:
             self._socket.sendall(_framed(data))
 
     def receive(self) -> bytes | None:
-        """Wait for the next frame; None when the scheduler is gone and nothing of it is left to read."""
+        """Wait for the next frame; None when the scheduler is gone and nothing of it is left to read.
+
+        Raises BadFrameError for a length beyond all bounds: nothing after it can be told apart.
+        """
         while (frame := self._frames.next()) is None:
             data = _read(self._socket)
             if not data:
@@ -57,13 +64,15 @@ class StageChannel:
 class StageChannels:
     """The scheduler's end of all channels. A stage may connect at any time; what was sent before reaches it then.
 
-    A stage that is gone takes nothing and sends nothing: whoever supervises the processes knows why.
+    A stage that is gone takes nothing and sends nothing: whoever supervises the processes knows why. ``broken`` says by
+    stage why its connection was closed here, because what came on it could not be told apart any more.
     """
 
     def __init__(self, addresses: Sequence[Path]) -> None:
         self._epoll = select.epoll()
         self._ends = [_End(address) for address in addresses]
         self._by_fd: dict[int, _End] = {}
+        self.broken: dict[int, str] = {}
         for end in self._ends:
             self._watch(end)
 
@@ -153,7 +162,14 @@ class StageChannels:
             end.close()
             return []
         end.frames.add(data)
-        return list(iter(end.frames.next, None))
+        frames: list[bytes] = []
+        try:
+            frames.extend(iter(end.frames.next, None))
+        except BadFrameError as exc:
+            self.broken[self._ends.index(end)] = str(exc)
+            self._forget(end)
+            end.close()
+        return frames
 
     def _forget(self, end: _End) -> None:
         del self._by_fd[end.socket.fileno()]
@@ -193,7 +209,10 @@ class _Frames:
         have = len(self._bytes)
         if have < _LENGTH_BYTES:
             return None
-        end = _LENGTH_BYTES + int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
+        length = int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
+        if length > MAX_FRAME_BYTES:
+            raise BadFrameError(f"a frame must have at most {MAX_FRAME_BYTES} bytes, one of {length} was announced")
+        end = _LENGTH_BYTES + length
         if have < end:
             return None
         frame = bytes(self._bytes[_LENGTH_BYTES:end])

@@ -6,6 +6,7 @@ to the scheduler.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import assert_never
 import torch
 
 from engine.config import EngineConfig
+from engine.frames import BadFrameError
 from engine.limits import Limits
 from engine.messages import Completion, encode
 from engine.model.runner import StageRunner
 from engine.pipeline.channel import StageChannel
+from engine.pipeline.progress import Phase, StageProgress
 from engine.pipeline.transport import DistributedTransport, HiddenTransport, SocketTransport, TransportKind
 from engine.pipeline.wire import (
     ControlDone,
@@ -38,6 +41,10 @@ from engine.plan import ForwardMode, Microbatch
 from engine.process.control import Loading
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
+
+logger = logging.getLogger(__name__)
+
+_NO_MICROBATCH = -1
 
 
 def run_stage(
@@ -60,22 +67,33 @@ def run_stage(
     with ExitStack() as owner:
         scheduler = owner.enter_context(closing(StageChannel(stage_address(private_dir, stage))))
         neighbours = owner.enter_context(closing(_open_transport(transport, private_dir, runner, limits, scheduler)))
+        progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
         ready()
-        StageLoop(runner, neighbours, scheduler).run()
+        StageLoop(runner, neighbours, scheduler, progress).run()
 
 
 class StageLoop:
-    """The loop over one stage's messages."""
+    """The loop over one stage's messages. A frame that is none is logged and dropped."""
 
-    def __init__(self, runner: StageRunner, neighbours: HiddenTransport, scheduler: StageChannel) -> None:
+    def __init__(
+        self, runner: StageRunner, neighbours: HiddenTransport, scheduler: StageChannel, progress: StageProgress
+    ) -> None:
         self._runner = runner
         self._neighbours = neighbours
         self._scheduler = scheduler
+        self._progress = progress
+        # What an earlier server left in its folder is not this stage's.
+        self._note(_NO_MICROBATCH, Phase.DONE)
 
     def run(self) -> None:
         """Handle messages in order until Shutdown, or until the scheduler is gone and nothing of it is left to read."""
         while (data := self._scheduler.receive()) is not None:
-            if not self._handle(decode_stage_message(data)):
+            try:
+                message = decode_stage_message(data)
+            except BadFrameError as exc:
+                logger.warning("dropped a frame of %d bytes that is no message to a stage: %s", len(data), exc)
+                continue
+            if not self._handle(message):
                 return
 
     def _handle(self, message: StageMessage) -> bool:
@@ -93,6 +111,7 @@ class StageLoop:
                 self._runner.fail_next(on=message.on)
             case Forget():
                 self._runner.forget()
+                self._note(_NO_MICROBATCH, Phase.DONE)
             case Shutdown():
                 return False
             case _:
@@ -101,15 +120,28 @@ class StageLoop:
 
     def _control(self, control: Microbatch) -> None:
         act = self._runner.prepare_update if control.mode is ForwardMode.UPDATE else self._runner.profile
+        self._note(control.id, Phase.COMPUTING)
         self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
+        self._note(control.id, Phase.DONE)
 
     def _step(self, microbatch: Microbatch) -> None:
-        hidden = None if self._runner.is_first else self._neighbours.receive(microbatch)
+        hidden = None if self._runner.is_first else self._await(microbatch)
+        self._note(microbatch.id, Phase.COMPUTING)
         if isinstance(hidden, HiddenFailed):
             self._runner.skip(microbatch)
-            self._hand_on(microbatch, Completion(microbatch_id=microbatch.id, error=hidden.error))
+            output: torch.Tensor | Completion = Completion(microbatch_id=microbatch.id, error=hidden.error)
         else:
-            self._hand_on(microbatch, self._runner.forward(microbatch, hidden))
+            output = self._runner.forward(microbatch, hidden)
+        self._note(microbatch.id, Phase.HANDING_ON)
+        self._hand_on(microbatch, output)
+        self._note(microbatch.id, Phase.DONE)
+
+    def _await(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
+        self._note(microbatch.id, Phase.WAITING)
+        return self._neighbours.receive(microbatch)
+
+    def _note(self, microbatch_id: int, phase: Phase) -> None:
+        self._progress.note(self._runner.stage, microbatch_id, phase)
 
     def _hand_on(self, microbatch: Microbatch, output: torch.Tensor | Completion) -> None:
         """To the next stage, or from the last one to the scheduler. A failure takes the same way as a result, so that
@@ -160,6 +192,7 @@ def _open_transport(
         private_dir,
         stage=runner.stage,
         pp_size=limits.pp_size,
+        hidden_size=runner.hidden_size,
         device=runner.device,
         scheduler=scheduler,
     )

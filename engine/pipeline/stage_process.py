@@ -75,7 +75,7 @@ def _join_process_group(backend: str, stage: int, limits: Limits, private_dir: P
 def _end_with_supervisor(control: Control) -> None:
     """Block on the control pipe and end the process at the first word that is not good news."""
     try:
-        while isinstance(control.receive(), Serving):
+        while (message := control.receive()) is None or isinstance(message, Serving):
             continue
     except ProcessDiedError:
         os._exit(1)

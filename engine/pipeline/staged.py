@@ -6,14 +6,17 @@ the stages come on the same channel and are kept apart.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import EngineError
-from engine.messages import Completion, PipelineEvent, encode
+from engine.frames import BadFrameError
+from engine.messages import Completion, PipelineEvent, PipelineFailed, encode
 from engine.pipeline.channel import StageChannels
+from engine.pipeline.progress import StageProgress
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
@@ -29,24 +32,32 @@ from engine.pipeline.wire import (
     stage_address,
 )
 from engine.plan import ForwardMode, Microbatch
+from engine.process.control import STAGE_PREFIX
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
 
 DESCRIBE_TIMEOUT_S = 10.0
 
+logger = logging.getLogger(__name__)
+
 
 class StagedPipeline:
     """Talks to ``pp_size`` stage processes over sockets in ``private_dir``; they may start before or after it.
 
-    A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate.
+    A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate. A report that
+    is none, or that nothing launched asks for, is logged and dropped. ``stage_pids`` are in stage order, if known.
     """
 
-    def __init__(self, private_dir: Path, pp_size: int) -> None:
+    def __init__(self, private_dir: Path, pp_size: int, stage_pids: Sequence[int] = ()) -> None:
         self._pp_size = pp_size
+        self._stage_pids = tuple(stage_pids)
+        self._progress = StageProgress(private_dir, pp_size)
         self._channels = StageChannels([stage_address(private_dir, stage) for stage in range(pp_size)])
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched behind it.
         self._launched: deque[int] = deque()
+        # Tokens that each of them is to come back with, until it is back.
+        self._awaited: dict[int, int] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
         self._controls: dict[int, ForwardMode] = {}
@@ -59,13 +70,21 @@ class StagedPipeline:
         self._launched.append(microbatch.id)
         if microbatch.is_control:
             self._controls[microbatch.id] = microbatch.mode
+        else:
+            self._awaited[microbatch.id] = sum([segment.emits for segment in microbatch.segments])
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """The next completion in launch order, or None when ``timeout_s`` seconds are up (None: wait for ever)."""
+        """The next completion in launch order, or None when ``timeout_s`` seconds are up (None: wait for ever).
+
+        PipelineFailed, from then on, when a stage's connection broke.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.ready:
-            if not self._receive(deadline):
+            in_time = self._receive(deadline)
+            for stage, why in self._channels.broken.items():
+                return PipelineFailed(process=f"{STAGE_PREFIX}{stage}", cause=f"it sent what cannot be read: {why}")
+            if not in_time:
                 return None
         return self._completions.pop(self._launched.popleft())
 
@@ -73,6 +92,11 @@ class StagedPipeline:
     def ready(self) -> bool:
         """True when a completion was read while waiting for something else."""
         return bool(self._launched) and self._launched[0] in self._completions
+
+    def stuck(self, microbatch_id: int) -> tuple[str, str]:
+        """Which process keeps a microbatch from coming back, and what it does, when its result is overdue."""
+        stage, doing = self._progress.stuck(microbatch_id, self._stage_pids)
+        return f"{STAGE_PREFIX}{stage}", doing
 
     def wake_sources(self) -> Sequence[int]:
         """The file descriptor that tells of completions."""
@@ -112,6 +136,7 @@ class StagedPipeline:
         self._closed = True
         self._broadcast(Shutdown())
         self._channels.close()
+        self._progress.close()
 
     def _broadcast(self, message: StageMessage) -> None:
         self._channels.broadcast(encode(message))
@@ -125,16 +150,35 @@ class StagedPipeline:
         """Wait for reports and sort them; False when none came and the deadline has passed."""
         frames = self._channels.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
         for frame in frames:
-            self._sort(decode_stage_report(frame))
+            try:
+                self._sort(decode_stage_report(frame))
+            except BadFrameError as exc:
+                logger.warning("dropped a frame of %d bytes that is no report of a stage: %s", len(frame), exc)
         return bool(frames) or deadline is None or time.monotonic() < deadline
 
     def _sort(self, report: StageReport) -> None:
         if isinstance(report, Completion):
-            self._completions[report.microbatch_id] = report
+            self._note_completion(report)
+        elif not 0 <= report.stage < self._pp_size:
+            raise BadFrameError(f"stage must be in 0..{self._pp_size - 1}, got {report}")
         elif isinstance(report, ControlDone):
             self._note_control(report)
         elif report.seq == self._describes:
             self._views[report.stage] = report
+
+    def _note_completion(self, completion: Completion) -> None:
+        """A result that does not fit what was launched fails its microbatch: which token is whose is not known."""
+        number, tokens = completion.microbatch_id, len(completion.token_ids)
+        if number not in self._awaited:
+            raise BadFrameError(f"microbatch {number} is not awaited")
+        awaited = self._awaited.pop(number)
+        if completion.error is None and not (tokens == awaited and len(completion.logprobs) in (0, tokens)):
+            error = (
+                f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number}, and no logprobs or "
+                f"one for each, got {tokens} and {len(completion.logprobs)}"
+            )
+            completion = Completion(microbatch_id=number, error=error)
+        self._completions[number] = completion
 
     def _note_control(self, report: ControlDone) -> None:
         """When every stage has reported it is done. Then all stages take an update's new weights, or none.
@@ -142,6 +186,10 @@ class StagedPipeline:
         They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
         """
         number = report.microbatch_id
+        if number not in self._controls:
+            raise BadFrameError(f"no stage was told to do {number}")
+        if any(one.stage == report.stage for one in self._done.get(number, ())):
+            raise BadFrameError(f"stage {report.stage} has reported {number} before")
         reports = self._done.setdefault(number, [])
         reports.append(report)
         if len(reports) < self._pp_size:

@@ -14,15 +14,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import torch
 import torch.distributed
 
 from engine.errors import ProcessDiedError, StepFailedError
+from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.pipeline.channel import StageChannel, connected, listening
 from engine.pipeline.wire import (
     HiddenDtype,
     HiddenFailed,
+    HiddenHeader,
     HiddenStates,
     decode_hidden_header,
     hidden_address,
@@ -43,6 +46,10 @@ _ERROR_BYTES = 512
 # Before each message: the sizes of its header and of its payload.
 _SIZES: Final = struct.Struct("<IQ")
 _DRAIN_BYTES: Final = 1 << 16
+# A header is some 100 bytes, or the text of an error, which is cut to fit.
+MAX_HEADER_BYTES: Final = 1 << 16
+MAX_ERROR_CHARS: Final = 8_192
+_ELEMENT_BYTES: Final = {HiddenDtype.FLOAT32: 4, HiddenDtype.BFLOAT16: 2, HiddenDtype.FLOAT16: 2}
 
 
 class TransportKind(StrEnum):
@@ -62,7 +69,8 @@ class HiddenTransport(Protocol):
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
         """Wait for the hidden states of ``microbatch`` from the stage before, or for their failure.
 
-        Raises ProcessDiedError when they can never come, StepFailedError when they are another microbatch's.
+        Raises ProcessDiedError when they can never come, StepFailedError when what came is something else: nothing
+        after it can be trusted.
         """
         ...
 
@@ -74,7 +82,8 @@ class HiddenTransport(Protocol):
 class SocketTransport:
     """A typed header and raw bytes a microbatch, over a Unix stream socket in the engine's private folder.
 
-    A tensor that is larger than what the socket takes keeps its sender until the next stage reads it. ``scheduler`` is
+    A tensor that is larger than what the socket takes keeps its sender until the next stage reads it. What is announced
+    is held against the plan before a byte of it is awaited. ``scheduler`` is
     this stage's channel to it; when that breaks, a wait for hidden states ends.
     """
 
@@ -84,10 +93,12 @@ class SocketTransport:
         *,
         stage: int,
         pp_size: int,
+        hidden_size: int,
         device: torch.device,
         scheduler: StageChannel | None = None,
     ) -> None:
         self._stage = stage
+        self._hidden_size = hidden_size
         self._device = device
         self._scheduler = scheduler
         # The stage before, first as it is awaited, then as it is connected; and the next one.
@@ -107,7 +118,8 @@ class SocketTransport:
         except OUT_OF_MEMORY as exc:
             output, payload = without_memory(self._stage, microbatch, "hand on", exc), None
         if isinstance(output, HiddenFailed) or payload is None:
-            self._write(encode(output), memoryview(b""))
+            assert isinstance(output, HiddenFailed)
+            self._write(encode(msgspec.structs.replace(output, error=output.error[:MAX_ERROR_CHARS])), memoryview(b""))
             return
         header = HiddenStates(
             microbatch_id=microbatch.id,
@@ -125,13 +137,7 @@ class SocketTransport:
             self._source, _ = self._listener.accept()
         source = self._source
         self._wait(source)
-        header_bytes, payload_bytes = _SIZES.unpack(self._read(source, _SIZES.size))
-        header = decode_hidden_header(self._read(source, header_bytes))
-        if header.microbatch_id != microbatch.id:
-            raise StepFailedError(
-                f"hidden states must come in launch order, stage {self._stage} expects microbatch {microbatch.id}, "
-                f"got {header.microbatch_id}"
-            )
+        header, payload_bytes = self._read_header(source, microbatch)
         if isinstance(header, HiddenFailed):
             return header
         try:
@@ -141,8 +147,6 @@ class SocketTransport:
             for taken in range(0, payload_bytes, _DRAIN_BYTES):
                 self._read(source, min(_DRAIN_BYTES, payload_bytes - taken))
             return without_memory(self._stage, microbatch, "take", exc)
-        if payload_bytes != raw.nbytes:
-            raise StepFailedError(f"hidden states of {header} must have {raw.nbytes} bytes, got {payload_bytes}")
         self._fill(source, raw)
         try:
             return tensor.to(self._device)
@@ -154,6 +158,32 @@ class SocketTransport:
         for end in (self._listener, self._source, self._target):
             if end is not None:
                 end.close()
+
+    def _read_header(self, source: socket.socket, microbatch: Microbatch) -> tuple[HiddenHeader, int]:
+        """What is announced, and how many bytes follow: those of this microbatch's hidden states, or none."""
+        header_bytes, payload_bytes = _SIZES.unpack(self._read(source, _SIZES.size))
+        if header_bytes > MAX_HEADER_BYTES:
+            raise self._nonsense(f"a header has at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
+        try:
+            header = decode_hidden_header(self._read(source, header_bytes))
+        except BadFrameError as exc:
+            raise self._nonsense(f"a header must be one of hidden states, but {exc}") from exc
+        if header.microbatch_id != microbatch.id:
+            raise StepFailedError(
+                f"hidden states must come in launch order, stage {self._stage} expects microbatch {microbatch.id}, "
+                f"got {header.microbatch_id}"
+            )
+        shape, awaited = (0, 0), 0
+        if isinstance(header, HiddenStates):
+            shape, awaited = (microbatch.tokens, self._hidden_size), _bytes_of(header)
+            if (header.tokens, header.hidden_size) != shape:
+                raise self._nonsense(f"microbatch {microbatch.id} has hidden states of {shape}, got {header}")
+        if payload_bytes != awaited:
+            raise self._nonsense(f"hidden states of {shape} must have {awaited} bytes, got {payload_bytes}")
+        return header, payload_bytes
+
+    def _nonsense(self, why: str) -> StepFailedError:
+        return StepFailedError(f"stage {self._stage} cannot read what stage {self._stage - 1} sent it: {why}")
 
     def _write(self, header: bytes, payload: memoryview) -> None:
         """In one call for what is small: its reader is woken once. Whoever supervises knows why a stage is gone."""
@@ -262,6 +292,10 @@ def without_memory(stage: int, microbatch: Microbatch, verb: str, exc: BaseExcep
     """What a stage makes of hidden states that there is no memory for: their microbatch fails, not the process."""
     what = f"stage {stage} could not {verb} the hidden states of microbatch {microbatch.id}"
     return HiddenFailed(microbatch.id, f"{what}: {type(exc).__name__}: {exc}")
+
+
+def _bytes_of(header: HiddenStates) -> int:
+    return header.tokens * header.hidden_size * _ELEMENT_BYTES[header.dtype]
 
 
 def _tensor(header: HiddenStates) -> tuple[torch.Tensor, memoryview]:

@@ -6,11 +6,13 @@ channel a stage, so that a control message takes effect between two known microb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from engine.frames import decoder_of
 from engine.messages import Completion
 from engine.plan import Microbatch
 
@@ -135,24 +137,24 @@ class HiddenFailed(msgspec.Struct, frozen=True, tag=True):
 
 HiddenHeader = HiddenStates | HiddenFailed
 
-_stage_message_decoder: msgspec.msgpack.Decoder[StageMessage] = msgspec.msgpack.Decoder(StageMessage)
-_stage_report_decoder: msgspec.msgpack.Decoder[StageReport] = msgspec.msgpack.Decoder(StageReport)
-_hidden_header_decoder: msgspec.msgpack.Decoder[HiddenHeader] = msgspec.msgpack.Decoder(HiddenHeader)
+_stage_message_of: Callable[[bytes], StageMessage] = decoder_of(StageMessage)
+_stage_report_of: Callable[[bytes], StageReport] = decoder_of(StageReport)
+_hidden_header_of: Callable[[bytes | bytearray], HiddenHeader] = decoder_of(HiddenHeader)
 
 
 def decode_stage_message(data: bytes) -> StageMessage:
-    """Decode one plan or control message. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _stage_message_decoder.decode(data)
+    """Decode one plan or control message. Raises BadFrameError for anything else."""
+    return _stage_message_of(data)
 
 
 def decode_stage_report(data: bytes) -> StageReport:
-    """Decode one report of a stage. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _stage_report_decoder.decode(data)
+    """Decode one report of a stage. Raises BadFrameError for anything else."""
+    return _stage_report_of(data)
 
 
 def decode_hidden_header(data: bytes | bytearray) -> HiddenHeader:
-    """Decode what stands before hidden states. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _hidden_header_decoder.decode(data)
+    """Decode what stands before hidden states. Raises BadFrameError for anything else."""
+    return _hidden_header_of(data)
 
 
 def stage_address(private_dir: Path, stage: int) -> Path:

@@ -6,15 +6,20 @@ gone. Carries no request of any client.
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
 
 from engine.errors import EngineError, ProcessDiedError
+from engine.frames import BadFrameError, decoder_of
 
 __all__ = [
+    "MAX_CONTROL_BYTES",
+    "STAGE_PREFIX",
     "SUPERVISOR",
     "ChildMessage",
     "Control",
@@ -31,7 +36,14 @@ __all__ = [
 ]
 
 SUPERVISOR = "supervisor"
+# A stage's process is named so, with the stage's number.
+STAGE_PREFIX = "stage-"
 MAX_TRACEBACK_CHARS = 32_768
+MAX_ERROR_CHARS = 8_192
+# Room for two tracebacks in which every character takes four bytes; what says that it is longer is no message.
+MAX_CONTROL_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -55,23 +67,26 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process is about to end because of an exception.
 
     ``error`` is the exception in one line; ``expected`` says that it is one of the engine's own errors, whose text is
-    enough for a user; ``victim_of`` names the process whose death caused it, if one did.
+    enough for a user; ``victim_of`` names the process whose death caused it, if one did, and ``victim_cause`` says what
+    is known of that.
     """
 
     error: str
     traceback: str
     expected: bool = False
     victim_of: str | None = None
+    victim_cause: str = ""
 
     @classmethod
     def of(cls, exc: BaseException) -> Dying:
         """Describe an exception. The end of a long traceback is kept, because the error stands there."""
         text = "".join(traceback.format_exception(exc))
         return cls(
-            error="".join(traceback.format_exception_only(exc)).strip(),
+            error="".join(traceback.format_exception_only(exc)).strip()[:MAX_ERROR_CHARS],
             traceback=text[-MAX_TRACEBACK_CHARS:],
             expected=isinstance(exc, EngineError),
             victim_of=exc.process if isinstance(exc, ProcessDiedError) else None,
+            victim_cause=exc.cause[-MAX_TRACEBACK_CHARS:] if isinstance(exc, ProcessDiedError) else "",
         )
 
 
@@ -100,14 +115,13 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ChildMessage = Ready | Loading | Drained | Dying
 SupervisorMessage = Serving | ProcessDied | Drain | Shutdown
 
-_child_message_decoder = msgspec.msgpack.Decoder(ChildMessage)
-_supervisor_message_decoder = msgspec.msgpack.Decoder(SupervisorMessage)
+_child_message_of: Callable[[bytes], ChildMessage] = decoder_of(ChildMessage)
+_supervisor_message_of: Callable[[bytes], SupervisorMessage] = decoder_of(SupervisorMessage)
 
 
 def decode_child_message(data: bytes) -> ChildMessage:
-    """Decode what a process says to the supervisor. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    message: ChildMessage = _child_message_decoder.decode(data)
-    return message
+    """Decode what a process says to the supervisor. Raises BadFrameError for anything else."""
+    return _child_message_of(data)
 
 
 class Control:
@@ -128,17 +142,19 @@ class Control:
             return
 
     def receive(self, timeout_s: float | None = None) -> SupervisorMessage | None:
-        """The next message; None when ``timeout_s`` seconds (None: no limit) passed without one.
+        """The next message; None when ``timeout_s`` seconds (None: no limit) passed, or for what is no message.
 
         Raises ProcessDiedError when the supervisor is gone.
         """
         try:
             if timeout_s is not None and not self._connection.poll(timeout_s):
                 return None
-            message: SupervisorMessage = _supervisor_message_decoder.decode(self._connection.recv_bytes())
+            return _supervisor_message_of(self._connection.recv_bytes(MAX_CONTROL_BYTES))
+        except BadFrameError as exc:
+            logger.warning("dropped what is no message of the supervisor: %s", exc)
+            return None
         except (EOFError, OSError) as exc:
             raise ProcessDiedError(SUPERVISOR, "its control pipe closed without a shutdown message") from exc
-        return message
 
     def wait_until_serving(self, timeout_s: float) -> Serving:
         """Wait for the supervisor's word that every process is ready.
@@ -146,7 +162,10 @@ class Control:
         Raises ProcessDiedError when one died first, TimeoutError when ``timeout_s`` seconds passed.
         """
         deadline = time.monotonic() + timeout_s
-        while (message := self.receive(max(0.0, deadline - time.monotonic()))) is not None:
+        while (left_s := deadline - time.monotonic()) > 0:
+            message = self.receive(left_s)
+            if message is None:
+                continue
             if isinstance(message, Serving):
                 return message
             if isinstance(message, ProcessDied):

@@ -30,6 +30,11 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
 
+    def obituary(self) -> str:
+        """The report as a sentence, with the cause after it."""
+        who = f"{self.process} process" + (f" (pid {self.pid})" if self.pid else "")
+        return f"the {who} died and the server with it: {self.cause}"
+
     def write(self, folder: Path) -> None:
         """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""
         unfinished = folder / f"{DEATH_FILE}.new"

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-__all__ = ["close_inherited_files", "die_with_parent", "name_process"]
+__all__ = ["close_inherited_files", "die_with_parent", "name_process", "take_no_input"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -42,6 +42,14 @@ def name_process(name: str) -> None:
     """Show the process as ``engine-NAME`` in lists of processes. Linux only, else a no-op."""
     if sys.platform == "linux":
         _prctl(PR_SET_NAME, f"engine-{name}".encode()[:MAX_NAME_BYTES])
+
+
+def take_no_input() -> None:
+    """Give the process an empty stdin: whatever a library would ask its user is answered by nobody."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing != STANDARD_FILES[0]:
+        os.dup2(nothing, STANDARD_FILES[0])
+        os.close(nothing)
 
 
 def _prctl(option: int, value: int | bytes) -> None:

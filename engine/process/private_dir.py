@@ -12,10 +12,12 @@ from pathlib import Path
 
 from engine.errors import StartupError
 
-__all__ = ["PrivateDir", "replies_address", "requests_address"]
+__all__ = ["PROGRESS_FILE", "PrivateDir", "replies_address", "requests_address"]
 
 # A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
 MAX_PATH_BYTES = 85
+# Where the stages note how far they are.
+PROGRESS_FILE = "progress"
 
 
 def requests_address(private_dir: Path) -> str:
@@ -44,10 +46,10 @@ class PrivateDir:
         self.path.chmod(0o700)
 
     def remove(self) -> None:
-        """Remove the folder, or from a lent one only the sockets: killed processes leave those behind."""
+        """Remove the folder, or from a lent one what the processes made there: killed ones leave that behind."""
         if not self.lent:
             shutil.rmtree(self.path, ignore_errors=True)
             return
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.is_socket():
+            if path.is_socket() or path.name == PROGRESS_FILE:
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Signals as something to wait on: a file descriptor that is readable when the user asked the server to stop.
+"""Signals as something to wait on: a file descriptor that is readable when the user asks for a stop, or a child stops.
 
 Owns the supervisor's handlers while it runs and puts the former ones back.
 """
@@ -19,7 +19,10 @@ MAX_PENDING_SIGNALS = 64
 
 
 class SignalWatch:
-    """Turns stop signals into bytes on a socket; a handler itself does nothing, so no code is interrupted."""
+    """Turns signals into bytes on a socket; a handler itself does nothing, so no code is interrupted.
+
+    Besides those that ask for an end it watches SIGCHLD: a child ended, was stopped or goes on.
+    """
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
@@ -28,7 +31,8 @@ class SignalWatch:
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # Under nohup a hangup is ignored on purpose, and stays so.
         hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        watched = [number for number in STOP_SIGNALS if not (hangup_ignored and number is signal.SIGHUP)]
+        asked = [number for number in STOP_SIGNALS if not (hangup_ignored and number is signal.SIGHUP)]
+        watched = [*asked, signal.SIGCHLD]
         self._former = {number: signal.signal(number, _note) for number in watched}
         return self
 

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from engine.errors import EngineError
+from engine.frames import BadFrameError, decoder_of
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.plan import Microbatch
@@ -144,7 +145,7 @@ def write_frames(path: Path, frames: Iterable[bytes]) -> None:
     path.write_bytes(b"".join(frames))
 
 
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_frame_of: Callable[[bytes], Frame] = decoder_of(Frame)
 
 
 def _frames(path: Path) -> Iterator[Frame]:
@@ -155,8 +156,8 @@ def _frames(path: Path) -> Iterator[Frame]:
             if len(data) < length:
                 return
             try:
-                yield _decoder.decode(data)
-            except msgspec.DecodeError as exc:
+                yield _frame_of(data)
+            except BadFrameError as exc:
                 raise RecordingError(f"{path} is not a recording, or is damaged ({exc}); record again") from exc
 
 

@@ -27,7 +27,8 @@ __all__ = ["GateContext", "GateFactory", "load_attribute", "load_gate"]
 class GateContext:
     """The scheduler process as its gate sees it. ``base_url`` is this server's own; ``stage_pids`` are in stage order.
 
-    ``stage_pids`` is empty when the model runs in the scheduler process.
+    ``stage_pids`` is empty when the model runs in the scheduler process. ``stuck_stage`` says of a microbatch whose
+    result is overdue which process keeps it and what that does; None where there are no stage processes.
     """
 
     settings: ServerSettings
@@ -41,6 +42,7 @@ class GateContext:
     base_url: str
     private_dir: Path
     stage_pids: tuple[int, ...]
+    stuck_stage: Callable[[int], tuple[str, str]] | None = None
 
 
 GateFactory = Callable[[GateContext], Gate]

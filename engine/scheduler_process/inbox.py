@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import math
 
-import msgspec
 import zmq
 
+from engine.frames import BadFrameError
 from engine.messages import ClientMessage, decode_client_message
 
 __all__ = ["MAX_MESSAGES_A_STEP", "Inbox"]
@@ -42,7 +42,7 @@ class Inbox:
                 break
             try:
                 messages.append(decode_client_message(frame))
-            except msgspec.DecodeError as exc:
+            except BadFrameError as exc:
                 shown = frame[:MAX_LOGGED_BYTES]
                 logger.warning("dropped a frame of %d bytes that is no client message (%s): %r", len(frame), exc, shown)
         return messages

@@ -7,26 +7,34 @@ to do, never sleeps. A client message becomes an event here.
 from __future__ import annotations
 
 import math
+from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
 import zmq
 
 from engine.errors import ProcessDiedError
-from engine.messages import Event, PipelineFailed
-from engine.process.control import ProcessDied, Serving, Shutdown
+from engine.messages import Event, PipelineEvent, PipelineFailed
+from engine.plan import Microbatch
+from engine.process.control import STAGE_PREFIX, Dying, ProcessDied, Serving, Shutdown
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.idle_audit import IdleAudit
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
+from engine.scheduler_process.step_watch import StepWatch
 
-__all__ = ["STAGE_PREFIX", "LiveGate"]
+__all__ = ["LiveGate"]
 
-STAGE_PREFIX = "stage-"
+# One look at the sources waits no longer: what the kernel takes as a number of milliseconds has a limit.
+MAX_WAIT_MS = 86_400_000
 
 
 class LiveGate:
-    """Feeds the loop from the real world. ``wakeups`` counts returns from the wait, for tests of idleness."""
+    """Feeds the loop from the real world. ``wakeups`` counts returns from the wait, for tests of idleness.
+
+    When nothing comes back for ``step_timeout_s`` although something was launched, a stage is stuck: that is the end,
+    and every request is told which stage it was.
+    """
 
     def __init__(self, context: GateContext) -> None:
         self._inbox = context.inbox
@@ -34,7 +42,13 @@ class LiveGate:
         self._control = context.control
         self._clock = context.clock
         self._idle_audit = IdleAudit(context.scheduler, context.clock)
+        self._settings = context.settings
+        self._stuck_stage = context.stuck_stage
         self._completions_bound = context.limits.depth
+        # What was launched and is not back, and since when the first of it is waited for.
+        self._launched: deque[Microbatch] = deque()
+        self._waiting_since = 0.0
+        self._watch = StepWatch(self._tell_stuck)
         self._completion_sources = tuple(context.pipeline.wake_sources())
         self._poller = zmq.Poller()
         self._readable: dict[Any, int] = {}
@@ -68,14 +82,61 @@ class LiveGate:
         deadline = previous.deadline if previous is not None else None
         if previous is not None and not busy:
             self._idle_audit.look()
+        if previous is not None and previous.microbatch is not None:
+            self._note_launch(previous.microbatch)
         while True:
-            self._wait(deadline, busy or self._pipeline.ready)
+            due = self._due()
+            self._wait(_sooner(deadline, due), busy or self._pipeline.ready)
             if self._ended:
                 return None
+            launched = len(self._launched)
             events = self._take_events()
             now = self._clock.now()
+            if len(self._launched) < launched:
+                self._waiting_since = now
+            elif due is not None and now >= due and self._dead is None:
+                events.append(self._give_up())
             if events or busy or (deadline is not None and now >= deadline):
                 return Step(tuple(events), now)
+
+    def _note_launch(self, microbatch: Microbatch) -> None:
+        if not self._launched:
+            self._waiting_since = self._clock.now()
+        self._launched.append(microbatch)
+
+    def _limit_s(self) -> float | None:
+        """How long the oldest microbatch in flight may take; None when there is none, or no limit.
+
+        To load other weights may take as long as at the start.
+        """
+        limit_s = self._settings.step_timeout_s
+        if not limit_s or not self._launched:
+            return None
+        return max(limit_s, self._settings.start_timeout_s) if self._launched[0].is_control else limit_s
+
+    def _due(self) -> float | None:
+        """When the stages must have returned something; None when nothing is with them."""
+        limit_s = self._limit_s() if self._completion_sources else None
+        return None if limit_s is None else self._waiting_since + limit_s
+
+    def _give_up(self) -> PipelineFailed:
+        """Nothing came back in time: name the stage that is stuck. The next step is the end."""
+        number = self._launched[0].id
+        assert self._stuck_stage is not None, "what comes by a socket comes from stage processes"
+        process, doing = self._stuck_stage(number)
+        return self._die_with(process, self._overdue(number) + doing)
+
+    def _overdue(self, number: int) -> str:
+        return f"microbatch {number} did not come back within {self._limit_s()} s (step_timeout_s): "
+
+    def _tell_stuck(self, where: str) -> None:
+        """The last word of a process that computes by itself; called from the thread of the watch."""
+        error = self._overdue(self._launched[0].id) + f"this process computes it, and stands at\n{where}"
+        self._control.send(Dying(error=error, traceback=error, expected=True))
+
+    def _die_with(self, process: str, cause: str) -> PipelineFailed:
+        self._dead = ProcessDied(process=process, cause=cause)
+        return PipelineFailed(process=process, cause=cause)
 
     def _wait(self, deadline: float | None, work_is_there: bool) -> None:
         """Block until a source is readable or the deadline is due; only look when there is work to do already."""
@@ -85,7 +146,7 @@ class LiveGate:
             timeout_ms = None
         else:
             # Rounded up: waking a fraction of a millisecond early would spin until the deadline.
-            timeout_ms = math.ceil(max(0.0, deadline - self._clock.now()) * 1000)
+            timeout_ms = math.ceil(min(max(0.0, deadline - self._clock.now()) * 1000, MAX_WAIT_MS))
         self._readable = dict(self._poller.poll(timeout_ms))
         self.wakeups += 1
         if self._control.fileno() in self._readable:
@@ -122,10 +183,25 @@ class LiveGate:
     def _take_completions(self, events: list[Event]) -> None:
         """All that were read with the first, which costs no further look; what came later wakes the gate again."""
         while len(events) < self._completions_bound:
-            completion = self._pipeline.next_completion(0)
+            completion = self._next_completion()
             if completion is None:
                 return
             events.append(completion)
+            if isinstance(completion, PipelineFailed):
+                self._die_with(completion.process, completion.cause)
+                return
+            if self._launched:
+                self._launched.popleft()
             # Without a source the next one is computed in this process: messages must not wait for all of them.
             if not self._completion_sources or not self._pipeline.ready:
                 return
+
+    def _next_completion(self) -> PipelineEvent | None:
+        if self._completion_sources:
+            return self._pipeline.next_completion(0)
+        with self._watch.computing(self._limit_s()):
+            return self._pipeline.next_completion(0)
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)

@@ -6,6 +6,7 @@ traceback goes to the supervisor as the cause, because a scheduler whose books d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = Inbox(context, requests_address(place.private_dir))
     outbox = ReplySocket(context, replies_address(place.private_dir))
-    pipeline = _build_pipeline(place, control)
+    pipeline, stuck_stage = _build_pipeline(place, control)
     scheduler = Scheduler(place.limits)
     inner = load_gate(
         GateContext(
@@ -60,6 +61,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
             base_url=place.base_url,
             private_dir=place.private_dir,
             stage_pids=place.stage_pids,
+            stuck_stage=stuck_stage,
         )
     )
     gate = recorded(inner, scheduler, place.settings)
@@ -73,13 +75,16 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
         context.term()
 
 
-def _build_pipeline(place: SchedulerPlace, control: Control) -> Pipeline:
-    """The pipeline for the number of stages; only the one in this process loads torch."""
+def _build_pipeline(
+    place: SchedulerPlace, control: Control
+) -> tuple[Pipeline, Callable[[int], tuple[str, str]] | None]:
+    """The pipeline for the number of stages, and who knows which of them is stuck; only the one here loads torch."""
     if place.limits.pp_size > 1:
         from engine.pipeline.staged import StagedPipeline
 
-        return StagedPipeline(place.private_dir, place.limits.pp_size)
+        staged = StagedPipeline(place.private_dir, place.limits.pp_size, place.stage_pids)
+        return staged, staged.stuck
     from engine.model.runner import StageRunner
     from engine.pipeline.local import LocalPipeline
 
-    return LocalPipeline(StageRunner(place.settings, place.limits, 0, on_load=control.send))
+    return LocalPipeline(StageRunner(place.settings, place.limits, 0, on_load=control.send)), None

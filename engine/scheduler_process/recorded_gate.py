@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -26,6 +27,8 @@ def recorded(gate: Gate, scheduler: Scheduler, settings: ServerSettings) -> Gate
     if not (settings.record or settings.flight_dir):
         return gate
     redactor = Redactor() if settings.record_redacted else None
+    if settings.flight_dir:
+        _require_writable(settings.flight_dir)
     sinks: list[Sink] = []
     if settings.record:
         sinks.append(_open(settings.record))
@@ -73,6 +76,18 @@ class _FlightGate:
         # A full disk must not be what an engine dies of, nor hide what it did die of.
         with contextlib.suppress(OSError):
             self._flight.dump(self._path)
+
+
+def _require_writable(folder: str) -> None:
+    """Make the folder and try it: a record that cannot be written would be missed when it is too late."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise ConfigError(
+            f"flight_dir must be a folder that can be written, got {folder!r} ({exc.strerror}); choose another"
+        ) from exc
 
 
 def _open(path: str) -> RecordingFile:

@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.scheduler_process.gate_context import GateContext
@@ -33,6 +35,8 @@ __all__ = ["GateOptions", "script_address", "scripted_gate"]
 SERVING_TIMEOUT_S: Final = 120.0
 # The last word of a dying scheduler must leave its process.
 LAST_WORD_LINGER_MS: Final = 1000
+
+logger = logging.getLogger(__name__)
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +93,11 @@ class WireSource:
                 if isinstance(self._control.receive(), SupervisorShutdown):
                     return None
                 continue
-            command = decode_command(self._socket.recv())
+            try:
+                command = decode_command(self._socket.recv())
+            except BadFrameError as exc:
+                logger.warning("dropped a frame that is no command: %s", exc)
+                continue
             if isinstance(command, Shutdown):
                 # An interrupt ends the server at once; a termination would let live requests run to their end.
                 os.kill(os.getppid(), signal.SIGINT)

@@ -6,6 +6,7 @@ Nobody waits for a timeout to learn of a death: every wait looks at the server's
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, StartupError
+from engine.frames import BadFrameError
 from engine.launch.preload import PreloadedParent, ServerProcess
 from engine.limits import Limits
 from engine.messages import encode
@@ -52,6 +54,9 @@ KEPT_STEPS: Final = 64
 LOG_TAIL_BYTES: Final = 4096
 RECONNECT_INTERVAL_MS: Final = 5
 UNBOUNDED: Final = 0
+
+logger = logging.getLogger(__name__)
+
 _ERROR_OF: Final = {
     FailureKind.FAILED: ScriptFailed,
     FailureKind.TIMEOUT: ScriptTimeout,
@@ -214,7 +219,11 @@ class ScriptedServer:
         while (left_s := deadline - time.monotonic()) > 0:
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
-                reply = decode_reply(self._socket.recv())
+                try:
+                    reply = decode_reply(self._socket.recv())
+                except BadFrameError as exc:
+                    logger.warning("dropped a frame that is no reply of the gate: %s", exc)
+                    continue
                 if not isinstance(reply, Progress):
                     return reply
                 self._follow(reply)

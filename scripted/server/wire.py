@@ -5,10 +5,12 @@ Typed msgpack structs, never pickle. A script travels as the file and the name o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from engine.frames import decoder_of
 from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.gate.run import ScriptSucceeded
@@ -66,17 +68,17 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: FailureReport
 
 
-_command_decoder: msgspec.msgpack.Decoder[RunScript | Shutdown] = msgspec.msgpack.Decoder(RunScript | Shutdown)
-_reply_decoder: msgspec.msgpack.Decoder[HookReady | Progress | ScriptSucceeded | ScriptFailedReply] = (
-    msgspec.msgpack.Decoder(HookReady | Progress | ScriptSucceeded | ScriptFailedReply)
-)
+_Reply = HookReady | Progress | ScriptSucceeded | ScriptFailedReply
+
+_command_of: Callable[[bytes], RunScript | Shutdown] = decoder_of(RunScript | Shutdown)
+_reply_of: Callable[[bytes], _Reply] = decoder_of(_Reply)
 
 
 def decode_command(data: bytes) -> RunScript | Shutdown:
-    """Decode a command to the gate. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _command_decoder.decode(data)
+    """Decode a command to the gate. Raises BadFrameError for anything else."""
+    return _command_of(data)
 
 
 def decode_reply(data: bytes) -> HookReady | Progress | ScriptSucceeded | ScriptFailedReply:
-    """Decode a reply of the gate. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _reply_decoder.decode(data)
+    """Decode a reply of the gate. Raises BadFrameError for anything else."""
+    return _reply_of(data)

@@ -19,9 +19,8 @@ from engine.frontend.detokenizer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
 from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
-from engine.process.control import ProcessDied, Shutdown
+from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
-from engine.scheduler_process.live_gate import STAGE_PREFIX
 from scripted.errors import Silence
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S

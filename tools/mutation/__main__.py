@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
+from tools.mutation.areas import AREAS, Area
 from tools.mutation.campaign import Result, Verdict, pursue, read_results
 from tools.mutation.healthy import Healthy, fingerprint, measure
 from tools.mutation.operators import Mutant, mutants_of
@@ -24,7 +25,6 @@ from tools.mutation.suites import Suite, Unit, with_units
 
 __all__ = ["main"]
 
-FOLDERS: Final = ("engine/scheduler", "engine/memory", "engine/instruments")
 RESULTS: Final = Path("out/mutation")
 PLAIN_WIDTH_COLUMNS: Final = 160
 
@@ -36,12 +36,19 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False)
     # Thinner sweeps notice less, so that their results are others.
-    folder = arguments.out / (fingerprint() + ("" if arguments.most is None else f"-{arguments.most}"))
+    area = AREAS[arguments.area]
+    thinned = "" if arguments.most is None else f"-{arguments.most}"
+    folder = arguments.out / f"{fingerprint()}-{area.name}{thinned}"
     folder.mkdir(parents=True, exist_ok=True)
-    mutants = _chosen(arguments)
+    mutants = _chosen(arguments, area)
     results = folder / "results.jsonl"
-    suites = [Suite(name) for name in arguments.suites]
-    with_units(suites, lambda units: _run(mutants, units, results, arguments.jobs, console), most=arguments.most)
+    suites = [Suite(name) for name in arguments.suites if name in area.suites]
+    with_units(
+        suites,
+        lambda units: _run(mutants, units, area, results, arguments.jobs, console),
+        unit_tests=area.unit_tests,
+        most=arguments.most,
+    )
     found = read_results(results)
     score = score_of(mutants, found)
     console.print(table_of(score))
@@ -55,6 +62,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
+    parser.add_argument("--area", choices=list(AREAS), default="core", help="which sources, against which tests")
     parser.add_argument("--suites", nargs="+", choices=[suite.value for suite in Suite], default=list(Suite))
     parser.add_argument("--sample", type=int, metavar="N", help="so many mutants; default: all")
     parser.add_argument("--seed", type=int, default=0, help="which ones; a larger sample of one seed has the smaller")
@@ -66,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Mutant]:
+def _chosen(arguments: argparse.Namespace, area: Area) -> list[Mutant]:
     mutants: list[Mutant] = []
-    for file in _files():
+    for file in area.files():
         mutants += mutants_of(file, Path(file).read_text(encoding="utf-8"))
     random.Random(arguments.seed).shuffle(mutants)  # noqa: S311 - the same from the same seed
     kinds = {"behaviour": (False,), "guard": (True,), "all": (False, True)}[arguments.kind]
@@ -76,12 +84,8 @@ def _chosen(arguments: argparse.Namespace) -> list[Mutant]:
     return mutants[: arguments.sample]
 
 
-def _files() -> list[str]:
-    return [str(path) for folder in FOLDERS for path in sorted(Path(folder).glob("*.py"))]
-
-
-def _run(mutants: Sequence[Mutant], units: Sequence[Unit], file: Path, jobs: int, console: Console) -> None:
-    healthy = _healthy(units, file.with_name("healthy.json"), jobs)
+def _run(mutants: Sequence[Mutant], units: Sequence[Unit], area: Area, file: Path, jobs: int, console: Console) -> None:
+    healthy = _healthy(units, area, file.with_name("healthy.json"), jobs)
     for one in healthy:
         if one.failure is not None:
             console.print(f"left out, it fails without a mutant: {one.unit}: {one.failure}")
@@ -104,14 +108,14 @@ def _run(mutants: Sequence[Mutant], units: Sequence[Unit], file: Path, jobs: int
         pursue(mutants, units, healthy, done=done, jobs=jobs, found=found)
 
 
-def _healthy(units: Sequence[Unit], file: Path, jobs: int) -> list[Healthy]:
+def _healthy(units: Sequence[Unit], area: Area, file: Path, jobs: int) -> list[Healthy]:
     """Measured once for all suites and files of this fingerprint."""
     known: dict[str, Healthy] = {}
     if file.exists():
         known = {one.unit: one for one in msgspec.json.decode(file.read_bytes(), type=list[Healthy])}
     missing = [unit for unit in units if unit.name not in known]
     if missing:
-        known |= {one.unit: one for one in measure(missing, _files(), jobs)}
+        known |= {one.unit: one for one in measure(missing, area.files(), jobs)}
         file.write_bytes(msgspec.json.encode(list(known.values())))
     return [known[unit.name] for unit in units]
 

@@ -121,7 +121,9 @@ class _Campaign:
         elif last.done:
             verdict = Verdict.SURVIVED
         else:
-            verdict = Verdict.TIMEOUT if ended.signal in (signal.SIGPROF, signal.SIGKILL) else Verdict.KILLED
+            verdict = (
+                Verdict.TIMEOUT if ended.signal in (signal.SIGPROF, signal.SIGALRM, signal.SIGKILL) else Verdict.KILLED
+            )
         by = last.unit if verdict in (Verdict.KILLED, Verdict.TIMEOUT) else ""
         self._kills[by] += 1
         text = (last.failure or (f"ended by signal {ended.signal}" if by else ""))[:_TEXT_LIMIT_CHARACTERS]

@@ -21,6 +21,8 @@ __all__ = ["Ended", "run_children", "unit_time_limit"]
 # A unit under a mutant may take so much longer than without before it counts as hanging.
 _LIMIT_FACTOR: Final = 6.0
 _LIMIT_LEAST_S: Final = 3.0
+# A test of sockets that waits for what never comes takes no processor time.
+_WAIT_LIMIT_S: Final = 40.0
 # Waiting costs no processor time: a child that makes none is ended by the wall clock.
 _SILENT_LIMIT_S: Final = 900.0
 _MEMORY_LIMIT_BYTES: Final = 6 << 30
@@ -44,12 +46,14 @@ class _Child(msgspec.Struct):
 
 @contextlib.contextmanager
 def unit_time_limit(healthy_s: float) -> Iterator[None]:
-    """End this process, by SIGPROF, if what is inside takes far more processor time than it should."""
+    """End this process, by SIGPROF or SIGALRM, if what is inside takes or waits far longer than it should."""
     signal.setitimer(signal.ITIMER_PROF, _LIMIT_LEAST_S + _LIMIT_FACTOR * healthy_s)
+    signal.setitimer(signal.ITIMER_REAL, _WAIT_LIMIT_S + _LIMIT_FACTOR * healthy_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def run_children(tasks: Iterator[Callable[[Callable[[bytes], None]], None]], jobs: int) -> Iterator[tuple[int, Ended]]:

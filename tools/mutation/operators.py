@@ -110,6 +110,7 @@ class _Walk:
     def __init__(self, file: str) -> None:
         self._file = file
         self._functions: list[str] = []
+        self._inside = False
         self._statement: ast.stmt | None = None
         self._guard = False
         self._count = 0
@@ -117,20 +118,22 @@ class _Walk:
     def edits(self, tree: ast.Module) -> Iterator[_Edit]:
         """Top down, in a fixed order."""
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 yield from self._definition(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
                 self._statement = node
                 yield from self._here(node.value)
 
-    def _definition(self, node: ast.FunctionDef | ast.ClassDef) -> Iterator[_Edit]:
+    def _definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[_Edit]:
         if node.name in _TEXT_FUNCTIONS:
             return
         guard, self._guard = self._guard, self._guard or bool(_GUARD_FUNCTIONS.match(node.name))
-        self._functions.append(node.name)
+        # What is defined inside of a function is part of its code.
+        names, self._functions = self._functions, self._functions + ([] if self._inside else [node.name])
+        inside, self._inside = self._inside, self._inside or not isinstance(node, ast.ClassDef)
         if isinstance(node, ast.ClassDef):
             for inner in node.body:
-                if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     yield from self._definition(inner)
         else:
             self._statement = node
@@ -140,13 +143,13 @@ class _Walk:
             yield from self._removals(node)
             for statement in node.body:
                 yield from self._visit(statement)
-        self._functions.pop()
+        self._functions, self._inside = names, inside
         self._guard = guard
 
     def _visit(self, node: ast.AST) -> Iterator[_Edit]:
         if _is_text(node):
             return
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from self._definition(node)
             return
         outside = self._statement, self._guard

@@ -18,9 +18,10 @@ from scripted.explore.workloads import WORKLOADS
 __all__ = ["PytestUnit", "SearchUnit", "Suite", "Unit", "with_units"]
 
 _REGISTERED: Final = "tests/registered"
-_UNIT: Final = ("tests/unit/scheduler", "tests/unit/memory", "tests/unit/instruments")
 # These try mutants of their own; on top of another one they say nothing.
 _LEFT_OUT: Final = "test_mutants.py"
+# Tests with these ask processes of their own, in which no mutant is.
+_OTHER_PROCESSES: Final = frozenset({"farm", "launch", "parent", "server"})
 _PLUGINS_OFF: Final = ("terminal", "cacheprovider", "xdist", "hypothesispytest", "schemathesis", "anyio", "logging")
 
 # What the search has imported already holds no tests.
@@ -90,15 +91,21 @@ class _Verdicts:
             self.failure = next((line for line in reversed(lines) if line.startswith("E ")), lines[-1] if lines else "")
 
 
-def with_units(suites: Sequence[Suite], work: Callable[[list[Unit]], None], *, most: int | None = None) -> None:
+def with_units(
+    suites: Sequence[Suite],
+    work: Callable[[list[Unit]], None],
+    *,
+    unit_tests: Sequence[str],
+    most: int | None = None,
+) -> None:
     """Collect the units of these suites, and do something with them while pytest's session is open.
 
-    ``most`` bounds the schedules of one sweep.
+    ``unit_tests`` are folders and files, ``most`` bounds the schedules of one sweep.
     """
     units: list[Unit] = []
     if Suite.SEARCH in suites:
         units += [SearchUnit(name, sweep=sweep, most=most) for sweep in (False, True) for name in WORKLOADS]
-    folders = [_REGISTERED] * (Suite.REGISTERED in suites) + [*_UNIT] * (Suite.UNIT in suites)
+    folders = [_REGISTERED] * (Suite.REGISTERED in suites) + [*unit_tests] * (Suite.UNIT in suites)
     if not folders:
         work(units)
         return
@@ -127,7 +134,7 @@ class _Session:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for item in session.items:
-            if item.path.name != _LEFT_OUT:
+            if item.path.name != _LEFT_OUT and not _OTHER_PROCESSES & set(getattr(item, "fixturenames", ())):
                 suite = Suite.REGISTERED if item.nodeid.startswith(_REGISTERED) else Suite.UNIT
                 self._units.append(PytestUnit(suite, item))
         self._work(self._units)

@@ -19,7 +19,10 @@ __all__ = ["switch_on"]
 
 
 def switch_on(mutant: Mutant) -> bool:
-    """Put the mutant into the running code; False when it compiles to what is there already."""
+    """Put the mutant into the running code; False when it compiles to what is there already, or has no place there.
+
+    A function that a decorator has made into something else cannot be exchanged any more.
+    """
     module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
     source = Path(mutant.file).read_text(encoding="utf-8")
     tree = mutated(source, mutant)
@@ -28,9 +31,8 @@ def switch_on(mutant: Mutant) -> bool:
         return False
     if mutant.function == MODULE:
         _change_number(module, tree, mutant)
-    else:
-        _change_function(module, tree, code, mutant)
-    return True
+        return True
+    return _change_function(module, tree, code, mutant)
 
 
 def _change_number(module: ModuleType, tree: ast.Module, mutant: Mutant) -> None:
@@ -50,8 +52,10 @@ def _is_ours(module: ModuleType) -> bool:
     return module.__name__.partition(".")[0] in {"engine", "scripted"} or module.__name__.startswith("test_")
 
 
-def _change_function(module: ModuleType, tree: ast.Module, code: CodeType, mutant: Mutant) -> None:
+def _change_function(module: ModuleType, tree: ast.Module, code: CodeType, mutant: Mutant) -> bool:
     function = _function(module, mutant.function)
+    if function is None:
+        return False
     function.__code__ = next(
         one
         for one in _codes(code)
@@ -60,7 +64,7 @@ def _change_function(module: ModuleType, tree: ast.Module, code: CodeType, mutan
     definition = next(
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name == function.__name__
         and node.lineno == _line_of(node, function)
     )
@@ -70,9 +74,10 @@ def _change_function(module: ModuleType, tree: ast.Module, code: CodeType, mutan
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         if default is not None and function.__kwdefaults__ is not None:
             function.__kwdefaults__[argument.arg] = _new(default, function.__kwdefaults__[argument.arg])
+    return True
 
 
-def _line_of(node: ast.FunctionDef, function: FunctionType) -> int:
+def _line_of(node: ast.FunctionDef | ast.AsyncFunctionDef, function: FunctionType) -> int:
     """The line of ``def``; a function with decorators counts from the first of those."""
     first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
     return node.lineno if first == function.__code__.co_firstlineno else -1
@@ -82,14 +87,15 @@ def _new(default: ast.expr, old: object) -> object:
     return default.value if isinstance(default, ast.Constant) else old
 
 
-def _function(module: ModuleType, qualname: str) -> FunctionType:
+def _function(module: ModuleType, qualname: str) -> FunctionType | None:
     found: Any = module
     for name in qualname.split("."):
-        found = vars(found)[name]
+        found = vars(found).get(name)
+        if found is None:
+            return None
     for wrapper in ("fget", "__func__", "__wrapped__"):
         found = getattr(found, wrapper, found)
-    assert isinstance(found, FunctionType), f"{qualname} of {module.__name__} is a {type(found).__name__}"
-    return found
+    return found if isinstance(found, FunctionType) and found.__qualname__ == qualname else None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -19,6 +19,7 @@ from engine.process.control import Control
 from engine.scheduler.ports import StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
+from engine.settings import ServerSettings
 
 register_cpu_ci(est_time=2, suite="base-cpu")
 
@@ -83,6 +84,8 @@ def _gate(kind, ends):
         clock=MonotonicClock(),
         limits=limits,
         scheduler=SimpleNamespace(is_fully_idle=False),
+        settings=ServerSettings(),
+        stuck_stage=None,
     )
     return kind(context)
 

@@ -32,6 +32,7 @@ from engine.settings import ServerSettings
 END_BOUND_S = 2.0
 START_BOUND_S = 60.0
 CLIENT_TIMEOUT_S = 20.0
+STEP_TIMEOUT_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,48 @@ def test_killed_supervisor_takes_everything_along(launch) -> None:
     assert "the supervisor process died" in stream.last_event()
     server.assert_all_gone()
     assert read_death_report(server.folder).process == "supervisor"
+    assert "error: the supervisor process died and the server with it" in server.log
     assert sorted(path.name for path in server.folder.iterdir()) == ["death.json", "log"]
+
+
+@pytest.mark.parametrize(
+    ("pp_size", "victim"), [(1, "scheduler"), (1, "frontend"), (4, "stage-0"), (4, "stage-2"), (4, "scheduler")]
+)
+def test_a_stopped_process_is_named_and_every_stream_ends(launch, pp_size: int, victim: str) -> None:
+    """A05, A06: it takes step_timeout_s, and then no longer than a death."""
+    server = launch(pp_size=pp_size, step_timeout_s=STEP_TIMEOUT_S).wait_ready()
+    stream = OpenStream(server)
+    os.kill(server.serving.pids[victim], signal.SIGSTOP)
+    assert server.process.wait(STEP_TIMEOUT_S + END_BOUND_S) == 1
+    last = stream.last_event()
+    if victim == "frontend":
+        assert last.startswith("cut: ")
+    else:
+        message = json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert f"the {victim} process died" in message
+    server.assert_all_gone()
+    report = read_death_report(server.folder)
+    assert (report.process, "(step_timeout_s)" in report.cause) == (victim, True)
+    assert f"the {victim} process" in server.log
+
+
+def test_a_process_that_goes_on_in_time_is_no_death(launch) -> None:
+    """A06: and an idle server under a step limit stays as it is."""
+    server = launch(pp_size=2, step_timeout_s=STEP_TIMEOUT_S).wait_ready()
+    for name in ("stage-1", "scheduler"):
+        os.kill(server.serving.pids[name], signal.SIGSTOP)
+        time.sleep(STEP_TIMEOUT_S / 4)
+        os.kill(server.serving.pids[name], signal.SIGCONT)
+    time.sleep(STEP_TIMEOUT_S * 1.5)
+    assert server.generate(text="x", sampling_params={"max_new_tokens": 4})["output_ids"]
+    assert server.log == ""
+
+
+def test_a_folder_for_flight_records_that_cannot_be_written_is_refused(launch) -> None:
+    """A07"""
+    server = launch(flight_dir="/proc/x")
+    with pytest.raises(StartupError, match="flight_dir must be a folder that can be written, got '/proc/x'"):
+        server.process.wait_ready(START_BOUND_S)
 
 
 def test_stopped_stage_does_not_hold_up_the_end(launch) -> None:
@@ -323,6 +365,16 @@ def test_command_line_from_start_to_ctrl_c(short_folder: Path) -> None:
             process.kill()
     assert (process.returncode, errors) == (0, "")
     assert list(short_folder.glob("engine-*")) == []
+
+
+@pytest.mark.parametrize("most", [16, 24, 64])
+def test_too_few_files_are_refused_before_anything_is_started(most: int) -> None:
+    """A07"""
+    command = ["sh", "-c", f"ulimit -n {most}; exec {sys.executable} -m engine serve --port 0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_BOUND_S)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: a server of 1 stages must be able to open 66 files in each process")
+    assert f"the limit is {most}; raise it, with `ulimit -n 66`" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.limits import EMBEDDED_FACTS, ModelFacts
+from engine.limits import EMBEDDED_FACTS, Limits, ModelFacts
 from engine.model import capacity
 
 FACTS = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=2, kv_bytes_per_token=100)
@@ -44,3 +45,16 @@ def test_weights_that_leave_no_room_are_refused_with_the_sizes(tmp_path: Path, m
 
 def test_the_embedded_model_has_the_same_capacity_everywhere() -> None:
     assert capacity.measure_kv_tokens(EngineConfig(), EMBEDDED_FACTS) is None
+
+
+@pytest.mark.parametrize("facts", [FACTS, EMBEDDED_FACTS, msgspec.structs.replace(FACTS, kv_bytes_per_token=0)])
+def test_a_capacity_that_no_machine_holds_is_refused_with_the_numbers(
+    facts: ModelFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B17: also where the KV itself costs nothing; one that fits is taken."""
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**9))
+    config = EngineConfig(device="cpu", max_total_tokens=10**15)
+    with pytest.raises(ConfigError, match=r"max_total_tokens must fit into memory, got 10{15}: .* 1000000000;"):
+        capacity.require_memory(config, facts, Limits.of(config, facts))
+    small = EngineConfig(device="cpu", max_total_tokens=10**5)
+    capacity.require_memory(small, facts, Limits.of(small, facts))

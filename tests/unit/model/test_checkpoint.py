@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.frontend.tokenizer import load_tokenizer
 from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
 from engine.model.embedded import embedded_folder
 from engine.model.runner import StageRunner
@@ -81,6 +85,113 @@ def test_a_config_that_cannot_be_served(folder: Path, change: dict[str, object],
     _change(folder / "config.json", change)
     with pytest.raises(CheckpointError, match=text):
         read_facts(EngineConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"eos_token_id": "two"}, "eos_token_id as a token id or a list of them, got 'two'"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id as a token id or a list"),
+        ({"eos_token_id": -1}, "eos_token_id as a token id or a list of them, got -1"),
+        ({"eos_token_id": 1.5}, "eos_token_id as a token id or a list"),
+        ({"eos_token_id": True}, "eos_token_id as a token id or a list"),
+        ({"eos_token_id": {"id": 2}}, "eos_token_id as a token id or a list"),
+        ({"eos_token_id": [[2]]}, "eos_token_id as a token id or a list"),
+        ({"eos_token_id": 264}, "eos_token_id below vocab_size=264, got 264"),
+        ({"eos_token_id": [257, 10**30]}, "eos_token_id below vocab_size=264"),
+    ],
+)
+def test_a_wrong_end_of_sequence_is_refused_with_the_file(folder: Path, change: dict[str, object], text: str) -> None:
+    """C11: before any request could fail by it."""
+    _change(folder / "generation_config.json", change)
+    with pytest.raises(CheckpointError, match=text) as caught:
+        read_facts(EngineConfig(model=str(folder)))
+    assert "generation_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(("said", "ids"), [(5, (5,)), ([5, 6], (5, 6)), (None, ()), ([], ())])
+def test_an_end_of_sequence_is_one_id_or_several_or_none(folder: Path, said: object, ids: tuple[int, ...]) -> None:
+    _change(folder / "generation_config.json", {"eos_token_id": said})
+    assert read_facts(EngineConfig(model=str(folder))).eos_token_ids == ids
+
+
+@pytest.mark.parametrize("ids", ["3", ["3"], [3, -1], [None], {"a": 3}])
+def test_wrong_suppressed_tokens_are_refused(folder: Path, ids: object) -> None:
+    _change(folder / "generation_config.json", {"suppress_tokens": ids})
+    with pytest.raises(CheckpointError, match="suppress_tokens as a token id or a list"):
+        read_never_sampled_ids(folder)
+
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+@pytest.mark.parametrize("field", [*SIZES, "max_position_embeddings"])
+@pytest.mark.parametrize("size", [-1, "64", 1.5, [4], {}])
+def test_a_size_that_is_no_number_is_refused(folder: Path, field: str, size: object) -> None:
+    """C11: an error of the checkpoint, whatever the library makes of it."""
+    _change(folder / "config.json", {field: size})
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_facts(EngineConfig(model=str(folder)))
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import LlamaConfig
+Path({marker!r}).touch()
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+"""
+
+
+@pytest.fixture
+def with_own_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A folder whose configuration, model and tokenizer are to be loaded by Python files of its own; and their mark."""
+    import transformers.dynamic_module_utils
+
+    marker = tmp_path / "its code was run"
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    # Whoever answers 'y' to a question that a library asks has run the code.
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
+    (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    _change(folder / "config.json", {"model_type": "own", "auto_map": auto_map})
+    return folder, marker
+
+
+def test_the_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(with_own_code: tuple[Path, Path]) -> None:
+    """C11: the error names the flag by which it would be."""
+    folder, marker = with_own_code
+    with pytest.raises(CheckpointError, match=r"brings Python files .* --trust-remote-code"):
+        read_facts(EngineConfig(model=str(folder)))
+    assert not marker.exists()
+    assert sys.stdin.read().startswith("y\n" * 20)
+
+
+def test_the_code_of_a_trusted_checkpoint_is_run(with_own_code: tuple[Path, Path]) -> None:
+    folder, marker = with_own_code
+    facts = read_facts(EngineConfig(model=str(folder), trust_remote_code=True))
+    assert facts.num_layers == 4
+    assert marker.exists()
+
+
+def test_the_code_of_a_tokenizer_is_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = tmp_path / "its code was run"
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
+    (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
+    own = {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}, "tokenizer_class": "OwnTokenizer"}
+    _change(folder / "tokenizer_config.json", own)
+    with contextlib.suppress(CheckpointError):
+        load_tokenizer(EngineConfig(model=str(folder)))
+    assert not marker.exists()
+    assert sys.stdin.read().startswith("y\n" * 20)
+
+
+def test_a_known_model_needs_none_of_the_code_that_it_brings(with_own_code: tuple[Path, Path]) -> None:
+    folder, marker = with_own_code
+    _change(folder / "config.json", {"model_type": "qwen3"})
+    assert _load(folder).is_last
+    assert not marker.exists()
 
 
 def test_a_config_that_is_no_json(folder: Path) -> None:

@@ -219,3 +219,21 @@ def test_plain_greedy_rows_choose_the_first_best_allowed_token_alone_and_beside_
 
 def _no_history(segment: Segment) -> np.ndarray:
     raise AssertionError(f"nobody needs the history of {segment.rid}")
+
+
+@pytest.mark.parametrize("start", [0, 1, 64])
+def test_a_row_s_new_tenant_brings_its_own_settings_wherever_it_starts(start: int) -> None:
+    """C02: also behind a cached prefix, where its first segment does not begin at the first position."""
+    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    seeded = SamplingSpec(seed=11, temperature=5.0, return_logprob=True)
+    sampler.adopt(Segment("before", 0, 0, (0,), 0, (), True, SamplingSpec(seed=0)))
+    first = Segment("after", 0, start, (0,), 0, (), True, seeded)
+    sampler.adopt(first)
+    # Its later segments bring none, and keep those.
+    later = [Segment("after", 0, start + place, (0,), 0, (), True) for place in range(1, 9)]
+    for segment in later:
+        sampler.adopt(segment)
+    chosen, logprobs = sampler.sample(LOGITS.repeat(9, 1), [first, *later], lambda _: np.zeros(0, np.int32))
+    assert list(chosen) == [sample(seeded, position=start + place) for place in range(1, 10)]
+    assert set(chosen) != {0}
+    assert len(logprobs) == 9

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.pipeline.channel import READ_BYTES, StageChannel, StageChannels
+from engine.frames import BadFrameError
+from engine.pipeline.channel import MAX_FRAME_BYTES, READ_BYTES, StageChannel, StageChannels
 
 WAIT_S = 10.0
 # Around a length's four bytes, around one read, and beyond what a socket takes at once.
@@ -109,6 +110,31 @@ def test_what_a_killed_server_left_is_in_nobodys_way(addresses: list[Path]) -> N
     assert stage.receive() == b"a plan"
     stage.close()
     scheduler.close()
+
+
+def test_a_length_beyond_the_bound_is_not_waited_for(pair: Pair) -> None:
+    """A05, A06: nothing after it can be told apart: the stage is broken, and what came before it is heard."""
+    scheduler, stage = pair
+    stage.send(b"before")
+    stage._socket.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+    assert receive(scheduler, 1) == [b"before"]
+    while not scheduler.broken:
+        assert scheduler.receive(WAIT_S) == []
+    assert scheduler.broken == {
+        0: f"a frame must have at most {MAX_FRAME_BYTES} bytes, one of {MAX_FRAME_BYTES + 1} was announced"
+    }
+    assert stage.receive() is None
+
+
+def test_a_stage_does_not_wait_for_a_length_beyond_the_bound(pair: Pair) -> None:
+    scheduler, stage = pair
+    scheduler.broadcast(b"")
+    assert stage.receive() == b""
+    connection = scheduler._ends[0].connection
+    assert connection is not None
+    connection.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(BadFrameError, match="one of 4294967295 was announced"):
+        stage.receive()
 
 
 def test_a_stage_that_is_gone_is_not_heard_of_again(pair: Pair) -> None:

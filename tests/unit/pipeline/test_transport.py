@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -33,6 +34,9 @@ from engine.pipeline.wire import (
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
 WAIT_S = 10.0
+HIDDEN_SIZE = 8
+# More than a socket takes at once.
+MANY_TOKENS = 100_000
 
 Pair = tuple[SocketTransport, SocketTransport]
 
@@ -40,21 +44,28 @@ Pair = tuple[SocketTransport, SocketTransport]
 @pytest.fixture
 def pair(private_dir: Path) -> Iterator[Pair]:
     device = torch.device("cpu")
-    ends = [SocketTransport(private_dir, stage=stage, pp_size=2, device=device) for stage in (1, 0)]
+    ends = [
+        SocketTransport(private_dir, stage=stage, pp_size=2, hidden_size=HIDDEN_SIZE, device=device) for stage in (1, 0)
+    ]
     yield ends[1], ends[0]
     for end in ends:
         end.close()
 
 
-def microbatch(number: int = 1) -> Microbatch:
-    return Microbatch(number, ForwardMode.PREFILL, ())
+def microbatch(number: int = 1, *, tokens: int = 1) -> Microbatch:
+    """A microbatch of one prompt of so many tokens."""
+    return Microbatch(number, ForwardMode.PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))
+
+
+def hidden_states(tokens: int = 1) -> torch.Tensor:
+    return torch.randn(tokens, HIDDEN_SIZE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_tensor_arrives_as_it_was(pair: Pair, dtype: torch.dtype) -> None:
-    hidden = torch.randn(5, 8).to(dtype)
-    pair[0].send(microbatch(), hidden)
-    received = pair[1].receive(microbatch())
+    hidden = hidden_states(5).to(dtype)
+    pair[0].send(microbatch(tokens=5), hidden)
+    received = pair[1].receive(microbatch(tokens=5))
     assert isinstance(received, torch.Tensor)
     assert received.dtype == dtype
     assert torch.equal(received, hidden)
@@ -62,19 +73,19 @@ def test_a_tensor_arrives_as_it_was(pair: Pair, dtype: torch.dtype) -> None:
 
 
 def test_a_slice_arrives_whole(pair: Pair) -> None:
-    hidden = torch.arange(24.0).view(4, 6)[:, ::2]
-    pair[0].send(microbatch(), hidden)
-    received = pair[1].receive(microbatch())
+    hidden = torch.arange(64.0).view(4, 16)[:, ::2]
+    pair[0].send(microbatch(tokens=4), hidden)
+    received = pair[1].receive(microbatch(tokens=4))
     assert isinstance(received, torch.Tensor)
     assert torch.equal(received, hidden)
 
 
 def test_a_tensor_that_no_socket_takes_at_once_arrives_whole(pair: Pair) -> None:
     """Its sender waits for the next stage, and every byte comes."""
-    hidden = torch.randn(1000, 2000)
+    hidden = hidden_states(MANY_TOKENS)
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(pair[0].send, microbatch(), hidden)
-        received = pair[1].receive(microbatch())
+        sent = pool.submit(pair[0].send, microbatch(tokens=MANY_TOKENS), hidden)
+        received = pair[1].receive(microbatch(tokens=MANY_TOKENS))
         sent.result()
     assert isinstance(received, torch.Tensor)
     assert torch.equal(received, hidden)
@@ -82,27 +93,68 @@ def test_a_tensor_that_no_socket_takes_at_once_arrives_whole(pair: Pair) -> None
 
 def test_a_failure_arrives_in_order(pair: Pair) -> None:
     pair[0].send(microbatch(1), HiddenFailed(1, "broken"))
-    pair[0].send(microbatch(2), torch.zeros(1, 2))
+    pair[0].send(microbatch(2), hidden_states())
     assert pair[1].receive(microbatch(1)) == HiddenFailed(1, "broken")
     assert isinstance(pair[1].receive(microbatch(2)), torch.Tensor)
 
 
 def test_another_microbatch_is_refused(pair: Pair) -> None:
-    pair[0].send(microbatch(3), torch.zeros(1, 2))
+    pair[0].send(microbatch(3), hidden_states())
     with pytest.raises(StepFailedError, match="expects microbatch 2, got 3"):
         pair[1].receive(microbatch(2))
 
 
 def test_missing_bytes_are_refused(pair: Pair) -> None:
-    header = HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=2, hidden_size=2)
+    header = HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=2, hidden_size=HIDDEN_SIZE)
     pair[0]._write(encode(header), memoryview(b"\0" * 12))
-    with pytest.raises(StepFailedError, match="must have 16 bytes, got 12"):
+    with pytest.raises(StepFailedError, match="must have 64 bytes, got 12"):
+        pair[1].receive(microbatch(tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "header", "text"),
+    [
+        ((2**32 - 1, 0), b"", "a header has at most 65536 bytes, got 4294967295"),
+        ((4, 2**63), b"\xc1\xc1\xc1\xc1", "a header must be one of hidden states"),
+        ((9, 0), b"\x81\xa4type\xa2\xff\xff", "a header must be one of hidden states"),
+    ],
+)
+def test_what_is_no_header_is_refused_at_once(pair: Pair, sizes: tuple[int, int], header: bytes, text: str) -> None:
+    """A05, A06: nothing is waited for that was only announced, and the error names both stages."""
+    assert pair[0]._target is not None
+    pair[0]._target.sendall(struct.pack("<IQ", *sizes) + header)
+    with pytest.raises(StepFailedError, match=f"stage 1 cannot read what stage 0 sent it: {text}"):
         pair[1].receive(microbatch())
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(2, HIDDEN_SIZE), (1, HIDDEN_SIZE + 1), (2**40, 2**40), (-1, 8), (0, 0)])
+def test_hidden_states_of_another_shape_than_the_plan_s_are_refused(pair: Pair, tokens: int, width: int) -> None:
+    """A05: the plan says how many bytes come, not their sender: no memory is taken for what was announced."""
+    header = encode(HiddenStates(microbatch_id=1, dtype=HiddenDtype.FLOAT32, tokens=tokens, hidden_size=width))
+    assert pair[0]._target is not None
+    pair[0]._target.sendall(struct.pack("<IQ", len(header), 2**62) + header)
+    with pytest.raises(StepFailedError, match=r"microbatch 1 has hidden states of \(1, 8\), got"):
+        pair[1].receive(microbatch())
+
+
+def test_bytes_behind_a_failure_are_refused(pair: Pair) -> None:
+    header = encode(HiddenFailed(1, "broken"))
+    pair[0]._write(header, memoryview(b"more"))
+    with pytest.raises(StepFailedError, match="must have 0 bytes, got 4"):
+        pair[1].receive(microbatch())
+
+
+def test_an_error_of_any_length_arrives(pair: Pair) -> None:
+    """A05: its beginning, cut so that it fits a header."""
+    pair[0].send(microbatch(), HiddenFailed(1, "\u20ac" * 10**6))
+    failed = pair[1].receive(microbatch())
+    assert isinstance(failed, HiddenFailed)
+    assert set(failed.error) == {"\u20ac"}
 
 
 def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
     """A06: what it sent before still arrives."""
-    pair[0].send(microbatch(), torch.ones(1, 1))
+    pair[0].send(microbatch(), hidden_states())
     pair[0].close()
     assert isinstance(pair[1].receive(microbatch()), torch.Tensor)
     with pytest.raises(ProcessDiedError, match="stage 0 process died"):
@@ -111,20 +163,22 @@ def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
 
 def test_what_is_sent_to_a_neighbour_that_is_gone_is_dropped(pair: Pair) -> None:
     """A06: its end is told by whoever supervises the processes, not by the stage before it."""
-    pair[0].send(microbatch(1), torch.ones(1, 1))
+    pair[0].send(microbatch(1), hidden_states())
     assert isinstance(pair[1].receive(microbatch(1)), torch.Tensor)
     pair[1].close()
-    pair[0].send(microbatch(2), torch.randn(1000, 2000))
+    pair[0].send(microbatch(2, tokens=MANY_TOKENS), hidden_states(MANY_TOKENS))
 
 
 def test_the_end_of_the_scheduler_ends_the_wait(private_dir: Path) -> None:
     """A06: plans that come meanwhile do not."""
     scheduler = StageChannels([private_dir / "stage-1"])
     channel = StageChannel(private_dir / "stage-1")
-    stage = SocketTransport(private_dir, stage=1, pp_size=2, device=torch.device("cpu"), scheduler=channel)
-    before = SocketTransport(private_dir, stage=0, pp_size=2, device=torch.device("cpu"))
+    stage = SocketTransport(
+        private_dir, stage=1, pp_size=2, hidden_size=HIDDEN_SIZE, device=torch.device("cpu"), scheduler=channel
+    )
+    before = SocketTransport(private_dir, stage=0, pp_size=2, hidden_size=HIDDEN_SIZE, device=torch.device("cpu"))
     scheduler.send(0, b"a plan")
-    before.send(microbatch(1), torch.ones(1, 1))
+    before.send(microbatch(1), hidden_states())
     assert isinstance(stage.receive(microbatch(1)), torch.Tensor)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(stage.receive, microbatch(2))
@@ -170,7 +224,7 @@ def test_every_stage_message_survives_the_wire(message: StageMessage) -> None:
     assert decode_stage_message(encode(message)) == message
 
 
-def test_reports_are_told_apart() -> None:
+def test_reports_are_told_amicrobatch() -> None:
     view = StageView(
         seq=1, stage=2, last_microbatch_id=-1, microbatches=0, failed=0, tokens=0, slots_written=0, slots_digest="d"
     )
@@ -207,13 +261,13 @@ def test_hidden_states_without_memory_fail_their_microbatch(
     def no_memory(*_: object) -> torch.Tensor:
         raise error
 
-    pair[0].send(microbatch(2), torch.zeros(1, 2))
+    pair[0].send(microbatch(2), hidden_states())
     with monkeypatch.context() as patch:
         patch.setattr("engine.pipeline.transport._tensor", no_memory)
         failed = pair[1].receive(microbatch(2))
     assert isinstance(failed, HiddenFailed)
     assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
-    pair[0].send(microbatch(3), torch.zeros(1, 2))
+    pair[0].send(microbatch(3), hidden_states())
     assert isinstance(pair[1].receive(microbatch(3)), torch.Tensor)
 
 
@@ -241,8 +295,8 @@ def test_ranks_without_memory_fail_their_microbatch(
     ranks: tuple[DistributedTransport, DistributedTransport], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A05: what was sent is taken off the wire, so that the next microbatch is read where it begins."""
-    ranks[0].send(part(1, tokens=3), Unaffordable(error))  # type: ignore[arg-type]
-    failed = ranks[1].receive(part(1, tokens=3))
+    ranks[0].send(microbatch(1, tokens=3), Unaffordable(error))  # type: ignore[arg-type]
+    failed = ranks[1].receive(microbatch(1, tokens=3))
     assert isinstance(failed, HiddenFailed)
     assert f"stage 0 could not hand on the hidden states of microbatch 1: {type(error).__name__}" in failed.error
 
@@ -253,18 +307,13 @@ def test_ranks_without_memory_fail_their_microbatch(
             raise error
         return empty(shape, **options)  # type: ignore[call-overload, no-any-return]
 
-    ranks[0].send(part(2, tokens=5), torch.zeros(5, 2))
+    ranks[0].send(microbatch(2, tokens=5), torch.zeros(5, 2))
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", no_memory)
-        failed = ranks[1].receive(part(2, tokens=5))
+        failed = ranks[1].receive(microbatch(2, tokens=5))
     assert isinstance(failed, HiddenFailed)
     assert f"stage 1 could not take the hidden states of microbatch 2: {type(error).__name__}" in failed.error
-    ranks[0].send(part(3, tokens=2), torch.ones(2, 2))
-    received = ranks[1].receive(part(3, tokens=2))
+    ranks[0].send(microbatch(3, tokens=2), torch.ones(2, 2))
+    received = ranks[1].receive(microbatch(3, tokens=2))
     assert isinstance(received, torch.Tensor)
     assert torch.equal(received, torch.ones(2, 2))
-
-
-def part(number: int, *, tokens: int) -> Microbatch:
-    """A microbatch of one prompt of so many tokens."""
-    return Microbatch(number, ForwardMode.PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -9,7 +11,16 @@ import msgspec
 import pytest
 
 from engine.errors import CheckpointError, ProcessDiedError
-from engine.process.control import Control, Dying, ProcessDied, Ready, Serving, Shutdown, decode_child_message
+from engine.process.control import (
+    MAX_CONTROL_BYTES,
+    Control,
+    Dying,
+    ProcessDied,
+    Ready,
+    Serving,
+    Shutdown,
+    decode_child_message,
+)
 
 
 @pytest.fixture
@@ -36,6 +47,26 @@ def test_messages_go_both_ways(pipe) -> None:
 def test_nothing_said_is_none(pipe) -> None:
     control, _ = pipe
     assert control.receive(0) is None
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"garbage", b"\x81\xa4type\xa7Serv\xffng"])
+def test_what_is_no_message_is_dropped(pipe, frame: bytes) -> None:
+    """A05: and what comes after it is heard."""
+    control, supervisor = pipe
+    supervisor.send_bytes(frame)
+    assert control.receive() is None
+    supervisor.send_bytes(frame)
+    serving = Serving(base_url="http://x", pids={})
+    _say(supervisor, serving)
+    assert control.wait_until_serving(1.0) == serving
+
+
+def test_a_length_beyond_the_bound_is_the_end_of_the_pipe(pipe) -> None:
+    """A05: it is not waited for what was announced."""
+    control, supervisor = pipe
+    os.write(supervisor.fileno(), struct.pack("!i", MAX_CONTROL_BYTES + 1))
+    with pytest.raises(ProcessDiedError, match="supervisor"):
+        control.receive()
 
 
 def test_closed_pipe_is_the_supervisors_death(pipe) -> None:
@@ -78,5 +109,5 @@ def test_dying_carries_error_traceback_and_reason() -> None:
     assert own.expected
     assert own.victim_of is None
     victim = Dying.of(ProcessDiedError("stage-2", "killed"))
-    assert victim.victim_of == "stage-2"
+    assert (victim.victim_of, victim.victim_cause) == ("stage-2", "killed")
     assert not Dying.of(ZeroDivisionError("x")).expected

@@ -41,11 +41,13 @@ def test_one_step_takes_up_to_the_bound_and_the_next_the_rest(inbox_and_sender) 
 def test_frame_that_is_no_message_is_dropped_and_logged(inbox_and_sender, caplog: pytest.LogCaptureFixture) -> None:
     """A05"""
     inbox, sender = inbox_and_sender
-    for frame in (b"", b"\xc1", encode(CallAnswer(call_id="c", ok=True, message="")), encode(Abort(rid="a"))):
+    not_utf8 = encode(Abort(rid="a?")).replace(b"a?", b"a\xff")
+    answer = encode(CallAnswer(call_id="c", ok=True, message=""))
+    for frame in (b"", b"\xc1", answer, not_utf8, encode(Abort(rid="a"))):
         sender.send(frame)
     with caplog.at_level(logging.WARNING):
         assert inbox.drain() == [Abort(rid="a")]
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == 4
     assert "no client message" in caplog.text
 
 

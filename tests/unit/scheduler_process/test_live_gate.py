@@ -18,12 +18,13 @@ from engine.config import EngineConfig
 from engine.errors import IntegrityError, ProcessDiedError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Abort, Completion, PipelineEvent, PipelineFailed, encode
-from engine.plan import Microbatch
+from engine.plan import ForwardMode, Microbatch
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
 from engine.scheduler import Scheduler
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP, Inbox
 from engine.scheduler_process.live_gate import LiveGate
+from engine.settings import ServerSettings
 
 DEPTH = 3
 NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)
@@ -81,7 +82,9 @@ class InProcessPipeline:
 class World:
     """A gate and everything that it waits on."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None, *, step_timeout_s: float = 0.0
+    ) -> None:
         self.inbox = Inbox(context, "inproc://requests")
         self.client = context.socket(zmq.PUSH)
         self.client.connect("inproc://requests")
@@ -94,13 +97,15 @@ class World:
         self.pipeline = pipeline or RemotePipeline(self.results)
         self.scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
         self.gate = LiveGate(
-            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these six
+            SimpleNamespace(  # type: ignore[arg-type] - of its context a gate reads these
                 inbox=self.inbox,
                 pipeline=self.pipeline,
                 control=self.control,
                 clock=MonotonicClock(),
                 limits=SimpleNamespace(depth=DEPTH),
                 scheduler=self.scheduler,
+                settings=ServerSettings(step_timeout_s=step_timeout_s),
+                stuck_stage=lambda number: ("stage-1", f"it computes {number}"),
             )
         )
 
@@ -126,8 +131,8 @@ def make_world():
     with zmq.Context() as context:
         worlds: list[World] = []
 
-        def make(pipeline: Any = None) -> World:
-            worlds.append(World(context, pipeline))
+        def make(pipeline: Any = None, **options: float) -> World:
+            worlds.append(World(context, pipeline, **options))
             worlds[-1].gate.__enter__()
             return worlds[-1]
 
@@ -261,6 +266,80 @@ def test_dead_supervisor_ends_the_loop_at_once(world: World) -> None:
     world.supervisor.close()
     with pytest.raises(ProcessDiedError, match="supervisor"):
         world.gate.next_step(NOTHING)
+
+
+LAUNCHED = msgspec.structs.replace(NOTHING, microbatch=Microbatch(7, ForwardMode.DECODE, ()))
+
+
+def test_a_stage_that_returns_nothing_is_named_and_then_it_is_the_end(make_world) -> None:
+    """A05, A06: a stuck stage is no silence."""
+    world = make_world(step_timeout_s=0.02)
+    why = "microbatch 7 did not come back within 0.02 s (step_timeout_s): it computes 7"
+    assert world.gate.next_step(LAUNCHED).events == (PipelineFailed(process="stage-1", cause=why),)
+    with pytest.raises(ProcessDiedError, match="stage-1 process died: microbatch 7"):
+        world.gate.next_step(NOTHING)
+
+
+def test_messages_do_not_put_off_the_end_of_a_stuck_stage(make_world) -> None:
+    world = make_world(step_timeout_s=0.02)
+    previous, events = LAUNCHED, []
+    while not any(isinstance(event, PipelineFailed) for event in events):
+        world.send("a")
+        events += world.gate.next_step(previous).events
+        previous = NOTHING
+        assert len(events) < 1_000_000
+
+
+def test_each_result_begins_the_wait_anew_and_without_work_there_is_none(make_world) -> None:
+    """A01: what is late is measured from the last result, and an idle engine is not woken."""
+    world = make_world(step_timeout_s=0.05)
+    assert world.gate.next_step(_after(world, LAUNCHED)).events == (Completion(microbatch_id=7),)
+    thread, _ = _waiting_step(world)
+    thread.join(0.2)
+    assert thread.is_alive()
+    wakeups = world.gate.wakeups
+    world.send("a")
+    thread.join(5)
+    assert world.gate.wakeups == wakeups + 1
+
+
+def _after(world: World, previous: StepResult) -> StepResult:
+    """Its microbatch comes back."""
+    assert previous.microbatch is not None
+    world.complete(previous.microbatch.id)
+    return previous
+
+
+def test_other_weights_may_take_as_long_as_a_start(make_world) -> None:
+    world = make_world(step_timeout_s=0.01)
+    update = msgspec.structs.replace(NOTHING, microbatch=Microbatch(7, ForwardMode.UPDATE, ()))
+    thread, steps = _waiting_step(world, update)
+    thread.join(0.1)
+    assert thread.is_alive()
+    world.complete(7)
+    thread.join(5)
+    assert steps[0].events == (Completion(microbatch_id=7),)
+
+
+def test_a_pipeline_that_broke_is_an_event_and_then_the_end(make_world, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A06: a stage that sends what cannot be read is told like one that died."""
+    world = make_world()
+    broken = PipelineFailed(process="stage-0", cause="it sent what cannot be read")
+    world.complete(1)
+    monkeypatch.setattr(world.pipeline, "next_completion", lambda _: broken)
+    assert world.gate.next_step(NOTHING).events == (broken,)
+    with pytest.raises(ProcessDiedError, match="stage-0"):
+        world.gate.next_step(NOTHING)
+
+
+@pytest.mark.parametrize("timeout_s", [1e12, float("inf")])
+def test_a_deadline_that_no_clock_reaches_is_waited_for_all_the_same(world: World, timeout_s: float) -> None:
+    """A05: what an operator may ask for must not end the loop."""
+    deadline = MonotonicClock().now() + timeout_s
+    thread, steps = _waiting_step(world, msgspec.structs.replace(NOTHING, deadline=deadline))
+    world.send("a")
+    thread.join(5)
+    assert steps[0].events == (Abort(rid="a"),)
 
 
 def test_first_step_waits(world: World) -> None:

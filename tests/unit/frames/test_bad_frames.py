@@ -1,0 +1,106 @@
+"""Frames of wrong content: whatever comes, a decoder returns a value of its type or raises BadFrameError."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.frames import BadFrameError, decoder_of
+from engine.launch.preload import ServeRequest, decode_order
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import (
+    CallAnswer,
+    Completion,
+    Generate,
+    SamplingParams,
+    TokenOutput,
+    decode_client_message,
+    decode_pipeline_event,
+    decode_reply,
+    encode,
+)
+from engine.pipeline.wire import (
+    ControlDone,
+    HiddenFailed,
+    Launch,
+    decode_hidden_header,
+    decode_stage_message,
+    decode_stage_report,
+)
+from engine.plan import ForwardMode, Microbatch, Segment, decode_microbatch
+from engine.process.control import Dying, decode_child_message
+from scripted.gate.run import ScriptSucceeded
+from scripted.server.wire import RunScript, decode_command
+from scripted.server.wire import decode_reply as decode_gate_reply
+
+PLAN = Microbatch(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))
+LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
+ORDER = ServeRequest(settings="{}", private_dir="/a", log_path="/b", working_dir="/c", import_path=("d",))
+# Every decoder of what comes from another process, and a frame that it takes.
+DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
+    "client message": (
+        decode_client_message,
+        Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams(stop=("x",))),
+    ),
+    "pipeline event": (decode_pipeline_event, Completion(microbatch_id=1, token_ids=(2,), error="text")),
+    "replies": (decode_reply, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
+    "plan": (decode_microbatch, PLAN),
+    "stage message": (decode_stage_message, Launch(PLAN)),
+    "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
+    "hidden header": (decode_hidden_header, HiddenFailed(1, "text")),
+    "child message": (decode_child_message, Dying(error="text", traceback="text")),
+    "script": (decode_command, RunScript(file="f", name="n", args=("x", [1], {"y": 2.0}))),
+    "gate": (decode_gate_reply, ScriptSucceeded(steps=1, digest="d", plan_digest="p", reached={"w": 1})),
+    "order": (decode_order, ORDER),
+}
+CHANGES = 400
+NOT_UTF8 = b"\xff"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_text_that_is_not_utf8_is_a_bad_frame(name: str) -> None:
+    """A05: each byte of the frame in turn; the library lets what is no text through as an error of its own."""
+    decode, message = DECODERS[name]
+    good = encode(message)
+    assert decode(good) == message
+    for place in range(len(good)):
+        _decode(decode, good[:place] + NOT_UTF8 + good[place + 1 :])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_any_bytes_are_a_value_or_a_bad_frame(name: str) -> None:
+    """A05"""
+    decode, message = DECODERS[name]
+    good = encode(message)
+    chance = random.Random(0)
+    for _ in range(CHANGES):
+        frame = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            frame[chance.randrange(len(frame))] = chance.randrange(256)
+        _decode(decode, bytes(frame[: chance.randint(0, len(frame))]))
+
+
+def test_nesting_without_end_and_numbers_beyond_all_types_are_bad_frames() -> None:
+    decode = decoder_of(Any)
+    with pytest.raises(BadFrameError, match="RecursionError"):
+        decode(b"\x91" * 100_000 + b"\xc0")
+    with pytest.raises(BadFrameError, match="truncated"):
+        decode(b"\xdd\xff\xff\xff\xff")
+
+
+def test_a_bad_frame_is_an_error_of_the_engine_and_of_the_library() -> None:
+    assert issubclass(BadFrameError, EngineError)
+    assert issubclass(BadFrameError, msgspec.DecodeError)
+
+
+def _decode(decode: Callable[[bytes], object], frame: bytes) -> None:
+    try:
+        decode(frame)
+    except BadFrameError as exc:
+        assert str(exc)  # noqa: PT017 - any other exception fails the test

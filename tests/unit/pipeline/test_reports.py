@@ -1,0 +1,171 @@
+"""What stages report, well formed and wrong: nothing of it ends the scheduler's loop, and nothing of it is believed.
+
+The stages are the tests' own ends of the channels, so that each says what it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.messages import Completion, PipelineFailed, TokenLogprob, encode
+from engine.pipeline.channel import MAX_FRAME_BYTES, StageChannel
+from engine.pipeline.progress import StageProgress
+from engine.pipeline.stage import StageLoop
+from engine.pipeline.staged import StagedPipeline
+from engine.pipeline.wire import (
+    ControlDone,
+    FinishUpdate,
+    Forget,
+    Launch,
+    StageView,
+    decode_stage_message,
+    stage_address,
+)
+from engine.plan import ForwardMode, Microbatch, Segment
+
+WAIT_S = 10.0
+SOON_S = 0.02
+STAGES = 3
+VIEW = StageView(
+    seq=1, stage=9, last_microbatch_id=0, microbatches=0, failed=0, tokens=0, slots_written=0, slots_digest=""
+)
+
+Wired = tuple[StagedPipeline, list[StageChannel]]
+
+
+@pytest.fixture
+def wired(private_dir: Path) -> Iterator[Wired]:
+    pipeline = StagedPipeline(private_dir, STAGES)
+    stages = [StageChannel(stage_address(private_dir, stage)) for stage in range(STAGES)]
+    yield pipeline, stages
+    pipeline.close()
+    for stage in stages:
+        stage.close()
+
+
+def segment(row: int) -> Segment:
+    return Segment(f"r{row}", row, 0, (1,), 0, (row,), True)
+
+
+PLAN = Microbatch(5, ForwardMode.PREFILL, (segment(0), segment(1)))
+UPDATE = Microbatch(6, ForwardMode.UPDATE, (), "embedded:7")
+RIGHT = Completion(microbatch_id=5, token_ids=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        encode(Completion(microbatch_id=5, error="not utf8?")).replace(b"utf8?", b"utf8\xff"),
+        encode(Completion(microbatch_id=4, token_ids=(1, 2))),
+        encode(Completion(microbatch_id=2**60)),
+        encode(ControlDone(microbatch_id=5, stage=1, error=None)),
+        encode(ControlDone(microbatch_id=77, stage=1, error=None)),
+        encode(ControlDone(microbatch_id=5, stage=-1, error=None)),
+        encode(VIEW),
+    ],
+)
+def test_a_report_that_nothing_asks_for_is_dropped(
+    wired: Wired, frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A05: the result that was asked for comes after it as if nothing had been."""
+    pipeline, stages = wired
+    pipeline.launch(PLAN)
+    with caplog.at_level(logging.WARNING):
+        stages[2].send(frame)
+        stages[2].send(encode(RIGHT))
+        assert pipeline.next_completion(WAIT_S) == RIGHT
+    assert "no report of a stage" in caplog.text
+    stages[2].send(encode(RIGHT))
+    assert pipeline.next_completion(SOON_S) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Completion(microbatch_id=5),
+        Completion(microbatch_id=5, token_ids=(1, 2, 3)),
+        Completion(microbatch_id=5, token_ids=(1, 2), logprobs=(TokenLogprob(-1.0),)),
+    ],
+)
+def test_a_result_that_does_not_fit_fails_its_microbatch(wired: Wired, wrong: Completion) -> None:
+    """A05: which token is whose is not known; the next microbatch is not touched by it."""
+    pipeline, stages = wired
+    pipeline.launch(PLAN)
+    stages[2].send(encode(wrong))
+    failed = pipeline.next_completion(WAIT_S)
+    assert isinstance(failed, Completion)
+    assert "stage 2 must return 2 tokens for microbatch 5" in str(failed.error)
+    assert failed.token_ids == ()
+
+
+def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired: Wired) -> None:
+    """A06: told like a death, with the stage's name."""
+    pipeline, stages = wired
+    pipeline.launch(PLAN)
+    stages[1]._socket.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+    failed = pipeline.next_completion(WAIT_S)
+    assert isinstance(failed, PipelineFailed)
+    assert (failed.process, "cannot be read" in failed.cause) == ("stage-1", True)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_update_is_taken_by_all_stages_or_by_none(wired: Wired, order: tuple[int, ...], failing: int) -> None:
+    """A05: whichever stage failed and whichever reported first: every stage is told to drop what it prepared."""
+    pipeline, stages = wired
+    pipeline.launch(UPDATE)
+    for stage in order:
+        assert pipeline.next_completion(SOON_S) is None
+        error = "cannot" if stage == failing else None
+        stages[stage].send(encode(ControlDone(microbatch_id=6, stage=stage, error=error)))
+    assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6, error="cannot")
+    assert [_messages(stage) for stage in stages] == [[Launch(UPDATE), FinishUpdate(commit=False)]] * STAGES
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_an_update_is_taken_when_every_stage_is_ready_and_not_before(wired: Wired, order: tuple[int, ...]) -> None:
+    pipeline, stages = wired
+    pipeline.launch(UPDATE)
+    for stage in order[:-1]:
+        # Said twice it is still the word of one stage.
+        for _ in range(2):
+            stages[stage].send(encode(ControlDone(microbatch_id=6, stage=stage, error=None)))
+        assert pipeline.next_completion(SOON_S) is None
+    stages[order[-1]].send(encode(ControlDone(microbatch_id=6, stage=order[-1], error=None)))
+    assert pipeline.next_completion(WAIT_S) == Completion(microbatch_id=6)
+    assert [_messages(stage) for stage in stages] == [[Launch(UPDATE), FinishUpdate(commit=True)]] * STAGES
+
+
+def _messages(stage: StageChannel) -> list[object]:
+    """The launch, and what follows it."""
+    return [decode_stage_message(frame) for _ in range(2) if (frame := stage.receive()) is not None]
+
+
+class Script:
+    """A channel from which a stage reads these frames."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self._frames = iter(frames)
+
+    def receive(self) -> bytes | None:
+        return next(self._frames, None)
+
+
+def test_a_frame_that_is_no_message_does_not_end_a_stage(private_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A05: what comes after it is done."""
+    done: list[str] = []
+    runner: Any = SimpleNamespace(stage=0, forget=lambda: done.append("forget"))
+    bad: list[Callable[[], bytes]] = [lambda: b"", lambda: b"\xc1", lambda: b"\x81\xa4type\xa6F\xffrget"]
+    frames = [frame for make in bad for frame in (make(), encode(Forget()))]
+    with caplog.at_level(logging.WARNING):
+        StageLoop(runner, None, Script(frames), StageProgress(private_dir, 1)).run()  # type: ignore[arg-type]
+    assert done == ["forget"] * 3
+    assert caplog.text.count("no message to a stage") == 3

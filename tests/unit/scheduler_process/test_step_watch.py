@@ -1,0 +1,67 @@
+"""The watch over a forward in this process: an overdue one is told with where it stands, and idleness costs nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+
+from engine.scheduler_process.step_watch import StepWatch
+
+STUCK = """
+import sys, time
+from engine.scheduler_process.step_watch import StepWatch
+
+def never_returns():
+    time.sleep(60)
+
+watch = StepWatch(lambda where: print(where, flush=True))
+for _ in range(3):
+    with watch.computing(0.05):
+        pass
+with watch.computing(0.05):
+    never_returns()
+"""
+
+
+def test_what_is_stuck_is_told_with_its_place_and_ended() -> None:
+    """A05, A06"""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STUCK)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert "in never_returns" in done.stdout
+
+
+def test_what_ends_in_time_is_left_alone_and_idleness_wakes_nobody() -> None:
+    """A01: after the last step the watch wakes once, and then no more."""
+    told: list[str] = []
+    watch = StepWatch(told.append)
+    for _ in range(50):
+        with watch.computing(0.02):
+            time.sleep(0.001)
+    time.sleep(0.05)
+    process = psutil.Process(os.getpid())
+    thread = watch._thread
+    assert thread is not None
+    before = _switches(process.pid, thread.native_id)
+    time.sleep(0.1)
+    assert _switches(process.pid, thread.native_id) == before
+    assert told == []
+
+
+def test_without_a_limit_there_is_no_watch() -> None:
+    watch = StepWatch(lambda where: None)
+    with watch.computing(None):
+        pass
+    assert watch._thread is None
+
+
+def _switches(pid: int, thread: int | None) -> str:
+    status = Path(f"/proc/{pid}/task/{thread}/status").read_text(encoding="ascii")
+    return next(line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
