@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -51,6 +52,14 @@ __all__ = [
 ]
 
 
+# What a frame may say; a number outside is refused where the frame is decoded, before arithmetic can overflow on it.
+# Recordings with redacted text have 63-bit fingerprints for tokens.
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Seed = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**63 - 1)]
+_Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
 class FinishReason(StrEnum):
     """Why a request ended. ``error`` is never shown as a normal end."""
 
@@ -81,23 +90,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
 
     ``top_k=-1`` means no limit, ``temperature=0`` means greedy; ``logit_bias`` is added to the logits of its token ids.
-    Validated where a request enters (the front end or a script's ``start_req``); the scheduler trusts it.
+    Validated where a request enters (the front end or a script's ``start_req``); the scheduler trusts it, within the
+    bounds of the types here.
     """
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
+    max_new_tokens: _Count = 128
+    min_new_tokens: _Count = 0
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int | None = None
+    seed: _Seed | None = None
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[_TokenId, float], ...] = ()
 
 
 # ---- client messages: from the front end to the scheduler ----
@@ -107,11 +117,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1."""
 
     rid: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[_TokenId, ...]
     sampling: SamplingParams
-    priority: int = 0
+    priority: _Priority = 0
     return_logprob: bool = False
-    top_logprobs_num: int = 0
+    top_logprobs_num: _Count = 0
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

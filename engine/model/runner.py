@@ -217,7 +217,7 @@ class StageRunner:
             if self._profile is not None:
                 self._profile.stop()
             self._profile = None if control.trace_dir is None else StageProfile(control.trace_dir, self.stage)
-        except (OSError, RuntimeError) as exc:
+        except (OSError, RuntimeError, ValueError) as exc:  # A path with a NUL byte is a ValueError.
             self._profile = None
             return f"stage {self.stage}: {type(exc).__name__}: {exc}"
         return None

@@ -260,8 +260,8 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
-        """A greedy request that is as long as it became, with a prompt that shares what it shared."""
-        recipe = reader.recipe_of(event.prompt_ids)
+        """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
+        recipe, sampling = reader.recipe_of(event.prompt_ids), event.sampling
         return cls(
             rid=reader.new_name_of(event.rid),
             prompt=len(event.prompt_ids),
@@ -270,6 +270,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
             shared=recipe.shared,
             tail=recipe.tail,
             priority=event.priority,
+            temperature=sampling.temperature,
+            draw=sampling.seed,
+            penalty=sampling.frequency_penalty,
         )
 
     @classmethod

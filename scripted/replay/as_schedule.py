@@ -1,6 +1,6 @@
 """A recording as a schedule: the same events at the same steps, with prompts and names of its own.
 
-What a schedule cannot say is left out and named: sampled text, prompts that share only their beginning. Whether that
+What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. Whether that
 matters is found out by running it: a translation says up to which step the engine does the same.
 """
 
@@ -14,7 +14,16 @@ import msgspec
 from engine.config import CHUNKING_OFF, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
-from engine.messages import Completion, Event, FinishReason, FlushCache, Generate, TokenOutput, UpdateWeights
+from engine.messages import (
+    Completion,
+    Event,
+    FinishReason,
+    FlushCache,
+    Generate,
+    SamplingParams,
+    TokenOutput,
+    UpdateWeights,
+)
 from engine.plan import Microbatch
 from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
@@ -98,7 +107,7 @@ class _Translator:
         if self._partly_shared:
             yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
         if self._sampled:
-            yield f"{self._sampled} requests were sampled; here they are greedy, and as long as they became"
+            yield f"{self._sampled} requests were filtered or penalized in ways that a schedule cannot say; here they are not"
 
     def _step_of(self, recorded: RecordedStep) -> int:
         """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
@@ -122,7 +131,7 @@ class _Translator:
 
     def new_tokens_of(self, message: Generate) -> int:
         """As long as it became."""
-        self._sampled += message.sampling.temperature != 0
+        self._sampled += not _can_be_said(message.sampling)
         most = message.sampling.max_new_tokens
         lives = self._lengths.get(message.rid)
         return max(0, min(lives.pop(0) if lives else most, most))
@@ -143,6 +152,19 @@ class _Translator:
     def _next_seed(self) -> int:
         self._seeds += 1
         return self._seeds
+
+
+def _can_be_said(sampling: SamplingParams) -> bool:
+    """Whether a schedule has words for all of this: temperature, seed, frequency penalty, stop ids."""
+    said = SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        frequency_penalty=sampling.frequency_penalty,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+    return sampling == said
 
 
 def _config_of(limits: Limits) -> EngineConfig:

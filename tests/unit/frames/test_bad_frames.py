@@ -104,3 +104,26 @@ def _decode(decode: Callable[[bytes], object], frame: bytes) -> None:
         decode(frame)
     except BadFrameError as exc:
         assert str(exc)  # noqa: PT017 - any other exception fails the test
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_ids": [2**63]},
+        {"prompt_ids": [-1]},
+        {"priority": 2**40},
+        {"top_logprobs_num": 2**63},
+        {"sampling": {"min_new_tokens": 2**64 - 1}},
+        {"sampling": {"max_new_tokens": 2**40}},
+        {"sampling": {"seed": 2**64 - 1}},
+        {"sampling": {"top_k": 2**50}},
+        {"sampling": {"stop_token_ids": [2**64 - 1]}},
+    ],
+    ids=str,
+)
+def test_numbers_that_arithmetic_would_overflow_on_are_no_request(change: dict[str, Any]) -> None:
+    """A05: the frame is dropped; a plan with such a number could not be encoded, which would end the scheduler."""
+    body = {"type": "Generate", "rid": "a", "prompt_ids": [1, 2], "sampling": {}}
+    assert decode_client_message(msgspec.msgpack.encode(body))
+    with pytest.raises(BadFrameError, match="Expected `int`"):
+        decode_client_message(msgspec.msgpack.encode(body | change))
