@@ -1,7 +1,7 @@
 """A recording as a schedule: the same events at the same steps, with prompts and names of its own.
 
-What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. Whether that
-matters is found out by running it: a translation says up to which step the engine does the same.
+What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. A
+translation is run, and says up to which step the engine does the same.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Translator:
         if self._partly_shared:
             yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
         if self._sampled:
-            yield f"{self._sampled} requests were filtered or penalized in ways that a schedule cannot say; here they are not"
+            yield f"{self._sampled} requests were sampled with filters that a schedule cannot say; here they are not"
 
     def _step_of(self, recorded: RecordedStep) -> int:
         """The next step in which all results of the recorded one can be there: each is due ``depth`` steps after its
