@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,11 +45,17 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def folders() -> Iterator[Path]:
+    """Where the processes make their temporary folders: a short path, because sockets lie in them."""
+    with tempfile.TemporaryDirectory(prefix="i-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def endless(tmp_path: Path, folders: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a server and a script that never ends, from the moment when the script runs."""
-    file, started, folders = tmp_path / "endless.py", tmp_path / "started", tmp_path / "tmp"
+    file, started = tmp_path / "endless.py", tmp_path / "started"
     file.write_text(ENDLESS)
-    folders.mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folders)}
     with subprocess.Popen([sys.executable, str(file), str(started)], env=environment) as process:
         try:
@@ -83,18 +90,18 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def test_an_interrupt_ends_the_server_with_its_script(endless: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_server_with_its_script(endless: subprocess.Popen[bytes], folders: Path) -> None:
     endless.send_signal(signal.SIGINT)
     endless.wait(INTERRUPT_BOUND_S)
-    wait_until(lambda: not folders_in(tmp_path / "tmp"))
-    wait_until(lambda: not processes_in(tmp_path / "tmp"))
+    wait_until(lambda: not folders_in(folders))
+    wait_until(lambda: not processes_in(folders))
 
 
-def test_a_killed_test_process_leaves_nothing(endless: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert folders_in(tmp_path / "tmp")
+def test_a_killed_test_process_leaves_nothing(endless: subprocess.Popen[bytes], folders: Path) -> None:
+    assert folders_in(folders)
     endless.kill()
-    wait_until(lambda: not folders_in(tmp_path / "tmp"))
-    wait_until(lambda: not processes_in(tmp_path / "tmp"))
+    wait_until(lambda: not folders_in(folders))
+    wait_until(lambda: not processes_in(folders))
 
 
 def kills_the_supervisor(t):
