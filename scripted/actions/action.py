@@ -46,14 +46,10 @@ class SearchedEngine(Protocol):
         ...
 
     @property
-    def is_paused(self) -> bool:
-        """Generation is paused."""
-        ...
+    def is_paused(self) -> bool: ...
 
     @property
-    def is_holding(self) -> bool:
-        """Results are held."""
-        ...
+    def is_holding(self) -> bool: ...
 
     @property
     def is_pressed(self) -> bool:
@@ -89,9 +85,7 @@ class SearchedEngine(Protocol):
         """Let the oldest ``count`` through, or all and stop holding."""
         ...
 
-    def stall_stage(self, stage: int) -> None:
-        """Stop a stage."""
-        ...
+    def stall_stage(self, stage: int) -> None: ...
 
     def resume_stage(self, stage: int) -> None:
         """Let a stopped stage go on."""
@@ -101,9 +95,7 @@ class SearchedEngine(Protocol):
         """Make a stage's next microbatch fail."""
         ...
 
-    def kill_stage(self, stage: int) -> None:
-        """Kill a stage."""
-        ...
+    def kill_stage(self, stage: int) -> None: ...
 
 
 class SearchBase(msgspec.Struct, frozen=True):
@@ -270,7 +262,6 @@ class Intervention(Action, frozen=True, kw_only=True, omit_defaults=True):
         raise NotImplementedError(f"{type(self).__name__} says which operator's event it is")
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Intervene."""
         engine.intervene(self.operator_event())
 
 

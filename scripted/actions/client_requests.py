@@ -71,29 +71,23 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def target_rid(self) -> str:
-        """The request."""
         return self.rid
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The rid."""
         return {"rid": self.rid}
 
     def message(self, call_id: str) -> Abort:
-        """What arrives."""
         return Abort(rid=self.rid, call_id=call_id)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """It is alive."""
         return engine.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.abort("a")``."""
         return (Verb("abort", self.rid),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each request."""
         return [cls(rid=rid) for rid in base.rids]
 
     @classmethod
@@ -121,7 +115,6 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @property
     def target_rid(self) -> str:
-        """The request."""
         return self.rid
 
     def apply(self, engine: SearchedEngine) -> None:
@@ -129,7 +122,6 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
         engine.give(Abort(rid=self.rid))
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """It is alive."""
         return engine.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -137,13 +129,12 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
     def perform(self, t: Any) -> bool:
-        """Not done: to a script's engine it is an abort, which is tried as well."""
+        """None: to a script's engine it is an abort, which is added as well."""
         del t
         return False
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each request."""
         return [cls(rid=rid) for rid in base.rids]
 
     def smaller(self) -> Iterator[Action]:
@@ -202,7 +193,6 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         return variable_of(self.rid)
 
     def message(self) -> Generate:
-        """What arrives."""
         stop = () if self.stop is None else (self.stop,)
         sampling = SamplingParams(
             max_new_tokens=self.new,

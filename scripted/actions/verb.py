@@ -28,7 +28,6 @@ class Verb:
         self.keywords = keywords
 
     def perform(self, t: Any) -> Any:
-        """Call it."""
         keywords = {name: _value_of(value) for name, value in self.keywords.items()}
         return operator.attrgetter(self.name)(t)(*map(_value_of, self.arguments), **keywords)
 

@@ -58,7 +58,6 @@ class History:
             self.records.append(record_step(step, result, scheduler, error=error))
 
     def start_over(self) -> None:
-        """Forget everything."""
         self.records.clear()
 
 
@@ -120,7 +119,6 @@ class Handles:
             lives.pop().see_refusal(refusal)
 
     def start_over(self) -> None:
-        """Forget every request."""
         self._live.clear()
         self._ended.clear()
         self.all.clear()

@@ -31,7 +31,7 @@ from scripted.rig.world import World
 
 __all__ = ["HARNESS_CALL", "Rig"]
 
-# The call id of what the harness itself asks for: nobody waits for the answer.
+# The call id of what the harness itself asks for: no client waits for the answer.
 HARNESS_CALL = "harness"
 
 

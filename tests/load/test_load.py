@@ -59,7 +59,7 @@ def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParen
 
 
 def test_the_gate_finds_a_leak() -> None:
-    """The audits would be worth nothing if they passed over a page that nobody owns."""
+    """The audits would be worth nothing if they passed over a page without an owner."""
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
     pipeline = SimpleNamespace(wake_sources=lambda: ())
     context = SimpleNamespace(
@@ -106,7 +106,7 @@ def test_the_judge_is_content_with_what_is_right() -> None:
         (ended(finish_reasons=[]), "once a choice"),
         (ended(finish_reasons=["length", "length"]), "once a choice"),
         (ended(closed_in_order=False), "not closed"),
-        (ended(finish_reasons=["abort"]), "by nobody"),
+        (ended(finish_reasons=["abort"]), "without a cause"),
         (ended(cut="ReadError"), "cut off"),
         (ended(status=500, error="boom"), "only error"),
         (ended(output_ids=[1, 2]), "its ids are 2"),

@@ -1,4 +1,4 @@
-"""Real servers under scripts that kill, stop and spoil them: who is named, how soon, and that nothing stays behind.
+"""Real servers under scripts that kill, stop and spoil them: which process is named, how soon, and nothing is left.
 
 Two stages keep it light; all servers are forked from one preloaded parent.
 """
