@@ -248,7 +248,7 @@ class SimulatedPipeline:
         return kv[pages[last]][offset + 1]
 
     def _penalty(self, segment: Segment, row: _Row) -> int:
-        """What penalties make of a token: they count what the request has said, which is read from its KV."""
+        """What penalties make of a token: they count the request's output, which is read from its KV."""
         spec, size = row.spec, self._page_size
         tokens: list[int] = []
         for position in range(segment.start + len(segment.token_ids)):

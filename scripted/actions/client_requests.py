@@ -20,7 +20,7 @@ __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
 DEFAULT_PROMPT_TOKENS: Final = 16
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
-# Other prompts of a workload have small seeds; what presses on the pool shares no prefix with them.
+# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
@@ -92,12 +92,12 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
-        """Any abort that was called for."""
+        """Any abort that a client asked for."""
         return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
 
     @classmethod
     def words(cls, event: Abort) -> str:
-        """Of whom, and why the front end ended it, if it did."""
+        """The request, and why the front end ended it, if it did."""
         if event.finish_reason is not FinishReason.ABORT:
             return f"end {short_rid(event.rid)} ({event.finish_reason})"
         return f"abort {short_rid(event.rid)}"
@@ -267,5 +267,5 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """Who, and how long its prompt is."""
+        """The request, and how long its prompt is."""
         return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"

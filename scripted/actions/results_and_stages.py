@@ -86,7 +86,7 @@ class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
-        """A result that is an error; which stage it was is not said."""
+        """A result that is an error; it does not name the stage."""
         return None if event.error is None else cls()
 
     @classmethod
@@ -123,7 +123,7 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
 
     @classmethod
     def words(cls, event: PipelineFailed) -> str:
-        """Who died, and of what."""
+        """Which stage died, and of what."""
         return f"{printable(event.process)} DIED: {printable(event.cause)}"
 
 

@@ -81,7 +81,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
-        """The embedded weights as they were; for any others some embedded ones stand."""
+        """The embedded weights as they were; embedded ones stand in for any others."""
         seed = seed_of(event.model_path)
         return cls(timeout_s=event.timeout_s) if seed is None else cls(seed=seed, timeout_s=event.timeout_s)
 
@@ -108,7 +108,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @property
     def kind(self) -> str:
-        """What is scarce makes the kind."""
+        """The scarce resource makes the kind."""
         return "-".join(["pressure", *(name for name in self.__struct_fields__ if getattr(self, name) is not None)])
 
     def operator_event(self) -> SetPressure:
@@ -181,7 +181,7 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         return EvictCache(pages=self.pages)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """There is so much to evict."""
+        """Whether this much can be evicted."""
         return engine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0)
 
     def verbs(self) -> tuple[Verb, ...]:

@@ -202,7 +202,7 @@ _TEXTS: Final = {
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
     ),
-    # What is drawn depends on the seed, the position and what was said: also after a retraction.
+    # A draw depends on the seed, the position and the output so far, also after a retraction.
     "sampled": (
         f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "
         "1 start b prompt=12 seed=1 new=10 temperature=1.0 draw=8 penalty=1.5; 3 start c prompt=9 seed=2 new=6 temperature=0.5 penalty=0.5"

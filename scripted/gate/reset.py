@@ -18,7 +18,7 @@ __all__ = ["RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
 RESET_BUDGET_STEPS: Final = 256
-# "Fully idle for two pipeline rotations" after the warm-up: what might still come would have come by then.
+# "Fully idle for two pipeline rotations" after the warm-up: anything still under way has arrived by then.
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 

@@ -1,4 +1,4 @@
-"""The same run once more, here or in a fresh process with another hash seed: the determinism self-test."""
+"""The same run again, here or in a fresh process with another hash seed: the determinism self-test."""
 
 from __future__ import annotations
 

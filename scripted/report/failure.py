@@ -68,7 +68,7 @@ class Activity(StrEnum):
 
 
 class ProcessStack(msgspec.Struct, frozen=True):
-    """What a process of the engine was doing: its name, what it does in a word or two, and its Python stacks."""
+    """What a process of the engine was doing: its name, what it does in short, and its Python stacks."""
 
     process: str
     text: str

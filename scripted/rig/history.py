@@ -17,7 +17,7 @@ __all__ = ["Handles", "History", "record_step"]
 
 
 def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: str | None = None) -> StepRecord:
-    """Write one step down, right after it ran or, with ``error``, after it died."""
+    """Record one step, right after it ran or, with ``error``, after it died."""
     books, pages = scheduler.books, scheduler.memory.pages
     return StepRecord(
         step=result.step,

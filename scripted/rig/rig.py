@@ -144,7 +144,7 @@ class Rig:
         self.results.stalled.clear()
 
     def start_over(self) -> None:
-        """Become as good as new. The engine is fully idle."""
+        """Become as good as new. The engine must be fully idle."""
         self.world.start_over()
         self.world.take_messages()
         start_over(self.scheduler)

@@ -159,7 +159,7 @@ class ScriptedServer:
         return self.serving.base_url
 
     def shutdown(self) -> None:
-        """End the server and leave nothing behind; idempotent."""
+        """End the server and all its processes; idempotent."""
         if self._open:
             self._open = False
             self._end(self._process)

@@ -1,7 +1,7 @@
 """Stacks of the engine's processes, for the report of a script that hangs.
 
 Every process writes its Python stacks to the server's log when it gets the stack signal; this asks them one by one,
-and looks at who computes meanwhile.
+and sees which of them computes meanwhile.
 """
 
 from __future__ import annotations

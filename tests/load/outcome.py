@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, in a word or two."""
+        """How it ended, in short."""
         if self.left:
             return "left"
         if self.cut:

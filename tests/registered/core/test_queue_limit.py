@@ -1,6 +1,6 @@
 """Back-pressure: one request more than the queue holds.
 
-Goal: it is refused with 429 and the numbers, and leaves no state behind. Method: one row, a queue of four, five
+Goal: it is refused with 429 and the numbers, and leaves no state. Method: one row, a queue of four, five
 requests after the one that runs. Origin: C07. Mutant: queue-has-no-limit.
 """
 

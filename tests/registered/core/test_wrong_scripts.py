@@ -625,7 +625,7 @@ def test_a_look_that_must_raise_is_no_idle_statement() -> None:
         ({"must_reach": ["a", "a"]}, "names each window once"),
         ({"tiers": ("sim", "sim")}, "each once"),
         ({"max_steps": 2.5}, "whole number"),
-        ({"timeout_s": float("nan")}, "timeout_s must be > 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds > 0"),
         ({"oracle": "no"}, "True or False"),
     ],
 )
