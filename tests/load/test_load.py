@@ -63,7 +63,14 @@ def test_the_gate_finds_a_leak() -> None:
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
     pipeline = SimpleNamespace(wake_sources=lambda: ())
     context = SimpleNamespace(
-        scheduler=scheduler, inbox=None, pipeline=pipeline, control=None, clock=None, limits=scheduler.limits
+        scheduler=scheduler,
+        inbox=None,
+        pipeline=pipeline,
+        control=None,
+        clock=None,
+        limits=scheduler.limits,
+        settings=None,
+        stuck_stage=None,
     )
     gate = AuditingGate(context)  # type: ignore[arg-type] - a gate that fails before it waits reads no more than this
     result = scheduler.step([Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams())], 0.0)
