@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave no server behind."""
+    """End every server."""
     if _session in config.stash:
         config.stash[_session].close()
 
@@ -141,7 +141,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the scripts that passed have compared, and what they have left that may be a mistake."""
+    """Say what the scripts that passed have compared, and which possible mistakes they left."""
     told = [
         (report.nodeid, counts)
         for report in terminalreporter.stats.get("passed", ())

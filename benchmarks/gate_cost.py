@@ -67,7 +67,7 @@ def _spread(pairs: Sequence[tuple[float, float]]) -> str:
     return f"95 % interval {low:+.1f} to {high:+.1f} us of {_step(pairs) * US:,.0f} us, {len(pairs)} pairs"
 
 
-class _BlockEnd(Exception):  # noqa: N818 - it is no error
+class _BlockEnd(Exception):
     """A block has run its steps."""
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCall",
     "BudgetSpent",
+    "NoAnswer",
     "NotIdle",
     "Overdue",
     "RequestRefused",
@@ -21,7 +22,6 @@ __all__ = [
     "ScriptTimeout",
     "ServerDied",
     "ServerDirty",
-    "Silence",
     "UnknownName",
 ]
 
@@ -37,23 +37,23 @@ class ScriptError(Exception):
         return self.report.render()
 
 
-class ScriptFailed(ScriptError):  # noqa: N818 - the contract's name
+class ScriptFailed(ScriptError):
     """The script raised, or an invariant did not hold after one of its steps. The server can be used again."""
 
 
-class ScriptTimeout(ScriptError):  # noqa: N818 - the contract's name
+class ScriptTimeout(ScriptError):
     """The script did not end in time."""
 
 
-class ServerDied(ScriptError):  # noqa: N818 - the contract's name
+class ServerDied(ScriptError):
     """The engine died under the script."""
 
 
-class ServerDirty(ScriptError):  # noqa: N818 - the contract's name
+class ServerDirty(ScriptError):
     """The engine could not be brought back to idle before the script; the report names what is still there."""
 
 
-class RequestRefused(Exception):  # noqa: N818 - it is an answer, named for what happened
+class RequestRefused(Exception):
     """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the answer's text."""
 
     is_meant_for_the_script = True
@@ -64,31 +64,31 @@ class RequestRefused(Exception):  # noqa: N818 - it is an answer, named for what
         self.body = body
 
 
-class NotIdle(Exception):  # noqa: N818 - it is what was found
+class NotIdle(Exception):
     """The engine could not be brought to idle; the text names what is still there. Becomes ServerDirty."""
 
 
-class Overdue(Exception):  # noqa: N818 - it is what happened
+class Overdue(Exception):
     """The script did not end in its time. Becomes ScriptTimeout."""
 
     is_meant_for_the_script = True
 
 
-class Silence(Overdue):
+class NoAnswer(Overdue):
     """A process that has to answer at once said nothing for the run's ``result_timeout_s``: it hangs."""
 
 
-class BudgetSpent(AssertionError):  # noqa: N818 - it reads as what happened
-    """So many steps were run and what the script waited for did not happen."""
+class BudgetSpent(AssertionError):
+    """The step budget was spent before what the script waited for happened."""
 
     is_meant_for_the_script = True
 
 
-class BadCall(ValueError):  # noqa: N818 - it reads as what happened
+class BadCall(ValueError):
     """A script called a verb in a way that it does not take."""
 
     is_meant_for_the_script = True
 
 
-class UnknownName(BadCall, AttributeError):  # noqa: N818 - it reads as what happened
+class UnknownName(BadCall, AttributeError):
     """A script asked for a name that is not there; the text has the nearest one."""

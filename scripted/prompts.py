@@ -29,7 +29,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[int, ...]:
     """``length`` token ids; equal seeds give equal prefixes, as ``start_req(prompt_len=, prompt_seed=)`` does.
 
-    With ``shared`` only so many of them are those of ``seed``, the others are those of ``tail``.
+    ``shared`` is how many of them come from ``seed``; the others come from ``tail``. 0 takes all from ``seed``.
     """
     if not shared:
         return tuple(prompt_of(length, seed))

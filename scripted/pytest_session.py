@@ -45,7 +45,7 @@ class ScriptedSession:
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
         with self.harness(test.config, tier) as harness:
-            # A script that failed was told so. What it left may be more than a reset can clear: not this one's fault.
+            # The failure of the script before this was reported. What it left may be more than a reset can clear.
             again = getattr(harness, "has_failed", False)
             try:
                 self.ended = harness.run(test.script, options=options, **arguments)
@@ -76,7 +76,6 @@ class ScriptedSession:
         return self._servers().lend(config, mutant)
 
     def close(self) -> None:
-        """End every server."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None

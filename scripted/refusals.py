@@ -9,5 +9,5 @@ class ScriptDefinitionError(Exception):
     """What was given cannot be a script, a schedule or a target; the text says what it should be."""
 
 
-class BadCommand(ScriptDefinitionError):  # noqa: N818 - it reads as what happened
+class BadCommand(ScriptDefinitionError):
     """A line that is no command of the shell; nothing was done."""

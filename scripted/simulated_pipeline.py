@@ -36,8 +36,8 @@ _TOKENS: Final = 94
 class _Row:
     """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked.
 
-    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched behind it for the same tenant, before
-    anybody could know, computes nothing; its result is dropped.
+    ``poisoned`` rows miss the KV of a microbatch that failed. What was launched later for the same tenant, before
+    the failure was known, computes nothing; its result is dropped.
     """
 
     __slots__ = ("pages", "poisoned", "salt", "seen", "spec", "window")
@@ -106,11 +106,11 @@ class SimulatedPipeline:
         return bool(self._done) and (not self._stalled or self._dead is not None)
 
     def wake_sources(self) -> Sequence[Any]:
-        """None: everything happens in the caller's thread."""
+        """No source: everything happens in the caller's thread."""
         return ()
 
     def close(self) -> None:
-        """Nothing to release."""
+        pass
 
     # -- faults --
 
@@ -127,7 +127,6 @@ class SimulatedPipeline:
         self._stalled.add(self._checked(stage))
 
     def resume_stage(self, stage: int) -> None:
-        """End a stall."""
         self._stalled.discard(self._checked(stage))
 
     def kill_stage(self, stage: int) -> None:
@@ -142,7 +141,7 @@ class SimulatedPipeline:
         return stage
 
     def _fail(self, microbatch: Microbatch) -> Completion:
-        """Take over a microbatch's pages and specs, but compute nothing, as a stage does behind a failure."""
+        """Take over a microbatch's pages and specs, but compute nothing, as a stage does after a failure."""
         for segment in microbatch.segments:
             self._take_over(segment).poisoned = True
         stage, self._failing_stage = self._failing_stage, None
@@ -249,7 +248,7 @@ class SimulatedPipeline:
         return kv[pages[last]][offset + 1]
 
     def _penalty(self, segment: Segment, row: _Row) -> int:
-        """What penalties make of a token: they count what the request has said, which is read from its KV."""
+        """What penalties make of a token: they count the request's output, which is read from its KV."""
         spec, size = row.spec, self._page_size
         tokens: list[int] = []
         for position in range(segment.start + len(segment.token_ids)):
@@ -273,7 +272,7 @@ class SimulatedPipeline:
         return None
 
     def _is_chain(self, pages: list[int]) -> bool:
-        """Whether every page was written full, behind the one before it and with the present weights."""
+        """Whether every page was written full, after the one before it and with the present weights."""
         before, full = self._root, self._page_size + 1
         for page in pages:
             slots = self._kv[page]
@@ -334,7 +333,7 @@ def _choose(value: int, position: int, spec: SamplingSpec) -> int:
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:
-    """A made-up but deterministic distribution: the chosen token first, its neighbours behind it."""
+    """A made-up but deterministic distribution: the chosen token first, then its neighbours."""
     first = -((fingerprint >> 10) % 1000) / 1000
     top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % _TOKENS, first - i) for i in range(spec.top_logprobs_num)]
     return TokenLogprob(logprob=first, top=tuple(top))

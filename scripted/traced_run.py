@@ -1,4 +1,4 @@
-"""A recorded run: one script, run once by hand, with everything that is worth keeping of it.
+"""A recorded run: one script, run once by hand, with its records and its result.
 
 What ``scripted run``, the gallery and the demo are made of. Starts no harness and prints nothing.
 """
@@ -28,9 +28,7 @@ class Harness(Protocol):
 
     def run(
         self, script: Any, *args: Any, timeout_s: float = ..., options: ScriptOptions | None = None, **kwargs: Any
-    ) -> ScriptSucceeded:
-        """Run one script."""
-        ...
+    ) -> ScriptSucceeded: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from engine.scheduler.ports import Step, StepResult
 __all__ = ["ReplayDiffers", "ReplayGate", "Unplugged"]
 
 
-class ReplayDiffers(EngineError, AssertionError):  # noqa: N818 - it reads as what happened
+class ReplayDiffers(EngineError, AssertionError):
     """A replayed step did something else than the recorded one; the text names the step and the first thing."""
 
 

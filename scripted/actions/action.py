@@ -1,4 +1,4 @@
-"""What an action is: everything that the harness asks of one. Every class below ``Action`` with a tag is known.
+"""The interface of actions: all that the harness asks of one. Every subclass of ``Action`` with a tag is known.
 
 Nothing else in the harness lists actions: a schedule's text, the search, scripts, recordings, the shell and reports
 ask the classes.
@@ -34,7 +34,7 @@ _classes: list[type[Action]] = []
 
 
 class SearchedEngine(Protocol):
-    """What an action does its work on where no script runs: an engine of the search, before one of its steps."""
+    """What an action acts on where no script runs: an engine of the search, before one of its steps."""
 
     scheduler: Scheduler
     limits: Limits
@@ -46,14 +46,10 @@ class SearchedEngine(Protocol):
         ...
 
     @property
-    def is_paused(self) -> bool:
-        """Generation is paused."""
-        ...
+    def is_paused(self) -> bool: ...
 
     @property
-    def is_holding(self) -> bool:
-        """Results are held."""
-        ...
+    def is_holding(self) -> bool: ...
 
     @property
     def is_pressed(self) -> bool:
@@ -89,9 +85,7 @@ class SearchedEngine(Protocol):
         """Let the oldest ``count`` through, or all and stop holding."""
         ...
 
-    def stall_stage(self, stage: int) -> None:
-        """Stop a stage."""
-        ...
+    def stall_stage(self, stage: int) -> None: ...
 
     def resume_stage(self, stage: int) -> None:
         """Let a stopped stage go on."""
@@ -101,9 +95,7 @@ class SearchedEngine(Protocol):
         """Make a stage's next microbatch fail."""
         ...
 
-    def kill_stage(self, stage: int) -> None:
-        """Kill a stage."""
-        ...
+    def kill_stage(self, stage: int) -> None: ...
 
 
 class SearchBase(msgspec.Struct, frozen=True):
@@ -129,7 +121,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventReader(Protocol):
-    """What it takes to read an action back from a recorded event: names and prompts that a schedule can say."""
+    """What reading an action back from a recorded event needs: names and prompts that a schedule can express."""
 
     def name_of(self, rid: str) -> str:
         """What the request of this rid is called here."""
@@ -174,7 +166,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def kind(self) -> str:
-        """One word for what it does: its tag, with what makes it another thing."""
+        """One word for what it does: its tag, with the field that makes it a kind of its own."""
         return str(type(self).__struct_config__.tag)
 
     @property
@@ -210,7 +202,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         return (cls(),) if cls.is_extra else ()
 
     def smaller(self) -> Iterator[Action]:
-        """What says the same with less, for shrinking."""
+        """Smaller actions of the same kind, for shrinking."""
         return iter(())
 
     # -- events and words --
@@ -227,7 +219,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @classmethod
     def name_in_answers(cls, event: Any) -> str:
-        """What the answer to the event is said to answer."""
+        """What the answer to the event is called in reports."""
         return cls.phrase or cls.words(event)
 
 
@@ -270,7 +262,6 @@ class Intervention(Action, frozen=True, kw_only=True, omit_defaults=True):
         raise NotImplementedError(f"{type(self).__name__} says which operator's event it is")
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Intervene."""
         engine.intervene(self.operator_event())
 
 

@@ -60,11 +60,9 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         return self.route if self.timeout_s is None else f"{self.route}?timeout={self.timeout_s}"
 
     def message(self, call_id: str) -> FlushCache:
-        """What arrives."""
         return FlushCache(call_id=call_id, timeout_s=as_seconds(self.timeout_s))
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.flush_cache()``."""
         return (Verb("flush_cache") if self.timeout_s is None else Verb("flush_cache", timeout_s=self.timeout_s),)
 
     @classmethod
@@ -73,18 +71,16 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
         return cls(), cls(timeout_s=DEFERRED_S)
 
     def smaller(self) -> Iterator[Action]:
-        """At once."""
         if self.timeout_s is not None:
             yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
     def read_back(cls, event: FlushCache, reader: EventReader) -> Flush:
-        """As it was."""
         return cls(timeout_s=event.timeout_s)
 
     @classmethod
     def words(cls, event: FlushCache) -> str:
-        """In capitals: it is what most races are about."""
+        """In capitals, because most races are about it."""
         return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
 
 
@@ -99,19 +95,15 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """No rid."""
         return {"abort_all": True}
 
     def message(self, call_id: str) -> AbortAll:
-        """What arrives."""
         return AbortAll(call_id=call_id)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """Something is alive."""
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.abort_all()``."""
         return (Verb("abort_all"),)
 
 
@@ -132,34 +124,27 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The mode."""
         return {"mode": self.mode.value}
 
     def message(self, call_id: str) -> PauseGeneration:
-        """What arrives."""
         return PauseGeneration(call_id=call_id, mode=self.mode)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """Something is alive."""
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.pause_generation("retract")``."""
         return (Verb("pause_generation", self.mode.value),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Every mode."""
         return [cls(mode=mode) for mode in PauseMode]
 
     @classmethod
     def read_back(cls, event: PauseGeneration, reader: EventReader) -> Pause:
-        """As it was."""
         return cls(mode=event.mode)
 
     @classmethod
     def words(cls, event: PauseGeneration) -> str:
-        """With its mode."""
         return f"pause ({event.mode})"
 
 
@@ -175,7 +160,6 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     search_turn: ClassVar[int] = 1
 
     def message(self, call_id: str) -> ContinueGeneration:
-        """What arrives."""
         return ContinueGeneration(call_id=call_id)
 
     def reaches(self, engine: SearchedEngine) -> bool:
@@ -183,7 +167,6 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         return engine.is_paused
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.continue_generation()``."""
         return (Verb("continue_generation"),)
 
     @classmethod

@@ -20,7 +20,7 @@ __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
 DEFAULT_PROMPT_TOKENS: Final = 16
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
-# Other prompts of a workload have small seeds; what presses on the pool shares no prefix with them.
+# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
@@ -71,39 +71,33 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def target_rid(self) -> str:
-        """The request."""
         return self.rid
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The rid."""
         return {"rid": self.rid}
 
     def message(self, call_id: str) -> Abort:
-        """What arrives."""
         return Abort(rid=self.rid, call_id=call_id)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """It is alive."""
         return engine.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.abort("a")``."""
         return (Verb("abort", self.rid),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each request."""
         return [cls(rid=rid) for rid in base.rids]
 
     @classmethod
     def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
-        """Any abort that was called for."""
+        """Any abort that a client asked for."""
         return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
 
     @classmethod
     def words(cls, event: Abort) -> str:
-        """Of whom, and why the front end ended it, if it did."""
+        """The request, and why the front end ended it, if it did."""
         if event.finish_reason is not FinishReason.ABORT:
             return f"end {short_rid(event.rid)} ({event.finish_reason})"
         return f"abort {short_rid(event.rid)}"
@@ -121,7 +115,6 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @property
     def target_rid(self) -> str:
-        """The request."""
         return self.rid
 
     def apply(self, engine: SearchedEngine) -> None:
@@ -129,7 +122,6 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
         engine.give(Abort(rid=self.rid))
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """It is alive."""
         return engine.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -137,13 +129,12 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
         return (Verb("disconnect", Code(variable_of(self.rid))),)
 
     def perform(self, t: Any) -> bool:
-        """Not done: to a script's engine it is an abort, which is tried as well."""
+        """None: to a script's engine it is an abort, which is added as well."""
         del t
         return False
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """Of each request."""
         return [cls(rid=rid) for rid in base.rids]
 
     def smaller(self) -> Iterator[Action]:
@@ -202,7 +193,6 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         return variable_of(self.rid)
 
     def message(self) -> Generate:
-        """What arrives."""
         stop = () if self.stop is None else (self.stop,)
         sampling = SamplingParams(
             max_new_tokens=self.new,
@@ -277,5 +267,5 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """Who, and how long its prompt is."""
+        """The request, and how long its prompt is."""
         return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"

@@ -22,7 +22,7 @@ def words_of(event: Event) -> str | None:
 
 
 def name_in_answers(event: Event) -> str | None:
-    """What the answer to an event is said to answer; None for an event that no action makes."""
+    """What the answer to an event is called in reports; None for an event that no action makes."""
     return next((action.name_in_answers(event) for action in _actions_of(event)), None)
 
 

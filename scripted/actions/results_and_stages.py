@@ -31,7 +31,6 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Hold."""
         engine.hold_results()
 
     def reaches(self, engine: SearchedEngine) -> bool:
@@ -39,7 +38,6 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.hold_results()``."""
         return (Verb("hold_results"),)
 
 
@@ -55,15 +53,12 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
     )
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Release."""
         engine.release_results(self.count)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """Something is held."""
         return engine.is_holding
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.release_results()``."""
         return (Verb("release_results") if self.count is None else Verb("release_results", self.count),)
 
 
@@ -87,17 +82,15 @@ class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.fail_next_step(0)``."""
         return (Verb("fail_next_step", self.stage),)
 
     @classmethod
     def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
-        """A result that is an error; which stage it was is not said."""
+        """A result that is an error; it does not name the stage."""
         return None if event.error is None else cls()
 
     @classmethod
     def words(cls, event: Completion) -> str:
-        """The error."""
         return f"result #{event.microbatch_id} FAILED: {printable(event.error or '')}"
 
 
@@ -113,7 +106,6 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
     shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Kill it."""
         engine.kill_stage(self.stage % engine.limits.pp_size)
 
     def reaches(self, engine: SearchedEngine) -> bool:
@@ -121,7 +113,6 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.kill_stage(0)``."""
         return (Verb("kill_stage", self.stage),)
 
     @classmethod
@@ -132,7 +123,7 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
 
     @classmethod
     def words(cls, event: PipelineFailed) -> str:
-        """Who died, and of what."""
+        """Which stage died, and of what."""
         return f"{printable(event.process)} DIED: {printable(event.cause)}"
 
 
@@ -146,7 +137,6 @@ class StallStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="sta
     shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Stop it."""
         engine.stall_stage(self.stage % engine.limits.pp_size)
 
     def reaches(self, engine: SearchedEngine) -> bool:
@@ -154,7 +144,6 @@ class StallStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="sta
         return not engine.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.stall_stage(0)``."""
         return (Verb("stall_stage", self.stage),)
 
 
@@ -172,11 +161,9 @@ class ResumeStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="re
         engine.resume_stage(self.stage % engine.limits.pp_size)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """It is stopped."""
         return self.stage % engine.limits.pp_size in engine.stalled_stages
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.resume_stage(0)``."""
         return (Verb("resume_stage", self.stage),)
 
 
@@ -190,9 +177,7 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
     shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
 
     def apply(self, engine: SearchedEngine) -> None:
-        """Move it."""
         engine.clock.advance(self.seconds)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.clock.advance(1.0)``."""
         return (Verb("clock.advance", self.seconds),)

@@ -1,4 +1,4 @@
-"""One call of a verb of ``t``: as a line of script, and as something to do."""
+"""One call of a verb of ``t``: as a line of script, and as an operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Verb:
         self.keywords = keywords
 
     def perform(self, t: Any) -> Any:
-        """Call it."""
         keywords = {name: _value_of(value) for name, value in self.keywords.items()}
         return operator.attrgetter(self.name)(t)(*map(_value_of, self.arguments), **keywords)
 
@@ -38,7 +37,7 @@ class Verb:
 
 
 def variable_of(name: str) -> str:
-    """A name that a script can give to what is called this."""
+    """A variable name that a script can give to what is called this."""
     words = re.sub(r"\W+", "_", name).strip("_").lower() or "it"
     words = f"r_{words}" if words[0].isdigit() else words
     return f"{words}_" if keyword.iskeyword(words) or words == "t" else words

@@ -64,11 +64,9 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         return {"model_path": self.weights} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
     def message(self, call_id: str) -> UpdateWeights:
-        """What arrives."""
         return UpdateWeights(call_id=call_id, model_path=self.weights, timeout_s=as_seconds(self.timeout_s))
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.update_weights("embedded:1")``."""
         later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
         return (Verb("update_weights", self.weights, **later),)
 
@@ -78,19 +76,17 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(), cls(timeout_s=DEFERRED_S)
 
     def smaller(self) -> Iterator[Action]:
-        """At once."""
         if self.timeout_s is not None:
             yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
-        """The embedded weights as they were; for any others some embedded ones stand."""
+        """The embedded weights as they were; embedded ones stand in for any others."""
         seed = seed_of(event.model_path)
         return cls(timeout_s=event.timeout_s) if seed is None else cls(seed=seed, timeout_s=event.timeout_s)
 
     @classmethod
     def words(cls, event: UpdateWeights) -> str:
-        """Which weights."""
         return f"weights {printable(event.model_path or 'as configured')}"
 
 
@@ -112,7 +108,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @property
     def kind(self) -> str:
-        """What is scarce makes the kind."""
+        """The scarce resource makes the kind."""
         return "-".join(["pressure", *(name for name in self.__struct_fields__ if getattr(self, name) is not None)])
 
     def operator_event(self) -> SetPressure:
@@ -138,12 +134,10 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     @classmethod
     def read_back(cls, event: SetPressure, reader: EventReader) -> Press:
-        """As it was."""
         return cls(pages=event.leave_pages, rows=event.leave_rows, unlocked=event.leave_unlocked)
 
     @classmethod
     def words(cls, event: SetPressure) -> str:
-        """What is left."""
         left = (
             (event.leave_pages, "free page"),
             (event.leave_rows, "free row"),
@@ -165,11 +159,9 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
         return ReleasePressure()
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """Something is kept."""
         return engine.is_pressed
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.release_exhausted()``."""
         return (Verb("release_exhausted"),)
 
 
@@ -189,19 +181,16 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         return EvictCache(pages=self.pages)
 
     def reaches(self, engine: SearchedEngine) -> bool:
-        """There is so much to evict."""
+        """Whether this much can be evicted."""
         return engine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0)
 
     def verbs(self) -> tuple[Verb, ...]:
-        """``t.evict()``."""
         return (Verb("evict") if self.pages is None else Verb("evict", self.pages),)
 
     @classmethod
     def read_back(cls, event: EvictCache, reader: EventReader) -> Evict:
-        """As it was."""
         return cls(pages=event.pages)
 
     @classmethod
     def words(cls, event: EvictCache) -> str:
-        """How much."""
         return "evict the cache" if event.pages is None else f"evict {plural(event.pages, 'page')}"

@@ -5,5 +5,5 @@ from __future__ import annotations
 __all__ = ["Violation"]
 
 
-class Violation(AssertionError):  # noqa: N818 - it reads as what happened
+class Violation(AssertionError):
     """The engine broke a promise; the text says which."""

@@ -1,6 +1,6 @@
 """The ``scripted`` command: run one script and keep its trace, look at traces, show the gallery and the demo.
 
-Owns the words on the command line and the exit status: 0 as it should be, 1 a script did not pass, 2 a wrong command.
+Owns the words on the command line and the exit status: 0 success, 1 a script did not pass, 2 a wrong command.
 """
 
 from __future__ import annotations

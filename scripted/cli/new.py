@@ -18,7 +18,7 @@ __all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_n
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
-# A server boots and runs one script in so many seconds, and each stage is one more process to start.
+# Seconds in which a server boots and runs one script; each stage is one more process to start.
 _BASE_TIME_S: Final = 4
 _STAGE_TIME_S: Final = 1
 
@@ -26,7 +26,7 @@ _STAGE_TIME_S: Final = 1
 def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> Path:
     """Write ``test_<name>.py`` and return its path.
 
-    Raises ScriptDefinitionError for a name that is none or is taken, ConfigError for a number of stages that cannot be.
+    Raises ScriptDefinitionError for a name that is invalid or taken, ConfigError for an impossible number of stages.
     """
     _check_name(name)
     EngineConfig(pp_size=pp_size)

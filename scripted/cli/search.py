@@ -32,8 +32,8 @@ def explore(
         typer.Argument(help="a workload, a schedule, or FILE::NAME of a script or Schedule; default: all workloads"),
     ] = None,
     strategy: Annotated[StrategyName, typer.Option(help="what is added to a target")] = StrategyName.EXHAUSTIVE,
-    schedules: Annotated[int | None, typer.Option(min=1, help="stop after so many")] = None,
-    minutes: Annotated[float | None, typer.Option(help="stop after so long, more than 0")] = None,
+    schedules: Annotated[int | None, typer.Option(min=1, help="stop after this many schedules")] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop after this many minutes, more than 0")] = None,
     seed: Annotated[int, typer.Option(help="of random and pct")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     ray: Annotated[
@@ -76,7 +76,7 @@ def explore(
 
 def replay(
     what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
-    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop behind this step")] = None,
+    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,

@@ -1,6 +1,6 @@
 """One script run by hand: found by file and name, run in one tier, shown on the terminal.
 
-Owns how a target on the command line is read and how an outcome looks; pytest has its own way to both.
+Owns how a target on the command line is read and how an outcome looks; pytest does both in its own way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The course of the demo: both runs on real processes, what they must show, the terminal and the page.
 
-Says so and fails if a run does not show what it should: a demo that is green whatever happens shows nothing.
+Fails, with the reason, if a run does not show what it should: a demo that always passes shows nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Half:
 
     @property
     def trace(self) -> Trace | None:
-        """What was recorded."""
         return self.outcome.trace
 
     def show(self, console: Console) -> None:

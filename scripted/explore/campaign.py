@@ -48,7 +48,6 @@ class Report:
         return self.schedules / self.cpu_s if self.cpu_s else 0.0
 
     def add(self, result: UnitResult) -> None:
-        """Count one unit."""
         self.schedules += result.schedules
         self.unreached += result.unreached
         self.cpu_s += result.cpu_s
@@ -60,7 +59,7 @@ class Report:
 
 
 class Campaign:
-    """One search. ``watch`` hears of every unit that is done."""
+    """One search. ``watch`` is called with every unit that is done."""
 
     def __init__(self, plan: SearchPlan, watch: Callable[[Report], None] = lambda _: None) -> None:
         self._plan = plan

@@ -22,7 +22,7 @@ from scripted.gallery.mutants import switched_on
 __all__ = ["search", "search_for_mutants"]
 
 _PLAIN_WIDTH_COLUMNS = 160
-# Findings that are shrunk and shown; more of them are mostly the same one in other words.
+# Findings that are shrunk and shown; further ones are mostly the same failure again.
 _SHOWN_FINDINGS = 5
 _LONGEST_NAME = 30
 

@@ -38,7 +38,7 @@ def cell_of(action: Action, scheduler: Scheduler) -> Cell:
     rid = action.target_rid
     if rid is None:
         places = sorted({request.place.value for request in scheduler.books.live()})
-        state = "+".join(places) or "nobody"
+        state = "+".join(places) or "no request"
     else:
         request = scheduler.find_request(rid)
         state = _OUT_OF_REACH if request is None else request.place.value

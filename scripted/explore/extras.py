@@ -9,7 +9,7 @@ from scripted.explore.schedule import Schedule, limits_of
 
 __all__ = ["extras_of"]
 
-# Events aim at this many requests of a workload; where it has more, the others are many of one kind.
+# Events aim at no more requests of a workload than this; the others of a larger one are alike.
 _TARGETS_LIMIT: Final = 4
 
 

@@ -1,4 +1,4 @@
-"""How soon the search finds each mutant of the gallery, unaided: it is told neither the window nor the workload.
+"""How soon the search finds each mutant of the gallery, unaided: it knows neither the window nor the workload.
 
 The gallery's page and the figures in the README are made from this.
 """

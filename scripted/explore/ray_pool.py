@@ -71,7 +71,7 @@ def _local(ray: ModuleType, jobs: int) -> Iterator[None]:
         finally:
             started = [child for child in psutil.Process().children(recursive=True) if _is_of(child, folder)]
             ray.shutdown()
-            # Ray returns before its processes have gone, which write into the folder to the last.
+            # Ray returns before its processes have ended, and they write into the folder until they end.
             _, left = psutil.wait_procs(started, timeout=_GRACE_S)
             for process in left:
                 process.kill()

@@ -1,4 +1,4 @@
-"""A failing schedule as a test that a person would have written: a pytest file with the schedule in its docstring."""
+"""A failing schedule as a readable test: a pytest file with the schedule in its docstring."""
 
 from __future__ import annotations
 

@@ -115,6 +115,6 @@ def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
             config = EngineConfig(**{other: value for other, value in values.items() if other != name})
         except ConfigError:
             continue
-        # A pool of the default size makes every run slow, and its numbers are no easier to read.
+        # A pool of the default size makes every run slow and the numbers no easier to read.
         if name != "max_total_tokens":
             yield Schedule(config, schedule.placed)

@@ -44,9 +44,7 @@ class Target(Protocol):
         """Steps that can be added to."""
         ...
 
-    def execute(self, *extra: Placed) -> Outcome:
-        """Run with additions."""
-        ...
+    def execute(self, *extra: Placed) -> Outcome: ...
 
 
 def target_named(target: str) -> Target:
@@ -84,12 +82,12 @@ class ScriptTarget:
     """A registered script in the sim tier, with one event more at one of its yields.
 
     What the script itself asserts does not hold with an event that it does not know: after the event only the engine's
-    own invariants and the oracle count, and the script ends at its first objection.
+    own invariants and the oracle count, and the script ends at its first failed assertion.
     """
 
     def __init__(self, test: ScriptedTest) -> None:
         self._test = test
-        # A window that the script must reach may be closed by what is added.
+        # The added event may close a window that the script must reach.
         self._options = msgspec.structs.replace(test.options, must_reach=(), must_step=False)
         self._arguments = _first_arguments(test)
         self._yields = 0
@@ -133,7 +131,7 @@ class ScriptTarget:
                 break
             number += 1
             if added and number > extra[-1].step + _AFTER_LIMIT_STEPS:
-                break  # It may wait for what the event has made impossible.
+                break  # The script may wait for something that the event has made impossible.
             for placed in extra:
                 if placed.step == number:
                     added = True

@@ -1,4 +1,4 @@
-"""The library of base workloads: small, each with one thing in it that real engines got wrong.
+"""The library of base workloads: small, each with one situation that real engines got wrong.
 
 More workloads find more than more depth: a search that sweeps one event over all of these beats two events over one.
 Each is one line of a schedule's own text; write another one in the same way.
@@ -151,7 +151,7 @@ _TEXTS: Final = {
         "pp_size=2 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=60 new=2; 3 pause mode=retract; 7 continue"
     ),
     "paused-in-place": f"{_PP1} pp_size=2; 1 start a prompt=20 new=6; 5 pause mode=in_place; 12 continue",
-    # What a failed microbatch wrote is no prefix for anybody.
+    # What a failed microbatch wrote must not become a shared prefix.
     "failed-chunk": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 2 fail; 8 start b prompt=70 new=2",
     "weight-update": f"{_PP4}; 1 start a prompt=70 new=2; 22 update; 30 start b prompt=70 new=2",
     "failed-update": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 5 update timeout_s=1.0; 6 fail; 20 start b prompt=70 new=2",
@@ -202,7 +202,7 @@ _TEXTS: Final = {
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
     ),
-    # What is drawn depends on the seed, the position and what was said: also after a retraction.
+    # A draw depends on the seed, the position and the output so far, also after a retraction.
     "sampled": (
         f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "
         "1 start b prompt=12 seed=1 new=10 temperature=1.0 draw=8 penalty=1.5; 3 start c prompt=9 seed=2 new=6 temperature=0.5 penalty=0.5"

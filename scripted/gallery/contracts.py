@@ -39,7 +39,7 @@ from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import FirstCome, HighestPriority, Policy
 from engine.scheduler.replies import output_of
 from scripted.gallery.mutant import Mutant
-from scripted.gallery.windows import WINDOWS
+from scripted.gallery.window_layers import WINDOW_LAYERS
 
 __all__ = ["CONTRACTS"]
 
@@ -482,5 +482,5 @@ CONTRACTS = (
         "count_end",
         _count_any_end,
     ),
-    *WINDOWS,
+    *WINDOW_LAYERS,
 )

@@ -147,7 +147,7 @@ ENDING = (
     Mutant(
         name="dropped-result-leaks-its-slot",
         origin="G09: SGLang issue 34112 and pull request 37295, the first fix",
-        bug="the result of an aborted request is dropped before anybody gave its row and pages back",
+        bug="the result of an aborted request is dropped without giving its row and pages back",
         signature="releasing=1",
         test=f"{GALLERY_TESTS}/test_g09_abort_final_chunk.py::test_an_aborted_request_gives_its_slot_back",
         owner=Scheduler,

@@ -18,7 +18,7 @@ from scripted.gallery.retracting import RETRACTING
 __all__ = ["MUTANTS", "UnknownMutant", "mutant_named", "switched_on"]
 
 
-class UnknownMutant(ValueError):  # noqa: N818 - it reads as what happened
+class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 

@@ -1,4 +1,4 @@
-"""Mutants of admission and planning: who may start, what a microbatch may hold, when a request has said enough."""
+"""Mutants of admission and planning: who may start, what a microbatch may hold, when a request ends."""
 
 # ruff: noqa: SLF001 - a mutant reaches into what it breaks.
 

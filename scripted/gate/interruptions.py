@@ -1,4 +1,4 @@
-"""How a script's own exception is told: its text with the nearest name, and what is no ordinary exception at all.
+"""How a script's own exception is reported: its text with the nearest name, and what is no ordinary exception.
 
 Changes nothing in the engine.
 """

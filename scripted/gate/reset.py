@@ -18,7 +18,7 @@ __all__ = ["RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
 RESET_BUDGET_STEPS: Final = 256
-# "Fully idle for two pipeline rotations" after the warm-up: what might still come would have come by then.
+# "Fully idle for two pipeline rotations" after the warm-up: anything still under way has arrived by then.
 WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 
@@ -27,7 +27,7 @@ def reset(rig: Rig) -> Steps:
     """Bring the engine to the state of a new one."""
     rig.history.recording = False
     rig.let_go()
-    # What the last script left is aborted and told so before its connections are dropped: a late abort from the
+    # What the last script left is aborted and answered before its connections are dropped: a late abort from the
     # front end could otherwise hit the next script's request of the same rid.
     yield from _abort_everything(rig)
     rig.world.clients.forget()
@@ -46,7 +46,7 @@ def flush(rig: Rig) -> Steps:
 
 
 def drain(rig: Rig) -> Steps:
-    """End what a script leaves behind; the engine is idle afterwards."""
+    """End everything that a script left unfinished; the engine is idle afterwards."""
     rig.history.recording = False
     rig.let_go()
     yield from _abort_everything(rig)
@@ -72,7 +72,7 @@ def _abort_everything(rig: Rig) -> Steps:
     rig.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
-        # Looked at here as well: the predicate itself may be what a mutant has broken.
+        # Checked here as well: a mutant may have broken the predicate itself.
         if rig.scheduler.is_fully_idle and not rig.scheduler.books.in_flight:
             return
         yield

@@ -26,9 +26,9 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
 
-__all__ = ["Run", "RunSource", "ScriptSucceeded", "kind_of"]
+__all__ = ["RunSource", "ScriptRun", "ScriptSucceeded", "kind_of"]
 
-# The last steps that a report carries; more than it shows, for whoever reads the data.
+# The last steps that a report carries; more than it shows, for readers of the data.
 REPORTED_STEPS = 64
 
 
@@ -60,7 +60,7 @@ class ScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return {"steps": self.steps, "compared": self.compared} | self.loose_ends | skipped
 
 
-class Run:
+class ScriptRun:
     """A script on its way through the gate. ``keeps_output``: what it prints is for another process to show."""
 
     def __init__(
@@ -193,27 +193,25 @@ class RunSource(Protocol):
 
     warms_up: bool
 
-    def open(self) -> None:
-        """The loop begins."""
-        ...
+    def open(self) -> None: ...
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> ScriptRun | None:
         """Wait for the next script; None when there will be none."""
         ...
 
-    def progress(self, rig: Rig, run: Run | None) -> None:
+    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
         """A step is about to run; the records of all steps before it are in the rig's history."""
         ...
 
-    def ended(self, rig: Rig, run: Run | None) -> None:
+    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
         """A run passed; None stands for the warm-up."""
         ...
 
-    def failed(self, rig: Rig, run: Run | None, exc: Exception) -> None:
+    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
         """A run raised; the engine lives."""
         ...
 
-    def crashed(self, rig: Rig, run: Run | None, exc: BaseException) -> None:
+    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
         """The loop died of an exception."""
         ...
 

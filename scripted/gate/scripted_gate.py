@@ -1,4 +1,4 @@
-"""The scripted gate: the scheduler's loop stands still here between the steps of a script.
+"""The scripted gate: the scheduler's loop waits here between the steps of a script.
 
 A run is one generator: bring the engine to idle, run the script, drain, compare with the requests run alone. Each
 ``yield`` of it lets one step run; in between the gate audits the engine and brings handles and clients up to date.
@@ -19,7 +19,7 @@ from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import Oracle
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
-from scripted.gate.run import Run, RunSource
+from scripted.gate.run import RunSource, ScriptRun
 from scripted.gate.stop_strings import StopStrings
 from scripted.rig.rig import Rig
 from scripted.rig.world import World
@@ -41,7 +41,7 @@ class ScriptedGate:
         # Kept while a script is checked after each step; they start with an engine that is as good as new.
         self._checks: Checks | None = None
         self._step: Step | None = None
-        self._run: Run | None = None
+        self._run: ScriptRun | None = None
         self._context: ScriptContext | None = None
         self._driver: Generator[None, None, None] | None = None
 
@@ -93,13 +93,13 @@ class ScriptedGate:
             previous = None
 
     def _check_stages(self) -> None:
-        """A stage that died is this script's to answer for, unless killing it was the point."""
+        """A stage that died fails this script, unless the script killed it."""
         failure = self.rig.scheduler.failure
         if failure is not None and not self.rig.kills:
             raise ProcessDiedError(failure.process, failure.cause)
 
     def _as_found(self, exc: Exception) -> Exception:
-        """What goes wrong before a script begins is the fault of what was there before it."""
+        """A failure before a script begins is the fault of what ran before it."""
         begun = self._run is None or self._run.context is not None
         if begun or isinstance(exc, (NotIdle, Overdue)):
             return exc
@@ -116,7 +116,7 @@ class ScriptedGate:
 
     # -- one run --
 
-    def _drive(self, run: Run) -> Steps:
+    def _drive(self, run: ScriptRun) -> Steps:
         rig = self.rig
         rig.world.limit_waits(min(run.options.result_timeout_s, run.options.timeout_s))
         self._checks = None
@@ -144,7 +144,7 @@ class ScriptedGate:
         if run.options.oracle and rig.failure is None:
             run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
 
-    def _script_steps(self, run: Run) -> Steps:
+    def _script_steps(self, run: ScriptRun) -> Steps:
         """Pass on the script's yields, within its budget of steps."""
         context, script = run.context, run.script
         assert context is not None
@@ -188,7 +188,7 @@ class ScriptedGate:
         rig.arrived += self._messages_with_stops(stopped)
 
     def _messages_with_stops(self, rids: list[str]) -> list[ClientMessage]:
-        """What has arrived, and the front end's aborts of these requests behind it, in the order of their outputs."""
+        """What has arrived, then the front end's aborts of these requests, in the order of their outputs."""
         world = self.rig.world
         messages = world.take_messages()
         while len(stops := _stops_among(messages)) < len(rids):

@@ -1,6 +1,6 @@
 """Knows when the front end will find a stop string, so that the gate can wait for the abort that follows from it.
 
-Plays the front end's own pure ``Answer`` beside it; without this, how fast the abort comes would decide its step.
+Runs the front end's own pure ``Answer``; without this, the step of the abort would depend on how fast it comes.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class _Translator:
         self.steps: list[int] = []
 
     def placed(self) -> Iterator[Placed]:
-        """The schedule's actions. Results are held and released one by one: they came when they came."""
+        """The schedule's actions. Results are held and released one by one: each comes in the step in which it came."""
         yield Placed(1, HoldResults())
         now = 0.0
         fails: dict[int, Action] = {}

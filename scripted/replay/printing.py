@@ -15,7 +15,7 @@ from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
 from scripted.gallery.mutants import switched_on
 from scripted.replay.as_schedule import translate
-from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_elsewhere
+from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh_process
 from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
 from scripted.report.wording import event_text
@@ -135,7 +135,7 @@ def _show(console: Console, run: Rerun) -> None:
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
     """The determinism self-test: once more here, once in a fresh process."""
-    for where, again in (("here", rerun), ("in a fresh process", rerun_elsewhere)):
+    for where, again in (("here", rerun), ("in a fresh process", rerun_in_fresh_process)):
         difference = first_difference(run.records, again(target, until=until, mutant=mutant).records)
         if difference is not None:
             console.print(f"NOT DETERMINISTIC {where}: {difference}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The same run once more, here or in a fresh process with another hash seed: the determinism self-test."""
+"""The same run again, here or in a fresh process with another hash seed: the determinism self-test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scripted.explore.schedule import Schedule, limits_of
 from scripted.gallery.mutants import switched_on
 from scripted.rig.history import record_step
 
-__all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_elsewhere"]
+__all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_in_fresh_process"]
 
 _ANOTHER_HASH_SEED = "4711"
 _TIMEOUT_S = 600.0
@@ -49,7 +49,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """It did what it should: every promise was kept, and a recording was followed to its end or its death."""
+        """Every promise was kept, and a recording was followed to its end or its death."""
         followed = self.differs is None and self.error == self.recorded_error
         return followed and (self.broken is None or self.recorded_error is not None)
 
@@ -64,14 +64,14 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
 
 
 def is_recording(target: str) -> bool:
-    """Whether a target is a file; a schedule's line may be longer than the name of any."""
+    """Whether a target is a file; a schedule's line may be longer than a file name can be."""
     try:
         return Path(target).is_file()
     except OSError:
         return False
 
 
-def rerun_elsewhere(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
+def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str | None = None) -> Rerun:
     """The same in a fresh process with another hash seed."""
     arguments = [target, "" if until is None else str(until), mutant or ""]
     here = str(Path(__file__).parents[2])
@@ -151,7 +151,7 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         run_loop(gate, scheduler, unplugged, unplugged)
     except ReplayDiffers as exc:
         if last_steps is not None and scheduler.step_number < last:
-            # The records that explain it were not kept: once more, up to here.
+            # The records that explain it were not kept: run again, up to here.
             return _replay(path, scheduler.step_number, last_steps)
         differs = str(exc)
     except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for

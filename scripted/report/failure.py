@@ -31,7 +31,7 @@ __all__ = [
     "position_of",
 ]
 
-# Steps shown in the table; the window of a race and what led to it fit in so many.
+# Steps shown in the table; the window of a race and what led to it fit in them.
 SHOWN_STEPS = 16
 # Frames shown at each end of a long traceback.
 SHOWN_FRAMES = 12
@@ -68,7 +68,7 @@ class Activity(StrEnum):
 
 
 class ProcessStack(msgspec.Struct, frozen=True):
-    """What a process of the engine was doing: its name, what it does in a word or two, and its Python stacks."""
+    """What a process of the engine was doing: its name, what it does in short, and its Python stacks."""
 
     process: str
     text: str
@@ -78,7 +78,7 @@ class ProcessStack(msgspec.Struct, frozen=True):
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal.
 
-    ``printed`` is what the script printed last, in a process whose output nobody sees.
+    ``printed`` is what the script printed last, in a process whose output is not shown.
     """
 
     kind: FailureKind
@@ -158,7 +158,7 @@ def _shortened(frames: tuple[Frame, ...]) -> tuple[Frame | None, ...]:
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
-    """Whether it was a hang, a deadlock, or merely slow, as far as the processes' activities tell."""
+    """Whether it was a hang, a deadlock or only slow, judged by what the processes were doing."""
     if not stacks:
         return "The script did not end in time."
     found = "The script did not end in time. "
@@ -169,7 +169,7 @@ def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
     elif busy:
         found += f"{', '.join(busy)} still computes: it is slow, or it is in a loop without end."
     else:
-        found += "Nobody computes: every process waits for another, which is a deadlock."
+        found += "No process computes: each waits for another, which is a deadlock."
     return f"{found}\nThe stacks below show where each process was."
 
 
@@ -180,7 +180,7 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
     if first is None:
         return ()
     shown = tuple(frame for frame in frames[first:] if not Path(frame.file).is_relative_to(_HARNESS))
-    # What a verb or a wait raises on purpose, and what passes through one, is to be read at the script's line.
+    # What a verb or a wait raises on purpose, and what passes through one, is shown at the script's line.
     meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
 

@@ -37,7 +37,7 @@ _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True
 def step_table(
     records: Sequence[StepRecord], limits: Limits, *, last: int | None = None, around: int | None = None
 ) -> Table:
-    """One row a step. ``last`` shows the newest so many, ``around`` the steps on both sides of one and marks it.
+    """One row a step. ``last`` counts the newest to show; ``around`` shows the steps on both sides of one, marked.
 
     Give all records of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
     """

@@ -1,4 +1,4 @@
-"""The summary of many scripts: how much was compared, and which of them left what may be a mistake.
+"""The summary of many scripts: how much was compared, and which of them left possible mistakes.
 
 Counts and words only; knows no pytest.
 """

@@ -1,7 +1,7 @@
 """The trace: every step of one run written down, as one file of JSON lines.
 
 Owns the file format and its types; never runs anything. A trace is written when a run ends, and read by ``scripted
-view``, the demo and whoever wants to know what happened.
+view``, the demo and other tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_tr
 ConfigValue = str | int | float | bool | None
 
 _FORMAT: Final = "lockstep-trace-1"
-# What the first frame of every recording says of itself.
+# The format name in the first frame of every recording.
 _RECORDING: Final = b"lockstep-recording"
 _REMEDY: Final = "record the run again"
 

@@ -61,7 +61,6 @@ class ClientView(Nameless):
 
     @property
     def text(self) -> str:
-        """All text received."""
         return "".join(chunk.text for chunk in self._chunks)
 
     @property
@@ -102,7 +101,7 @@ class Call(Nameless):
     """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
 
     ``was_read`` says that the answer's status or text was looked at, ``must_be_read`` that the engine may refuse what
-    was asked for, so that an answer nobody reads says nothing.
+    was asked for, so that an answer that is not read tests nothing.
     """
 
     _ask = "its .done or .status"

@@ -17,7 +17,7 @@ __all__ = ["Handles", "History", "record_step"]
 
 
 def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: str | None = None) -> StepRecord:
-    """Write one step down, right after it ran or, with ``error``, after it died."""
+    """Record one step, right after it ran or, with ``error``, after it died."""
     books, pages = scheduler.books, scheduler.memory.pages
     return StepRecord(
         step=result.step,
@@ -58,7 +58,6 @@ class History:
             self.records.append(record_step(step, result, scheduler, error=error))
 
     def start_over(self) -> None:
-        """Forget everything."""
         self.records.clear()
 
 
@@ -120,7 +119,6 @@ class Handles:
             lives.pop().see_refusal(refusal)
 
     def start_over(self) -> None:
-        """Forget every request."""
         self._live.clear()
         self._ended.clear()
         self.all.clear()

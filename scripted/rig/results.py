@@ -1,4 +1,4 @@
-"""Completions in the hands of a script: when the result of each microbatch in flight becomes visible to the scheduler.
+"""Completions that a script controls: when the result of each microbatch in flight becomes visible to the scheduler.
 
 By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them,
 and a stalled stage holds all of them.
@@ -23,7 +23,6 @@ class Results:
         self.stalled: set[int] = set()
 
     def launched(self, microbatch_id: int, step: int) -> None:
-        """Note a launch."""
         self._in_flight.append((microbatch_id, step + self._depth))
 
     def take_due(self, step: int) -> Iterator[int]:
@@ -63,11 +62,11 @@ class Results:
         return dict(self._in_flight)
 
     def lose(self) -> None:
-        """Nothing in flight will ever come back."""
+        """Drop everything in flight: a stage died, so none of it will come back."""
         self._in_flight.clear()
 
     def start_over(self) -> None:
-        """As if nothing had ever been held, stalled or launched."""
+        """Forget all that was held, stalled or launched."""
         self._in_flight.clear()
         self.stalled.clear()
         self.release(None)

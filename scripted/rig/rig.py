@@ -31,7 +31,7 @@ from scripted.rig.world import World
 
 __all__ = ["HARNESS_CALL", "Rig"]
 
-# The call id of what the harness itself asks for: nobody waits for the answer.
+# The call id of what the harness itself asks for: no client waits for the answer.
 HARNESS_CALL = "harness"
 
 
@@ -144,7 +144,7 @@ class Rig:
         self.results.stalled.clear()
 
     def start_over(self) -> None:
-        """Become as good as new. The engine is fully idle."""
+        """Become as good as new. The engine must be fully idle."""
         self.world.start_over()
         self.world.take_messages()
         start_over(self.scheduler)

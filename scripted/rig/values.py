@@ -1,4 +1,4 @@
-"""Values that scripts compare: sequences equal to lists, words of a closed vocabulary, and things that are no answer.
+"""Values that scripts compare: sequences equal to lists, words of a closed vocabulary, things without a truth value.
 
 A comparison that can only come out one way is refused where it is written, because an assertion on it tests nothing.
 """

@@ -1,4 +1,4 @@
-"""The world behind a scripted gate: one small interface, so that a script runs unchanged in both tiers.
+"""The world that a scripted gate talks to: one small interface, so that a script runs unchanged in both tiers.
 
 ``sim`` implements it in one process with a simulated pipeline and simulated clients; ``server_world`` with real ones.
 """
@@ -23,11 +23,11 @@ class World(Protocol):
 
     @property
     def clients(self) -> Clients:
-        """Everybody who talks to the engine from outside."""
+        """All clients of the engine."""
         ...
 
     def limit_waits(self, seconds: float) -> None:
-        """From now on, whoever has to answer at once and says nothing for so long hangs."""
+        """From now on, a process that must answer at once and is silent for ``seconds`` counts as hung."""
         ...
 
     def take_messages(self) -> list[ClientMessage]:
@@ -58,9 +58,7 @@ class World(Protocol):
         """Kill a stage and wait until its death is known."""
         ...
 
-    def stall_stage(self, stage: int) -> None:
-        """Stop a stage."""
-        ...
+    def stall_stage(self, stage: int) -> None: ...
 
     def resume_stage(self, stage: int) -> None:
         """Let a stopped stage go on."""

@@ -1,6 +1,6 @@
 """What a script may ask, and how: conditions that can be false, methods that are called, names that exist.
 
-Refuses, at the script's line, what could only ever be true or come to nothing.
+Refuses, at the script's line, what is always true or has no effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Method(Nameless):
         return f"what it returns: {self._name}(...)"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method."""
         return self._function(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -45,7 +44,7 @@ class Asked:
     _called = "t"
 
     def _seal(self) -> None:
-        """From now on public methods refuse to be taken for values."""
+        """From now on public methods refuse to be used as values."""
         kind: Any = type(self)
         for name, function in _methods_of(kind):
             self.__dict__[name] = Method(f"{self._called}.{name}", function.__get__(self))

@@ -1,4 +1,4 @@
-"""Why nothing moves: what stands in an engine's way when a script's budget of steps is spent, each with its remedy.
+"""Why nothing moves: what keeps an engine from moving when a script's budget of steps is spent, each with its remedy.
 
 Reads the rig; changes nothing.
 """
@@ -13,7 +13,7 @@ __all__ = ["causes_of"]
 
 
 def causes_of(rig: Rig) -> list[str]:
-    """One clause for each thing that keeps requests from getting on; empty when nothing is known to."""
+    """One clause for each known thing that keeps requests from advancing; empty when there is none."""
     return [*_of_results(rig), *_of_memory(rig), *_of_the_engine(rig)]
 
 

@@ -52,7 +52,7 @@ def load_test(file: str, name: str) -> ScriptedTest:
     if isinstance(getattr(found, "scripted", None), ScriptedTest):
         spec = spec_of(found)
         spec = msgspec.structs.replace(spec, script=_bound(owner, spec.script))
-        # Marks above @scripted are on the test, not on the script; whoever runs the script needs its parameters.
+        # Marks above @scripted are on the test, not on the script; a run of the script needs its parameters.
         getattr(spec.script, "__func__", spec.script).__dict__["pytestmark"] = getattr(found, "pytestmark", [])
         return spec
     there = [key for key, value in vars(module).items() if isinstance(getattr(value, "scripted", None), ScriptedTest)]

@@ -90,7 +90,7 @@ class Queries(Asked):
 
     @property
     def is_fully_idle(self) -> bool:
-        """Nothing in flight, no request owns memory, nothing waits, and nothing has arrived that no step has seen."""
+        """True when nothing is in flight, owns memory or waits, and nothing has arrived that no step has seen."""
         return self.scheduler.is_fully_idle and not self._rig.has_unseen
 
     def find_req_by_rid(self, rid: str) -> Request | None:
@@ -172,7 +172,7 @@ class Queries(Asked):
     def _last_life(self, query: str, rid: str) -> RequestHandle | None:
         """The handle of a rid's last life; a rid that never was is counted."""
         if not isinstance(rid, str):
-            raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid behind it, or ask the handle itself")
+            raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
         handle = self._rig.handles.latest(rid)
         self._asked_in_vain += handle is None
         return handle

@@ -1,4 +1,4 @@
-"""What can be seen wrong in a script before it runs: statements that come to nothing, assertions that always hold.
+"""What can be seen wrong in a script before it runs: statements without an effect, assertions that always hold.
 
 Reads a function's source; never runs it. A function whose source cannot be found passes.
 """
@@ -32,7 +32,7 @@ def idle_statements(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement but those that are expected to raise: there, looking at a value is a test."""
+    """Every statement but those inside pytest.raises, where reading a value is a test."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.Try) or (isinstance(statement, ast.With) and _expects_errors(statement)):

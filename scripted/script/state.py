@@ -18,7 +18,17 @@ from scripted.errors import BadCall
 from scripted.rig.rig import Rig
 from scripted.rig.values import Listed, Word
 
-__all__ = ["MODES", "Arrival", "KVState", "Microbatch", "RowState", "State", "TreeState", "mode_of", "take_state"]
+__all__ = [
+    "MODES",
+    "Arrival",
+    "KVState",
+    "MicrobatchInFlight",
+    "RowState",
+    "State",
+    "TreeState",
+    "mode_of",
+    "take_state",
+]
 
 MODES: Final = frozenset(mode.value for mode in ForwardMode)
 _KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -38,7 +48,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         raise BadCall(f"{type(self).__name__} is always true, so asking it tests nothing; ask one of {fields}")
 
 
-class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
+class MicrobatchInFlight(msgspec.Struct, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later."""
 
     id: int
@@ -100,7 +110,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     waiting: tuple[str, ...]
     chunked: str | None
     running: tuple[str, ...]
-    in_flight: tuple[Microbatch, ...]
+    in_flight: tuple[MicrobatchInFlight, ...]
     paused: str | None
     is_quiescent: bool
     is_fully_idle: bool
@@ -112,7 +122,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
 
     @property
     def queues_clear(self) -> bool:
-        """Nothing waits, nothing is partly prefilled, nothing runs; microbatches may still be in flight."""
+        """True when no request waits, is partly prefilled or runs; microbatches may still be in flight."""
         return not self.waiting and self.chunked is None and not self.running
 
     def __str__(self) -> str:
@@ -140,7 +150,7 @@ def take_state(rig: Rig) -> State:
         chunked=books.chunked.rid if books.chunked is not None else None,
         running=Listed(books.running),
         in_flight=Listed(
-            Microbatch(
+            MicrobatchInFlight(
                 id=launched.microbatch.id,
                 mode=mode_of(launched.microbatch.mode),
                 rids=Listed(launched.microbatch.rids),

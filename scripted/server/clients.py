@@ -1,6 +1,6 @@
 """The clients of the server tier: real HTTP to the server's own port, from a thread of the scheduler process.
 
-The scheduler's thread only posts and waits; an asyncio loop in the thread does the talking and fills in the views.
+The scheduler's thread only posts and waits; an asyncio loop in the thread sends the requests and fills in the views.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.actions import AdministrativeCall
-from scripted.errors import Silence
+from scripted.errors import NoAnswer
 from scripted.rig.clients import Call, Chunk, ClientView
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
@@ -35,12 +35,12 @@ _WAKE_BYTES: Final = 4096
 class HttpClients:
     """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``.
 
-    ``silence_s`` bounds the wait for a front end that should answer at once.
+    ``answer_timeout_s`` bounds the wait for a front end that should answer at once.
     """
 
     def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
         self._pause = pause
-        self.silence_s = DEFAULT_RESULT_TIMEOUT_S
+        self.answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -55,7 +55,6 @@ class HttpClients:
     # -- the Clients protocol --
 
     def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
-        """POST ``/generate``."""
         view = ClientView(rid, streams=bool(body["stream"]))
         self._expected[rid] = 0
         self._open[id(view)] = self._spawn(self._generate(view, body))
@@ -124,11 +123,11 @@ class HttpClients:
             self._settle_until(lambda: view.closed or len(view.token_ids) >= expected, f"{expected} tokens of {view}")
 
     def _settle_until(self, done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self.silence_s
+        deadline = time.monotonic() + self.answer_timeout_s
         while not done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise Silence(f"a client waited {self.silence_s} s in vain for {what}: the front end hangs")
+                raise NoAnswer(f"a client waited {self.answer_timeout_s} s in vain for {what}: the front end hangs")
             self._pause(left_s)
 
     # -- in the thread --

@@ -21,7 +21,7 @@ from engine.messages import encode
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.scheduler_process.gate_context import GateContext
 from scripted.gallery import mutant_named
-from scripted.gate.run import Run, ScriptSucceeded, kind_of
+from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
@@ -33,8 +33,8 @@ from scripted.server.world import ServerWorld, ShutdownAsked
 __all__ = ["GateOptions", "script_address", "scripted_gate"]
 
 SERVING_TIMEOUT_S: Final = 120.0
-# The last word of a dying scheduler must leave its process.
-LAST_WORD_LINGER_MS: Final = 1000
+# The final message of a dying scheduler must leave its process.
+FINAL_MESSAGE_LINGER_MS: Final = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class WireSource:
         self._stack = ExitStack()
         zmq_context = self._stack.enter_context(zmq.Context())
         self._socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
-        self._socket.setsockopt(zmq.LINGER, LAST_WORD_LINGER_MS)
+        self._socket.setsockopt(zmq.LINGER, FINAL_MESSAGE_LINGER_MS)
         self._socket.set_hwm(0)
         self._poller = zmq.Poller()
         self._told = 0
@@ -85,7 +85,7 @@ class WireSource:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> ScriptRun | None:
         """Wait for a script. The loop stands still here between two of them."""
         while True:
             readable = dict(self._poller.poll())
@@ -107,8 +107,8 @@ class WireSource:
                 self._told = 0
                 return run
 
-    def progress(self, rig: Rig, run: Run | None) -> None:
-        """Tell the test process each step, so that it can say what led to a death that leaves no last word."""
+    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
+        """Tell the test process each step, so that it can say what led to a death without a final message."""
         if run is None or not rig.history.recording:
             return
         records = rig.history.records
@@ -116,21 +116,21 @@ class WireSource:
         position, printed = position_of(run.script), run.take_printed()
         self._send(Progress(record=new, limits=rig.scheduler.limits, printed=printed, position=position))
 
-    def ended(self, rig: Rig, run: Run | None) -> None:
+    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
         """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
         del rig
         if os.getppid() != self._supervisor:
-            return  # Silence: the test process sees the end of the server and asks why.
+            return  # No message: the test process sees the end of the server and asks why.
         self._send(HookReady() if run is None else run.succeeded())
 
-    def failed(self, rig: Rig, run: Run | None, exc: Exception) -> None:
+    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
         if run is None or isinstance(exc, ShutdownAsked):
             raise exc
         self._send(ScriptFailedReply(report=run.report(rig, exc, kind=kind_of(exc), mutant=self._mutant)))
 
-    def crashed(self, rig: Rig, run: Run | None, exc: BaseException) -> None:
-        """The scheduler's last word."""
+    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
+        """Send the scheduler's final message."""
         if run is not None and not isinstance(exc, ShutdownAsked):
             report = run.report(rig, exc, kind=FailureKind.DIED, mutant=self._mutant)
             self._send(ScriptFailedReply(report=report))
@@ -140,14 +140,14 @@ class WireSource:
         self._world.close()
         self._stack.close()
 
-    def _load(self, command: RunScript) -> Run | None:
+    def _load(self, command: RunScript) -> ScriptRun | None:
         """The run of a command; a script that cannot be loaded is a failure of the script."""
         try:
             function = load_script(command.file, command.name, command.import_paths)
         except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
             self._send(ScriptFailedReply(report=_load_report(command, exc)))
             return None
-        return Run(function, command.args, command.kwargs, command.options, keeps_output=True)
+        return ScriptRun(function, command.args, command.kwargs, command.options, keeps_output=True)
 
     def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
         self._socket.send(encode(message))

@@ -50,7 +50,7 @@ class ServerPool:
 
     def _take(self, key: _Key) -> ScriptedServer:
         if key in self._servers and not self._servers[key].is_alive:
-            self._drop(key)  # It died after its last script, so a later test is not to be blamed for it.
+            self._drop(key)  # It died after its last script, which is not the fault of a later test.
         if key not in self._servers:
             while len(self._servers) >= MAX_SERVERS:
                 self._drop(next(iter(self._servers)))

@@ -1,6 +1,6 @@
 """The server tier from the test process: starts a real server with the scripted gate and runs scripts on it.
 
-Nobody waits for a timeout to learn of a death: every wait looks at the server's lifeline as well.
+Every wait also watches the server's lifeline, so a death is noticed at once and not after a timeout.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ScriptedServer:
         return self.serving.base_url
 
     def shutdown(self) -> None:
-        """End the server and leave nothing behind; idempotent."""
+        """End the server and all its processes; idempotent."""
         if self._open:
             self._open = False
             self._end(self._process)
@@ -215,7 +215,7 @@ class ScriptedServer:
         raise self._error(self._overdue(command) if reply is None and self.is_alive else self._died(command))
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
-        """The gate's next word; None when the server is gone without one, or when the time is up."""
+        """The gate's next message; None when the server ended without one, or when the time is up."""
         while (left_s := deadline - time.monotonic()) > 0:
             readable = dict(self._poller.poll(int(left_s * 1000) + 1))
             if self._socket in readable:
@@ -260,13 +260,13 @@ class ScriptedServer:
         )
 
     def _with_death(self, report: FailureReport) -> FailureReport:
-        """Wait for the end of the server and take the supervisor's word for which process died first, and why."""
+        """Wait for the end of the server; the supervisor's report says which process died first, and why."""
         status = 0
         with contextlib.suppress(TimeoutError):
             status = self._process.wait(DEATH_TIMEOUT_S)
         death = read_death_report(self._folder)
         if death is None and status < 0:
-            # Whoever kills the supervisor leaves nobody to write a report; its processes follow it.
+            # A killed supervisor writes no report; its processes end with it.
             return msgspec.structs.replace(report, dead_process="supervisor", cause=describe_status(status))
         if death is None:
             return report if report.cause else msgspec.structs.replace(report, cause=self._log_tail())
@@ -303,7 +303,7 @@ class ScriptedServer:
             return "it left no log"
 
     def _end(self, process: ServerProcess) -> None:
-        """In order if it can, by force if it must."""
+        """End the server in order if possible, else by force."""
         if self._interrupted:
             process.kill()
         elif self.usable:

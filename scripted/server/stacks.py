@@ -1,7 +1,7 @@
 """Stacks of the engine's processes, for the report of a script that hangs.
 
 Every process writes its Python stacks to the server's log when it gets the stack signal; this asks them one by one,
-and looks at who computes meanwhile.
+and sees which of them computes meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["dump_stacks", "readable_stack"]
 STACK_TIMEOUT_S: Final = 0.5
 _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
-# A process that uses more than this share of a core while everybody is looked at computes; one that waits uses none.
+# A process that uses more than this share of a core while the stacks are taken computes; one that waits uses none.
 _BUSY_SHARE: Final = 0.2
 # Below these lines of a stack is how the process was started, which is the same for all of them.
 _START_OF_PROCESS: Final = ("engine/launch/child.py", "threading.py", "runpy")
@@ -51,7 +51,7 @@ def readable_stack(text: str) -> str:
 
 
 def _is_idle(thread: str) -> bool:
-    """A thread that waits for the supervisor, or that is in nobody's code but Python's own."""
+    """A thread that waits for the supervisor, or that runs only the code of Python's own library."""
     files = [line for line in thread.splitlines() if line.lstrip().startswith('File "')]
     return _IDLE_THREAD in thread or (bool(files) and all(_STANDARD_LIBRARY in line for line in files))
 

@@ -1,4 +1,4 @@
-"""The harness's own wire: what the test process and the scripted gate say to each other over a private socket.
+"""The harness's own wire: the messages between the test process and the scripted gate, over a private socket.
 
 Typed msgpack structs, never pickle. A script travels as the file and the name of its function, and plain arguments.
 """
@@ -51,7 +51,7 @@ class HookReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A step of the running script, told as it happens: what is known of a script whose process leaves no last word.
+    """A step of the running script, sent as it happens: all that is known if its process dies without a message.
 
     ``printed`` is what the script printed since the last one, ``position`` the lines at which it stands.
     """

@@ -1,6 +1,6 @@
 """The world of the server tier: real clients, real stage processes, faults by signals.
 
-Lives in the scheduler process. Every wait listens to the supervisor as well, so that a death ends it at once.
+Lives in the scheduler process. Every wait also listens to the supervisor, so a death ends it at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
-from scripted.errors import Silence
+from scripted.errors import NoAnswer
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 from scripted.server.clients import HttpClients
@@ -31,16 +31,14 @@ __all__ = ["ServerWorld", "ShutdownAsked"]
 DEATH_TIMEOUT_S: Final = 5.0
 
 
-class ShutdownAsked(Exception):  # noqa: N818 - it is what happened
+class ShutdownAsked(Exception):
     """The supervisor told this process to end in the middle of a script."""
 
 
 class StagePipeline(Protocol):
     """What both real pipelines offer to the harness beyond the Pipeline protocol."""
 
-    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """The next completion."""
-        ...
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None: ...
 
     def wake_sources(self) -> Sequence[Any]:
         """What to wait on."""
@@ -73,7 +71,7 @@ class ServerWorld:
         self._control = context.control
         self._pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
-        self._silence_s = DEFAULT_RESULT_TIMEOUT_S
+        self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
         self._poller = zmq.Poller()
         for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
@@ -83,8 +81,8 @@ class ServerWorld:
             self._results.register(source, zmq.POLLIN)
 
     def limit_waits(self, seconds: float) -> None:
-        """Stages and front end get so long to answer."""
-        self._silence_s = self.clients.silence_s = seconds
+        """Give stages and front end this long to answer."""
+        self._answer_timeout_s = self.clients.answer_timeout_s = seconds
 
     def take_messages(self) -> list[ClientMessage]:
         """What the front end sent."""
@@ -99,19 +97,23 @@ class ServerWorld:
 
     def wait(self) -> None:
         """Wait for a message or for news of a client."""
-        if not self._pause(self._silence_s):
-            raise Silence(f"nothing arrived at the gate within {self._silence_s} s of a call: the front end hangs")
+        if not self._pause(self._answer_timeout_s):
+            raise NoAnswer(
+                f"nothing arrived at the gate within {self._answer_timeout_s} s of a call: the front end hangs"
+            )
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
         """Wait for the completion of the oldest microbatch, or for the death of a stage."""
-        deadline = time.monotonic() + self._silence_s
+        deadline = time.monotonic() + self._answer_timeout_s
         while self._dead_stage is None:
             completion = self._pipeline.next_completion(0)
             if completion is not None:
                 return completion
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise Silence(f"microbatch {microbatch_id} did not come back within {self._silence_s} s: a stage hangs")
+                raise NoAnswer(
+                    f"microbatch {microbatch_id} did not come back within {self._answer_timeout_s} s: a stage hangs"
+                )
             self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
         return self._dead_stage
 
@@ -161,7 +163,6 @@ class ServerWorld:
         self._pipeline.forget()
 
     def close(self) -> None:
-        """End the clients."""
         self.clients.close()
 
     def _pid(self, stage: int) -> int:
@@ -177,7 +178,7 @@ class ServerWorld:
         return bool(readable)
 
     def _listen_if(self, readable: dict[Any, int]) -> None:
-        """Take the supervisor's word, if it spoke: a dead stage is an event, any other death ends this process."""
+        """Read the supervisor's message, if any: a dead stage is an event, any other death ends this process."""
         if self._control.fileno() not in readable:
             return
         message = self._control.receive()

@@ -34,7 +34,7 @@ from scripted.sim.runner import ScriptedSim
 
 __all__ = ["DebugSession"]
 
-# A person may go to lunch in the middle of a race.
+# A person may leave the session for hours in the middle of a race.
 SESSION_TIMEOUT_S: Final = 24 * 3600.0
 SESSION_MAX_STEPS: Final = 1_000_000
 TABLE_WIDTH_COLUMNS: Final = 118
@@ -189,7 +189,7 @@ class DebugSession:
     # -- after a death --
 
     def _after_death(self, report: FailureReport) -> None:
-        """The engine is gone: what is left is to look back, to undo, to save and to leave."""
+        """The engine has died: only looking back, undo, save and quit are possible now."""
         if self._left:
             return
         self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")

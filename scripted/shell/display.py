@@ -59,7 +59,7 @@ def _rows(state: State) -> Iterator[tuple[str, str]]:
     yield "chunked", state.chunked or "-"
     yield "running", " ".join(state.running) or "-"
     flights = [
-        f"#{m.id} {m.mode} of {' '.join(m.rids) or 'nobody'}, due at step {m.due_at_step}" for m in state.in_flight
+        f"#{m.id} {m.mode} of {' '.join(m.rids) or 'no request'}, due at step {m.due_at_step}" for m in state.in_flight
     ]
     yield "in flight", "\n".join(flights) or "-"
     yield "paused", state.paused or "no"

@@ -54,7 +54,6 @@ class FilePrompt:
         self._echo = echo
 
     def read(self, prompt: str) -> str | None:
-        """The next line."""
         line = self._stream.readline()
         if not line:
             return None

@@ -1,6 +1,6 @@
 """The statements of a session: each knows its lines in a script, and runs by evaluating what those lines say.
 
-So what was seen in the shell and what a saved file does cannot differ. A statement keeps no state of its own.
+So a saved file does exactly what was seen in the shell. A statement keeps no state of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class StepOn:
         return ["yield"] if self.count == 1 else [f"for _ in range({self.count}):", "    yield"]
 
     def perform(self, names: Names) -> Steps:
-        """Let them run."""
         del names
         for _ in range(self.count):
             yield
@@ -73,7 +72,6 @@ class RunUntil:
     expression: str
 
     def lines(self) -> list[str]:
-        """The wait."""
         return [f"yield from {self._wait}"]
 
     def perform(self, names: Names) -> Steps:

@@ -111,7 +111,7 @@ class SimClients:
         self._send_message(Abort(rid=view.rid))
 
     def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
-        """Nothing to wait for: replies are with the clients when they are sent."""
+        """Return at once: the clients have replies as soon as they are sent."""
 
     def forget(self) -> None:
         """Drop what is still open."""

@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.scheduler import Scheduler, run_loop
 from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gallery import mutant_named
-from scripted.gate.run import Run, ScriptSucceeded, kind_of
+from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
@@ -37,40 +37,37 @@ class _OneRun:
 
     warms_up = False
 
-    def __init__(self, run: Run, mutant: str | None, config: EngineConfig) -> None:
-        self._next: Run | None = run
+    def __init__(self, run: ScriptRun, mutant: str | None, config: EngineConfig) -> None:
+        self._next: ScriptRun | None = run
         self._mutant = mutant
         self._config = config
         self.success: ScriptSucceeded | None = None
         self.error: ScriptError | None = None
 
     def open(self) -> None:
-        """Nothing to open."""
+        pass
 
     def close(self) -> None:
-        """Nothing to close."""
+        pass
 
-    def next_run(self) -> Run | None:
-        """The script, once."""
+    def next_run(self) -> ScriptRun | None:
         run, self._next = self._next, None
         return run
 
-    def progress(self, rig: Rig, run: Run | None) -> None:
-        """Nobody watches."""
+    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
+        pass
 
-    def ended(self, rig: Rig, run: Run | None) -> None:
-        """Keep the success."""
+    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
         del rig
         assert run is not None
         self.success = run.succeeded()
 
-    def failed(self, rig: Rig, run: Run | None, exc: Exception) -> None:
-        """Keep the failure."""
+    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
         kind = kind_of(exc)
         self.error = _ERROR_OF[kind](self._report(rig, run, exc, kind))
         self.error.__cause__ = exc
 
-    def crashed(self, rig: Rig, run: Run | None, exc: BaseException) -> None:
+    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
         """The scheduler died; keep that."""
         if isinstance(exc, Overdue):
             self.error = ScriptTimeout(self._report(rig, run, exc, FailureKind.TIMEOUT))
@@ -78,7 +75,7 @@ class _OneRun:
             self.error = ServerDied(self._report(rig, run, exc, FailureKind.DIED))
         self.error.__cause__ = exc
 
-    def _report(self, rig: Rig, run: Run | None, exc: BaseException, kind: FailureKind) -> FailureReport:
+    def _report(self, rig: Rig, run: ScriptRun | None, exc: BaseException, kind: FailureKind) -> FailureReport:
         assert run is not None
         report = run.report(rig, exc, kind=kind, mutant=self._mutant)
         return msgspec.structs.replace(report, config=config_text(self._config))
@@ -129,7 +126,7 @@ class ScriptedSim:
         if not inspect.isgeneratorfunction(script):
             raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
         options = options or ScriptOptions(timeout_s=timeout_s)
-        source = _OneRun(Run(script, args, kwargs, options), self._mutant, self.config)
+        source = _OneRun(ScriptRun(script, args, kwargs, options), self._mutant, self.config)
         with ExitStack() as stack:
             if self._mutant is not None:
                 stack.enter_context(mutant_named(self._mutant).switched_on())

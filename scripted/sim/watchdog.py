@@ -20,10 +20,10 @@ def watchdog(timeout_s: float) -> Iterator[None]:
         yield
         return
 
-    def bark(_signum: int, _frame: FrameType | None) -> None:
+    def overdue(_signum: int, _frame: FrameType | None) -> None:
         raise Overdue(f"the script did not end within timeout_s={timeout_s}")
 
-    before = signal.signal(signal.SIGALRM, bark)
+    before = signal.signal(signal.SIGALRM, overdue)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield

@@ -30,14 +30,13 @@ class SimWorld:
         self.clients = SimClients(limits)
 
     def limit_waits(self, seconds: float) -> None:
-        """Nothing waits in here."""
+        pass
 
     def take_messages(self) -> list[ClientMessage]:
         """What the clients sent."""
         return self.clients.take_sent()
 
     def decoder(self) -> ByteDecoder:
-        """Tokens as text."""
         return ByteDecoder()
 
     def wait(self) -> None:
@@ -59,14 +58,12 @@ class SimWorld:
         return self.pipeline.corruptions
 
     def kill_stage(self, stage: int) -> PipelineEvent:
-        """Lose the pipeline."""
         self.pipeline.kill_stage(stage)
         event = self.pipeline.next_completion(0)
         assert event is not None
         return event
 
     def stall_stage(self, stage: int) -> None:
-        """Stop a stage."""
         self.pipeline.stall_stage(stage)
 
     def resume_stage(self, stage: int) -> None:
@@ -86,5 +83,5 @@ class SimWorld:
         return self.pipeline.describe()[stage]
 
     def start_over(self) -> None:
-        """A new pipeline: the old one's KV is nobody's."""
+        """Clear the pipeline; no request owns any KV of it now."""
         self.pipeline.forget()

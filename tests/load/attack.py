@@ -36,7 +36,7 @@ __all__ = ["AttackPlan", "AttackResult", "run_attack", "run_deaths"]
 
 # Before there were bounds a large body stopped every stream for 3 to 25 s. A machine that is busy stops them for less.
 STALL_BOUND_S = 2.0
-LAST_WORD_BOUND_S = 2.0
+FINAL_MESSAGE_BOUND_S = 2.0
 MOST_ANSWER_BYTES = 16_384
 MOST_BODY_BYTES = 16 * 2**20
 MOST_LOG_LINES = 20
@@ -73,14 +73,14 @@ class AttackResult:
     answer_bytes: int = 0
     calm_stall_s: float = 0.0
     stalls_s: dict[str, float] = field(default_factory=dict)
-    last_words_s: dict[str, float] = field(default_factory=dict)
+    final_messages_s: dict[str, float] = field(default_factory=dict)
     grown_mb: dict[str, float] = field(default_factory=dict)
     log_lines: int = 0
     complaints: list[str] = field(default_factory=list)
 
 
 def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> AttackResult:
-    """Everything that a server must survive, with a victim that reads meanwhile."""
+    """Everything that a server must survive, while a victim reads its streams."""
     result = AttackResult()
     server = LoadedServer(
         parent,
@@ -92,7 +92,7 @@ def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> Attac
     try:
         asyncio.run(_attack(server, result, plan))
         server.process.drain()
-        if (status := server.process.wait(LAST_WORD_BOUND_S * 2)) != 0:
+        if (status := server.process.wait(FINAL_MESSAGE_BOUND_S * 2)) != 0:
             result.complaints.append(f"the exit status must be 0 after an attack, is {status}")
         log = (folder / "log").read_text()
         result.log_lines = len(log.splitlines())
@@ -104,7 +104,7 @@ def run_attack(parent: PreloadedParent, folder: Path, plan: AttackPlan) -> Attac
 
 
 def run_deaths(parent: PreloadedParent, folder: Path) -> AttackResult:
-    """Kill every process of a server in turn, each of a new one, with streams open; and stop one by SIGTERM."""
+    """Kill each process, on a new server each time, with streams open; then stop a server by SIGTERM."""
     result = AttackResult()
     for stages, names in ((1, ONE_STAGE), (2, TWO_STAGES)):
         for name in names:
@@ -113,7 +113,7 @@ def run_deaths(parent: PreloadedParent, folder: Path) -> AttackResult:
             server = LoadedServer(parent, place, pp_size=stages)
             try:
                 victim = _reader_pid(server) if name == "reader" else server.serving.pids[name]
-                result.last_words_s[f"{name} of {stages}"] = asyncio.run(_die(server, name, victim, result))
+                result.final_messages_s[f"{name} of {stages}"] = asyncio.run(_die(server, name, victim, result))
                 _check_gone(server, name, result)
             finally:
                 server.kill()
@@ -172,7 +172,7 @@ async def _send_bodies(http: httpx.AsyncClient, result: AttackResult, plan: Atta
 
 
 async def _send_large(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
-    """In a process of its own: to make and to send such bodies would keep the victim of this one from reading."""
+    """Runs in a process of its own: making and sending such bodies here would keep the victim from reading."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sender:
         sending = asyncio.get_running_loop().run_in_executor(
             sender, _answers_to_large, server.serving.base_url, plan.large_bytes
@@ -197,7 +197,7 @@ def _answers_to_large(base_url: str, size: int) -> list[tuple[int, int, str, byt
 
 
 async def _send_as_page(http: httpx.AsyncClient, result: AttackResult) -> None:
-    """What a page of another origin can make a browser send, and one whose name was made to lead here."""
+    """The requests of a page of another origin, and of one whose host name was rebound to this server."""
     for path in OPERATORS:
         for headers in (PAGE, {**PAGE, **JSON}, {"host": "evil.example"}):
             answer = await http.post(path, content=b"{}", headers=headers)
@@ -289,7 +289,7 @@ async def _die(server: LoadedServer, name: str, pid: int, result: AttackResult) 
         ends = await asyncio.gather(*tasks)
     for _, last in ends:
         if name == "frontend":
-            continue  # It is the one that would say it.
+            continue  # The supervisor is the one that would report it.
         told = _error_of(last)
         if "process died" not in told or "Traceback" in told:
             result.complaints.append(f"a stream at the death of {name} must end with its name, ended with {last[:200]}")
@@ -305,7 +305,7 @@ def _error_of(line: str) -> str:
 
 
 def _check_gone(server: LoadedServer, name: str, result: AttackResult) -> None:
-    status = server.process.wait(LAST_WORD_BOUND_S * 2)
+    status = server.process.wait(FINAL_MESSAGE_BOUND_S * 2)
     if status != 1:
         result.complaints.append(f"the exit status must be 1 after the death of {name}, is {status}")
     if not (server.folder / "log").read_text().startswith("error: "):
@@ -322,8 +322,8 @@ def _show(console: Console, lived: AttackResult, died: AttackResult) -> None:
     table.add_row("worst stall of the victim, calm", f"{lived.calm_stall_s * 1000:.0f} ms")
     for name, stall_s in lived.stalls_s.items():
         table.add_row(f"worst stall of the victim, {name}", f"{stall_s * 1000:.0f} ms")
-    table.add_row("deaths survived by their clients", str(len(died.last_words_s)))
-    table.add_row("worst last word", f"{max(died.last_words_s.values()):.2f} s")
+    table.add_row("deaths survived by their clients", str(len(died.final_messages_s)))
+    table.add_row("slowest final message", f"{max(died.final_messages_s.values()):.2f} s")
     for name, mb in lived.grown_mb.items():
         table.add_row(f"growth of {name} in the soak", f"{mb:.1f} MB")
     table.add_row("lines in the log", str(lived.log_lines))

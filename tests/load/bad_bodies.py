@@ -21,7 +21,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
-    "/abort_request": {"rid": "nobody"},
+    "/abort_request": {"rid": "missing"},
     "/pause_generation": {"mode": "in_place"},
     "/update_weights_from_disk": {"model_path": "no/such/folder"},
 }
@@ -59,7 +59,7 @@ def nearly_right(seed: int, count: int) -> Iterator[Attack]:
             place = chance.choice([fields, *(value for value in fields.values() if isinstance(value, dict))])
             place[chance.choice((*KEYS, *place))] = copy.deepcopy(chance.choice(VALUES))
         if path == "/pause_generation":
-            fields["mode"] = copy.deepcopy(chance.choice(VALUES))  # A pause that succeeds would silence the victim.
+            fields["mode"] = copy.deepcopy(chance.choice(VALUES))  # A pause that succeeds would stop the victim.
         if path == "/abort_request":
             fields.pop("abort_all", None)
         data = json.dumps(fields).encode()
@@ -69,7 +69,7 @@ def nearly_right(seed: int, count: int) -> Iterator[Attack]:
 
 
 def large_bodies(size: int) -> Iterator[Attack]:
-    """Bodies of nearly ``size`` bytes, each the worst of its kind for somebody who reads it."""
+    """Bodies of nearly ``size`` bytes, each the most expensive of its kind to read."""
     count = size - 200
     yield "/generate", b'{"text": "' + b"a" * count + b'"}'
     yield "/generate", b'{"text": "' + b"\\u0000" * (count // 6) + b'"}'

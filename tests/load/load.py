@@ -52,7 +52,7 @@ class LoadResult:
     grown_mb: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     ties: int = 0
-    last_word_s: float = 0.0
+    final_message_s: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -71,7 +71,7 @@ def run_load(
     seed: int,
     record: Path | None = None,
 ) -> LoadResult:
-    """Load a server for so many seconds, let it come to rest, compare, end it; ``record`` keeps its every step."""
+    """Load a server for ``seconds``, let it come to rest, compare, end it; ``record`` keeps its every step."""
     result = LoadResult(stages)
     server = _server(parent, folder, stages, clients, record)
     try:
@@ -86,7 +86,7 @@ def run_load(
 def run_death(
     parent: PreloadedParent, folder: Path, *, stages: int, clients: int, seconds: float, seed: int
 ) -> LoadResult:
-    """Load a server, kill a process that computes after ``seconds``, see that everybody is told."""
+    """Load a server, kill a process that computes after ``seconds``, check that every client is told."""
     result = LoadResult(stages)
     server = _server(parent, folder, stages, clients)
     victim = f"stage-{random.Random(seed).randrange(stages)}" if stages > 1 else "scheduler"
@@ -98,7 +98,7 @@ def run_death(
         result.complaints += server.complaints
     found = (complaint_after_death(outcome, victim, died) for outcome in result.outcomes)
     result.complaints += [complaint for complaint in found if complaint]
-    result.last_word_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
+    result.final_message_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
     return result
 
 
@@ -200,7 +200,7 @@ def _show(console: Console, title: str, result: LoadResult) -> None:
         console.print(f"grown by MB: { {name: round(mb, 1) for name, mb in result.grown_mb.items()} }")
         console.print(f"{result.compared} greedy answers compared with the same alone, {result.ties} differ by a tie")
     else:
-        console.print(f"last word {result.last_word_s:.2f} s after the death")
+        console.print(f"final message {result.final_message_s:.2f} s after the death")
     for complaint in result.complaints[:SHOWN_COMPLAINTS]:
         console.print(f"[red]wrong[/red]: {complaint}", highlight=False)
     console.print(f"{len(result.complaints)} complaints\n")

@@ -1,6 +1,6 @@
 """The server under load: started from the preloaded parent, asked whether it is idle, ended, looked for afterwards.
 
-Owns what must be true of a server that has nothing to do, and of one that is gone.
+Owns what must be true of an idle server, and of one that has ended.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoadedServer:
         self.complaints: list[str] = []
 
     def http(self) -> httpx.AsyncClient:
-        """A client of this server with as many connections as it takes."""
+        """A client of this server without a limit of connections."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(base_url=self.serving.base_url, timeout=CLIENT_TIMEOUT_S, limits=limits)
 

@@ -1,6 +1,6 @@
 """What came of each request of a load run, and whether that is right for what was done to it.
 
-Owns the rules of judgement; talks to nobody. A complaint is a sentence; no complaint is None.
+Owns the rules of judgement; talks to no process. A complaint is a sentence; no complaint is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from workload import Ask, Behaviour
 
 __all__ = ["DEATH_BOUND_S", "Outcome", "Window", "complaint_about", "complaint_after_death"]
 
-# From a death to the last word of every stream.
+# From a death to the final message of every stream.
 DEATH_BOUND_S = 2.0
 # A client learns of an end later than the server does; an answer that comes so long before is surely of a live rid.
 TWIN_MARGIN_S = 1.0
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, in a word or two."""
+        """How it ended, in short."""
         if self.left:
             return "left"
         if self.cut:
@@ -94,7 +94,7 @@ def _complaint_about_end(outcome: Outcome, windows: Sequence[Window]) -> str | N
         return f"{outcome} ended, but its stream was not closed by [DONE]"
     if "abort" in reasons:
         was = any(window.start <= outcome.ended and outcome.started <= window.end for window in windows)
-        return None if outcome.abort_sent or was else f"{outcome} was aborted by nobody"
+        return None if outcome.abort_sent or was else f"{outcome} was aborted without a cause"
     if ask.choices > 1:
         return None
     if outcome.completion_tokens != len(outcome.output_ids):
@@ -131,6 +131,6 @@ def complaint_after_death(outcome: Outcome, process: str, died: float) -> str | 
         named = f"the {process} process died" in outcome.error or outcome.status == 429
         return None if named else f"{outcome} does not name {process}"
     if outcome.cut:
-        # Its connection may not even have been accepted; a stream that had begun is owed a last word.
+        # Its connection may not even have been accepted; a stream that had begun must get a final message.
         return f"{outcome} was cut off without an error: {outcome.cut}" if outcome.first_event else None
     return None if outcome.closed_in_order or outcome.finish_reasons else f"{outcome} ended in silence"

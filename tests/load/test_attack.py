@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attack import LAST_WORD_BOUND_S, AttackPlan, run_attack, run_deaths
+from attack import FINAL_MESSAGE_BOUND_S, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
 from engine.launch.preload import PreloadedParent
@@ -29,11 +29,11 @@ def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) ->
     assert {400, 403, 405, 413, 503} <= set(result.statuses), result.statuses
 
 
-def test_every_death_has_its_last_word(parent: PreloadedParent, tmp_path: Path) -> None:
+def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: Path) -> None:
     """A06: also that of the process that forks the readers of long bodies."""
     result = run_deaths(parent, tmp_path)
     assert result.complaints == []
-    assert max(result.last_words_s.values()) < LAST_WORD_BOUND_S
+    assert max(result.final_messages_s.values()) < FINAL_MESSAGE_BOUND_S
 
 
 def test_an_attack_is_the_same_for_the_same_seed() -> None:

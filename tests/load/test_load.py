@@ -59,11 +59,18 @@ def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParen
 
 
 def test_the_gate_finds_a_leak() -> None:
-    """The audits would be worth nothing if they passed over a page that nobody owns."""
+    """The audits would be worth nothing if they passed over a page without an owner."""
     scheduler = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
     pipeline = SimpleNamespace(wake_sources=lambda: ())
     context = SimpleNamespace(
-        scheduler=scheduler, inbox=None, pipeline=pipeline, control=None, clock=None, limits=scheduler.limits
+        scheduler=scheduler,
+        inbox=None,
+        pipeline=pipeline,
+        control=None,
+        clock=None,
+        limits=scheduler.limits,
+        settings=None,
+        stuck_stage=None,
     )
     gate = AuditingGate(context)  # type: ignore[arg-type] - a gate that fails before it waits reads no more than this
     result = scheduler.step([Generate(rid="a", prompt_ids=(1, 2), sampling=SamplingParams())], 0.0)
@@ -106,7 +113,7 @@ def test_the_judge_is_content_with_what_is_right() -> None:
         (ended(finish_reasons=[]), "once a choice"),
         (ended(finish_reasons=["length", "length"]), "once a choice"),
         (ended(closed_in_order=False), "not closed"),
-        (ended(finish_reasons=["abort"]), "by nobody"),
+        (ended(finish_reasons=["abort"]), "without a cause"),
         (ended(cut="ReadError"), "cut off"),
         (ended(status=500, error="boom"), "only error"),
         (ended(output_ids=[1, 2]), "its ids are 2"),

@@ -1,6 +1,6 @@
 """A client that does nothing but read its streams, and notes how long it waited for each event.
 
-Owns the measure of what others suffer from an attack.
+Owns the measure of how an attack slows other clients.
 """
 
 from __future__ import annotations

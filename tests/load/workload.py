@@ -15,7 +15,7 @@ __all__ = ["Ask", "Behaviour", "Workload"]
 
 NATIVE = "/generate"
 COMPLETIONS = "/v1/completions"
-# Prompts begin with one of so many prefixes, so that the tree has something to share, to lock and to evict.
+# How many prefixes prompts begin with, so that the tree has something to share, to lock and to evict.
 PREFIXES = 6
 PREFIX_CHARS = (16, 160)
 TAIL_CHARS = (4, 120)

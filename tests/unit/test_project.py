@@ -21,7 +21,7 @@ from scripted.cli import app as scripted_app
 from scripted.gallery import MUTANTS
 from scripted.rig.clients import Call, ClientView
 from scripted.rig.handle import RequestHandle
-from scripted.script.state import KVState, Microbatch, RowState, State, TreeState
+from scripted.script.state import KVState, MicrobatchInFlight, RowState, State, TreeState
 from scripted.script.t import ScriptContext
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,17 @@ DOCSTRING_LINES = 5
 PERSONAL_PATHS = re.compile(rf"/(home|Users|root)/\w|{re.escape(str(ROOT))}")
 APPS = {"engine": engine_app, "scripted": scripted_app, "ci": ci_app}
 GUIDES = ("README.md", "docs/architecture.md", "docs/script_api.md")
-SCRIPT_OBJECTS = (ScriptContext, RequestHandle, Call, ClientView, State, Microbatch, KVState, RowState, TreeState)
+SCRIPT_OBJECTS = (
+    ScriptContext,
+    RequestHandle,
+    Call,
+    ClientView,
+    State,
+    MicrobatchInFlight,
+    KVState,
+    RowState,
+    TreeState,
+)
 
 
 def texts() -> Iterator[Path]:

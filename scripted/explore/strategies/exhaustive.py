@@ -1,4 +1,4 @@
-"""The exhaustive search: one extra event at every step, of every kind, at every target. Its success is a claim."""
+"""The exhaustive search: one extra event at every step, of every kind, at every target: all runs of that kind."""
 
 from __future__ import annotations
 

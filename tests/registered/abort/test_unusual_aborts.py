@@ -1,6 +1,6 @@
-"""Aborts that name nobody, name somebody twice, or meet the next life of a rid.
+"""Aborts that name no request, name one twice, or meet the next life of a rid.
 
-Goal: an abort is idempotent and answered, whoever it names; a rid that comes again is another request. Method: unknown
+Goal: an abort is idempotent and answered, whatever it names; a rid that comes again is another request. Method: unknown
 and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
 SGLang's scripted runtime; B11, D04. Mutants: abort-of-an-unknown-rid-kills, abort-and-finish-free-twice,
 waiting-requests-are-not-aborted, disconnect-aborts-nothing.

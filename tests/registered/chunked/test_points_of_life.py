@@ -1,7 +1,7 @@
 """Retract and abort at five points of a split prompt's life.
 
 Goal: at the first and the last chunk, at the first, the middle and the last decode, a retraction changes no token and
-an abort leaves nothing behind. Method: the same request, stopped at each point, on four stages. Origin: the chunked
+an abort frees everything. Method: the same request, stopped at each point, on four stages. Origin: the chunked
 prefill tests of SGLang's scripted runtime; B06, B11. Mutants: retraction-waits-for-one-result,
 abort-ignores-in-flight.
 """

@@ -1,6 +1,6 @@
 """Abort one, abort all.
 
-Goal: an abort ends exactly whom it names, wherever that request is, and leaves the others as they were. Method:
+Goal: an abort ends exactly the request that it names, in every place, and leaves the others as they were. Method:
 requests in every place of the books at once: running, dispatched, partly prefilled, waiting. Origin: the core contracts
 of SGLang's scripted runtime; B11. Mutants: abort-all-overlooks-the-dispatched, newest-goes-first,
 continue-needs-a-pause, abort-all-of-nothing-kills.

@@ -1,6 +1,6 @@
 """Flushing the cache.
 
-Goal: a flush clears tree, pages and rows when nobody owns memory, and is refused with the counts otherwise. Method:
+Goal: a flush clears tree, pages and rows when no request owns memory, and is refused with the counts otherwise. Method:
 flush at idle, while a request runs, is partly prefilled, or waits. Origin: the core contracts of SGLang's scripted
 runtime; B15. Mutants: flush-answers-but-does-nothing, refusal-names-no-counts, flush-refused-by-the-queue.
 """

@@ -28,7 +28,7 @@ def test_rids_are_given_and_made(t):
     yield
     assert t.find_req_by_rid(named.rid) is named.req
     assert named.req.rid == "my-own-rid"
-    assert t.find_req_by_rid("nobody") is None
+    assert t.find_req_by_rid("missing") is None
     yield from t.run_until_all_finished([named, *made])
     assert t.find_req_by_rid(named.rid) is None
     assert named.req.rid == "my-own-rid", "the live object is kept for the very step of the end"
@@ -46,9 +46,9 @@ def test_status_goes_from_waiting_to_the_end(t):
             seen.append(r.status)
     assert seen == ["waiting", "running", "finished"]
     assert t.status(r.rid) == "finished"
-    assert t.status("nobody") == "unknown"
+    assert t.status("missing") == "unknown"
     with pytest.raises(BadCall, match="never was"):
-        t.is_finished("nobody")
+        t.is_finished("missing")
     aborted = t.start_req(prompt_len=10, max_new_tokens=30)
     yield
     t.abort(aborted)

@@ -92,7 +92,7 @@ def test_a_warm_prefix_is_used(t):
 
 @scripted(ONE_STAGE, must_reach=[AGAIN])
 def test_what_a_request_computed_itself_is_no_hit(t):
-    """C06: a prompt that is sent once to an empty cache is told so, whatever was done to it on the way."""
+    """C06: a prompt that is sent once to an empty cache counts no cached tokens, also after a retraction."""
     r = t.start_req(prompt_len=3 * CHUNK - 3, max_new_tokens=2)
     yield from t.advance_to_nth_chunk(r, 1)
     t.pause_generation("retract")

@@ -84,7 +84,7 @@ def test_exhausting_evicts_only_what_it_must(t):
 def test_pages_go_up_and_down_to_what_is_asked(t):
     yield from t.warmup_radix([50] * (4 * PAGE))
     total = t.state.kv.total
-    # Down, down to what nobody owns, up, up into the cache, and up to everything.
+    # Down, down to what no request owns, up, up into the cache, and up to everything.
     for pages, cached in ((10, 4), (0, 4), (7, 4), (total - 3, 3), (total, 0)):
         t.exhaust_kv(leave_pages=pages)
         assert (t.state.kv.free, t.state.kv.cached) == (pages, cached)

@@ -1,7 +1,7 @@
 """Back-pressure: one request more than the queue holds.
 
-Goal: it is refused with 429 and the numbers, and leaves no state behind. Method: one row, a queue of four, five
-requests behind the one that runs. Origin: C07. Mutant: queue-has-no-limit.
+Goal: it is refused with 429 and the numbers, and leaves no state. Method: one row, a queue of four, five
+requests after the one that runs. Origin: C07. Mutant: queue-has-no-limit.
 """
 
 from ci.register import register_cpu_ci

@@ -1,7 +1,7 @@
 """G08: an abort between two chunks that meet in one page.
 
 Goal: the page in which one chunk ends and the next begins is freed once. Method: pages of 16 tokens, chunks of 20;
-abort behind the first and behind the second chunk. Origin: SGLang issue 38981; B11. Mutant:
+abort after the first and after the second chunk. Origin: SGLang issue 38981; B11. Mutant:
 abort-frees-a-shared-page-twice.
 """
 

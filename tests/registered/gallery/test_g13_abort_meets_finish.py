@@ -1,7 +1,7 @@
 """G13: an abort around the step whose completion finishes the request.
 
-Goal: whichever comes first ends the request, and it is freed once. Method: the abort becomes visible one step before
-the finishing result, and in the very step of it, behind the result. Origin: mini-sglang pull request 111; B11. Mutant:
+Goal: the one that comes first ends the request, and it is freed once. Method: the abort becomes visible one step before
+the finishing result, and in its very step, after the result. Origin: mini-sglang pull request 111; B11. Mutant:
 abort-and-finish-free-twice.
 """
 

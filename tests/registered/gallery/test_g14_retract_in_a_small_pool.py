@@ -1,6 +1,6 @@
 """G14: six requests decode in a pool that has room for three.
 
-Goal: those who give way free their pages before the others take them, and everybody finishes with the same tokens as
+Goal: requests that give way free their pages before the others take them, and all finish with the same tokens as
 alone. Method: eight pages, six requests that grow to three pages each, on one stage and with microbatches in flight.
 Origin: SGLang issue 14972; B06. Mutant: retraction-frees-too-late.
 """

@@ -15,7 +15,7 @@ register_cpu_ci(est_time=3, suite="base-cpu")
 
 CHUNK = 64
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
-WINDOW = "so many results are in flight"
+WINDOW = "the wanted number of results is in flight"
 
 
 @pytest.mark.parametrize("results", [2, 1, 3, 4, 5, 6])

@@ -1,7 +1,7 @@
 """G18: a retracted request among an endless stream of equal ones.
 
-Goal: it keeps its place by arrival, so that those who came later do not starve it. Method: two rows and a small pool;
-the later of two requests is retracted while thirty others wait; count who finishes before it. Origin: vLLM issue
+Goal: it keeps its place by arrival, so that later arrivals do not starve it. Method: two rows and a small pool;
+the later of two requests is retracted while thirty others wait; count which ones finish before it. Origin: vLLM issue
 41951; B06, B10. Mutant: retracted-request-loses-its-place.
 """
 

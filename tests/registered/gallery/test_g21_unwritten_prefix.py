@@ -33,7 +33,7 @@ def test_a_failed_step_leaves_no_prefix(t, stage):
 
 @scripted(PP4)
 def test_a_failed_chunk_leaves_no_prefix(t):
-    """The first part of the prompt was computed, the second failed, a third may be in flight behind it."""
+    """The first part of the prompt was computed, the second failed, a third may be in flight after it."""
     a = t.start_req(prompt_len=4 * CHUNK - 3, max_new_tokens=4)
     yield from t.advance_to_nth_chunk(a, 1)
     t.fail_next_step(1)

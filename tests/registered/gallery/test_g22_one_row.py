@@ -1,7 +1,7 @@
 """G22: one row, two stages, and a prompt of three chunks.
 
 Goal: a partly prefilled request advances although it holds the only row. Method: max_running_requests=1; a split
-prompt, with another one behind it. Origin: SGLang pull request 23006. Mutant: chunk-waits-for-a-free-row.
+prompt, with another one after it. Origin: SGLang pull request 23006. Mutant: chunk-waits-for-a-free-row.
 """
 
 from ci.register import register_cpu_ci

@@ -1,7 +1,7 @@
 """G27: a message between "the queue is empty" and "wait".
 
 Goal: the live gate wakes for a message that comes after its last look and before its wait, and for one that a bounded
-look left behind. Method: the production gate over real sockets; messages are sent inside the window, which a hook on
+look did not take. Method: the production gate over real sockets; messages are sent inside the window, which a hook on
 the wait holds open. Origin: roseinfer; A01, A03, A04. Mutant: in this file, a gate that waits on ZeroMQ's
 edge-triggered file descriptor instead of its socket and loses the second kind.
 """

@@ -1,6 +1,6 @@
 """G28: the engine dies under its streams.
 
-Goal: every stream ends with an error, not with silence and not with a normal end; who comes later is refused. Method:
+Goal: every stream ends with an error, not with silence and not with a normal end; later requests are refused. Method:
 one request that runs, one that is partly prefilled, one that waits; kill a stage. Origin: roseinfer; A06, C06. Mutant:
 death-looks-like-a-normal-end.
 """

@@ -1,7 +1,7 @@
 """Long mixed runs with everything at once.
 
 Goal: whatever comes in whatever order, the books balance after every step, every client gets one end, and every
-request that came to its end says what it says alone. Method: seeded random verbs over several configurations:
+request that reached its end has the output of a run alone. Method: seeded random verbs over several configurations:
 requests, aborts, disconnects, pauses, flushes, pressure, eviction, held results, failing steps. Origin: D09, D10.
 Mutants: abort-ignores-in-flight, retraction-frees-too-late, retraction-ignores-in-flight, resume-cuts-the-output,
 victim-stays-planned, decode-runs-twice, deferred-request-keeps-its-lock, locked-prefix-is-evicted.

@@ -1,6 +1,6 @@
 """Chunked prefill on four stages: every number of chunks beside every number of concurrent requests.
 
-Goal: chunks of several requests interleave in the pipeline and each request says what it says alone, token for token.
+Goal: chunks of several requests interleave in the pipeline and each output is what the request alone gives.
 Method: prompts a few tokens short of whole chunks, so that every last chunk is partial; the token oracle compares.
 Origin: the four-stage sweep of SGLang's scripted runtime; B01, B02, B06. Mutant: lock-refs-are-not-released.
 """

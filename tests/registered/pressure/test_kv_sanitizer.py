@@ -1,4 +1,4 @@
-"""The KV sanitizer: nobody reads a page that somebody else has written.
+"""The KV sanitizer: no request reads a page that another has written.
 
 Goal: every read of the KV cache is of what the request itself, or its prefix, has written; when a bug of the
 bookkeeping breaks that, the stages say so. Method: a request decodes on a prefix while everything that may go is

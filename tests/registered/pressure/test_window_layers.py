@@ -1,6 +1,6 @@
-"""Window layers: their pages go when they are out of the window, not before, not twice, and nobody reads them then.
+"""Window layers: their pages go when they are out of the window, not before, not twice, and are not read afterwards.
 
-Goal: a request runs through a window pool that is shorter than it is, parked or not, and says what it says alone.
+Goal: a request runs through a window pool shorter than itself, parked or not, and its output equals a run alone.
 Method: the embedded model with a window of 64 tokens, a window pool of nine pages, chunks of 64; pauses at five points
 of a request's life. Origin: B18, the sliding-window leaks of SGLang. Mutants: window-pages-go-too-early,
 window-pages-are-kept, prefix-without-its-window-is-used.

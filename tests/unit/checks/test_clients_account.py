@@ -59,7 +59,7 @@ def outputs(change: Callable[[TokenOutput], TokenOutput | None]) -> Tamper:
 
 
 def segments(change: Callable[[Segment], Segment]) -> Tamper:
-    """A fault in every segment behind the first microbatch."""
+    """A fault in every segment after the first microbatch."""
 
     def tamper(result: StepResult) -> StepResult:
         if result.microbatch is None or result.microbatch.id < 1:

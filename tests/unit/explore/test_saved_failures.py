@@ -75,7 +75,7 @@ def in_a_process(verb: str, data: bytes, *, hash_seed: int) -> list[Saved]:
 
 
 def test_a_hundred_saved_failures_fail_the_same_way_again() -> None:
-    """D10: in another process, with another hash seed: the same exception in the same step, behind the same steps."""
+    """D10: in another process, with another hash seed: the same exception in the same step, after the same steps."""
     saved = in_a_process("find", b"", hash_seed=1)
     assert len({(one.mutant, one.schedule) for one in saved}) == FAILURES
     assert len({one.failure for one in saved}) >= len(SOURCES)

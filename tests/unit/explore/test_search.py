@@ -176,7 +176,7 @@ def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:
 
 
 def test_a_dead_stage_ends_every_run() -> None:
-    """A06, A07: whatever is in flight when a stage dies, everybody is told once, with the process's name."""
+    """A06, A07: whatever is in flight when a stage dies, every client is told once, with the process's name."""
     base = workload_named("chunked-beside-decodes")
     for step in range(1, 12):
         assert execute(base.with_placed([Placed(step, KillStage(stage=1))])).failure is None

@@ -23,7 +23,7 @@ from scripted.explore.workloads import FLAGSHIP, WORKLOADS, workload_named
 from scripted.script.options import ScriptOptions
 from scripted.sim.runner import ScriptedSim
 
-# Of every workload's sweep, so many of a hundred runs are enough to see a fork that differs.
+# Of every workload's sweep, one run in this many is enough to see a fork that differs.
 SAMPLE_EVERY = 97
 
 
@@ -62,9 +62,9 @@ def test_a_fork_shares_nothing_that_changes() -> None:
 
 
 def test_events_that_meet_nothing_are_counted() -> None:
-    outcome = execute(Schedule.parse("default; 1 start a prompt=3; 1 abort nobody; 2 release; 3 continue; 40 kill"))
+    outcome = execute(Schedule.parse("default; 1 start a prompt=3; 1 abort missing; 2 release; 3 continue; 40 kill"))
     assert outcome.failure is None
-    assert [str(placed) for placed in outcome.unreached] == ["1 abort nobody", "2 release", "3 continue", "40 kill"]
+    assert [str(placed) for placed in outcome.unreached] == ["1 abort missing", "2 release", "3 continue", "40 kill"]
 
 
 def test_what_a_schedule_leaves_open_is_settled() -> None:

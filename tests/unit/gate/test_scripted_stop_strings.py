@@ -51,14 +51,14 @@ def test_client_that_hung_up_stops_nothing() -> None:
 
 def test_requests_without_stop_strings_need_no_tokenizer() -> None:
     def never() -> ByteDecoder:
-        raise AssertionError("nobody needs it")
+        raise AssertionError("it is not needed")
 
     assert StopStrings(never).follow(say("b"), {"r": handle_of()}) == (say("b"), [])
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_stop_string_ends_the_request_in_the_next_step(stream: bool) -> None:
-    """D01, D09: the front end's abort comes in the step behind the output; the client sees what is before it."""
+    """D01, D09: the front end's abort comes in the step after the output; the client sees what is before it."""
 
     def script(t):
         whole = t.start_req(prompt_len=20, max_new_tokens=30)

@@ -35,7 +35,7 @@ from scripted.explore.schedule import Schedule, limits_of
 from scripted.explore.schedule_gate import SimulatedGate
 from scripted.explore.workloads import WORKLOADS
 from scripted.gallery.mutants import switched_on
-from scripted.replay import first_difference, rerun, rerun_elsewhere
+from scripted.replay import first_difference, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
 from scripted.replay.printing import replay_recording
 from scripted.script.loader import load_test
@@ -285,7 +285,7 @@ def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
 def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
     """D10."""
     line = str(RACE)
-    here, there = rerun(line), rerun_elsewhere(line)
+    here, there = rerun(line), rerun_in_fresh_process(line)
     assert first_difference(here.records, there.records) is None
     moved = rerun(line.replace("4 flush", "5 flush"))
     difference = first_difference(here.records, moved.records)

@@ -20,7 +20,7 @@ PROMPT_TOKENS = 125
 
 
 def generate(rid: str, tokens: int = PROMPT_TOKENS, new: int = 2) -> Generate:
-    """A greedy request with a prompt of so many tokens."""
+    """A greedy request with a prompt of ``tokens`` tokens."""
     sampling = SamplingParams(max_new_tokens=new, temperature=0.0)
     return Generate(rid=rid, prompt_ids=tuple((7 * i + len(rid)) % 200 for i in range(tokens)), sampling=sampling)
 

@@ -62,7 +62,7 @@ def test_reply_behind_the_end_is_an_error() -> None:
 
 def test_replies_to_strangers_change_nothing() -> None:
     handles = Handles()
-    handles.update([output("nobody", 3), Refusal(rid="r", kind=RefusalKind.BUSY, message="full")], SCHEDULER)
+    handles.update([output("missing", 3), Refusal(rid="r", kind=RefusalKind.BUSY, message="full")], SCHEDULER)
     assert handles.all == []
 
 

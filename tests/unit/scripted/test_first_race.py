@@ -43,7 +43,7 @@ def check_quotes(command: str, quoted: list[str], output: str) -> None:
     rest = squeezed(output)
     for line in quoted:
         before, found, rest = rest.partition(squeezed(line).strip())
-        assert found, f"{command}: the page quotes {line!r}; behind the quotes before it the output is:\n{before}"
+        assert found, f"{command}: the page quotes {line!r}; after the quotes before it the output is:\n{before}"
 
 
 @pytest.fixture

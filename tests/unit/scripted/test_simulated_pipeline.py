@@ -113,7 +113,7 @@ def test_suppressed_tokens_are_not_said_before_their_time() -> None:
 
 
 def test_failed_microbatch_poisons_its_rows_until_their_next_tenant() -> None:
-    """A05: what was launched behind it for the same request computes nothing, and is no corruption."""
+    """A05: what was launched later for the same request computes nothing, and is no corruption."""
     pipeline = pipeline_of()
     pipeline.fail_next_step(1)
     failed = completion_of(pipeline, segment((1, 2, 3, 4), pages=(0,), spec=GREEDY, emits=False))

@@ -36,7 +36,7 @@ def breaks(t):
 def is_killed(t):
     t.start_req(prompt_len=5, max_new_tokens=9)
     yield
-    print("the last words")
+    print("the last lines")
     yield  # the last line that was seen
     os.kill(os.getpid(), signal.SIGKILL)
     yield
@@ -72,4 +72,4 @@ def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str]) -> None:
         assert server.run(Scripts.static).steps == 1
         with pytest.raises(ServerDied, match="yield  # the last line that was seen"):
             server.run(is_killed)
-        assert capsys.readouterr().out == "the last words\n"
+        assert capsys.readouterr().out == "the last lines\n"

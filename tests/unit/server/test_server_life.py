@@ -1,4 +1,4 @@
-"""Real servers under scripts that kill, stop and spoil them: who is named, how soon, and that nothing stays behind.
+"""Real servers under scripts that kill, stop and spoil them: which process is named, how soon, and nothing is left.
 
 Two stages keep it light; all servers are forked from one preloaded parent.
 """
@@ -128,7 +128,7 @@ def leaks(t):
 
 
 def test_one_server_runs_what_comes_and_survives_failures(server: ScriptedServer, tmp_path: Path) -> None:
-    """D04, D05: what a failed script left is aborted and told so, and the next one may use the same rids."""
+    """D04, D05: what a failed script left is aborted and answered, and the next one may use the same rids."""
     first = server.run(says)
     with pytest.raises(ScriptFailed, match="left in the middle"):
         server.run(leaves_everything)

@@ -102,7 +102,7 @@ def gets_stuck(t, note, how):
 
 @pytest.mark.parametrize("how", ["waits_for_itself", "loops", "keeps_the_interpreter"])
 def test_a_forward_that_never_returns_is_told_with_every_stack(how: str, note: Path, parent: PreloadedParent) -> None:
-    """D06, A06: and it is told apart what waits from what computes; nothing of the server stays behind."""
+    """D06, A06: the report tells what waits from what computes; nothing of the server is left."""
     note.unlink(missing_ok=True)
     with ScriptedServer.start(PP2, parent=parent) as server:
         assert server.serving is not None

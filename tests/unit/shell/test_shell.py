@@ -83,13 +83,13 @@ def test_an_undo_of_more_than_there_is_changes_nothing():
     [
         ("start rid=r1", "rid must be unique among live requests"),
         ("start prompt_len=0", "start_req() takes prompt_len >= 1, got 0"),
-        ("until nobody.finished", "NameError: name 'nobody' is not defined"),
+        ("until missing.finished", "NameError: name 'missing' is not defined"),
         ("until state.step == 0", "the predicate never held within 400 steps"),
         ("until r1.finished and 1 / 0", "ZeroDivisionError"),
         ("exhaust_kv 99999", "is at most"),
         ("release 0", "release_results() takes n >= 1"),
         ("fail 9", "stage must be 0 to 3, got 9"),
-        ("disconnect nobody", "name 'nobody' is not defined"),
+        ("disconnect missing", "name 'missing' is not defined"),
     ],
 )
 def test_a_command_that_fails_changes_nothing(line, why):
@@ -247,7 +247,7 @@ def test_a_saved_session_passes_and_fails_under_its_mutant(tmp_path):
     path = tmp_path / "test_saved_race.py"
     typed = Typed(*RACE, "until r1.finished", "start rid=late", "step", f"save {path}", "step")
     assert f"{path}: 6 commands" in typed.output
-    assert typed.script[-1] == "yield", "the session goes on behind a save"
+    assert typed.script[-1] == "yield", "the session goes on after a save"
     text = path.read_text()
     assert 'assert r1.finish_reason == "length"' in text
     assert "assert call_1.status == 400" in text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.memory import KVMemory, Lease, SlidingWindowPool
 from scripted.gallery.mutant import Mutant
 
-__all__ = ["WINDOWS"]
+__all__ = ["WINDOW_LAYERS"]
 
 _TESTS = "tests/registered/pressure/test_window_layers.py"
 _TOO_EARLY_TOKENS = 32
@@ -28,7 +28,7 @@ def _use_everything(window: SlidingWindowPool, pages: Sequence[int]) -> int:
     return len(pages)
 
 
-WINDOWS = (
+WINDOW_LAYERS = (
     Mutant(
         name="window-pages-go-too-early",
         origin="B18: a window page that something in flight, or still to come, can see",

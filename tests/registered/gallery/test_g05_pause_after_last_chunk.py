@@ -1,7 +1,7 @@
 """G05: a pause in the steps around the last chunk's result, when nothing runs yet.
 
 Goal: pause (retract) takes a request back wherever its last chunk is, and no request slips into the running set while
-the engine is paused. Method: pause 0 to depth steps behind the last chunk's launch, twice as often as there are rows,
+the engine is paused. Method: pause 0 to depth steps after the last chunk's launch, twice as often as there are rows,
 so that a leak of one row each would stop the engine. Origin: SGLang issue 20272 and the leak of its first fix. Mutant:
 pause-overlooks-the-dispatched.
 """
