@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server
-from benchmarks.measurement import Measurement, Report, as_table, write_report
+from benchmarks.measurement import Measurement, MeasurementReport, as_table, write_report
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main() -> None:
     for name in arguments.names or BENCHMARKS:
         console.print(f"measuring: {name}")
         measurements += BENCHMARKS[name]()
-    report = Report.of(measurements, load_before)
+    report = MeasurementReport.of(measurements, load_before)
     console.print(as_table(report))
     write_report(arguments.json, report)
     console.print(f"numbers: {arguments.json}")

@@ -26,16 +26,16 @@ from engine.scheduler_process.inbox import Inbox
 from engine.scheduler_process.live_gate import LiveGate
 from engine.settings import ServerSettings
 
-__all__ = ["BareServer", "Sink"]
+__all__ = ["BareServer", "DiscardingOutbox"]
 
 REQUESTS = "inproc://requests"
 
 
-class Sink:
+class DiscardingOutbox:
     """An outbox that forgets."""
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """Forget the replies."""
+        pass
 
 
 class BareServer:
@@ -65,7 +65,7 @@ class BareServer:
                 scheduler=self.scheduler,
                 pipeline=pipeline,
                 inbox=self.inbox,
-                outbox=Sink(),
+                outbox=DiscardingOutbox(),
                 control=self.control,
                 clock=MonotonicClock(),
                 base_url="",

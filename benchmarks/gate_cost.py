@@ -81,7 +81,6 @@ class _Stopwatch:
         self.seconds_a_step = 0.0
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """Count a step."""
         now = time.thread_time()
         if any(isinstance(reply, Refusal) for reply in replies):
             raise AssertionError(f"the request of the measurement was refused: {replies}")

@@ -117,20 +117,17 @@ class _NoPipeline:
     ready = False
 
     def launch(self, microbatch: Microbatch) -> None:
-        """Refuse."""
         raise AssertionError(f"nothing is launched here, got {microbatch}")
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Nothing was launched."""
         del timeout_s
         return None
 
     def wake_sources(self) -> Sequence[Any]:
-        """None."""
         return ()
 
     def close(self) -> None:
-        """Nothing to release."""
+        pass
 
 
 class _Device:
@@ -162,11 +159,9 @@ class _Device:
             return None
 
     def wake_sources(self) -> Sequence[Any]:
-        """The socket."""
         return (self._results,)
 
     def close(self) -> None:
-        """End the thread."""
         self._work.put(None)
         self._thread.join()
         self._results.close(linger=0)

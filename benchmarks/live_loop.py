@@ -72,7 +72,7 @@ def measure() -> Iterator[Measurement]:
     with tempfile.TemporaryDirectory() as folder:
         private_dir = Path(folder)
         bare = _bare_round_trips(private_dir)
-        bench = Bench(private_dir)
+        bench = LiveLoopBench(private_dir)
         with _engine(private_dir) as scheduler:
             bench.busy(scheduler, WARM_UP_TOKENS)
             busy_cpu, added = bench.busy(scheduler, TOKENS)
@@ -177,7 +177,7 @@ def run_echo(private_dir: Path) -> None:
         channel.send(frame)
 
 
-class Bench:
+class LiveLoopBench:
     """A scheduler process, its device, and the front end's sockets, held by this process."""
 
     def __init__(self, private_dir: Path) -> None:
@@ -215,7 +215,6 @@ class Bench:
         return wakes
 
     def close(self) -> None:
-        """Release the sockets."""
         self._context.destroy(linger=0)
 
     def _reply(self) -> tuple[Reply, ...]:

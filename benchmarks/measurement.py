@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-__all__ = ["Measurement", "Report", "as_table", "write_report"]
+__all__ = ["Measurement", "MeasurementReport", "as_table", "write_report"]
 
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -40,7 +40,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return self.value >= self.target if self.at_least else self.value <= self.target
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurementReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was measured in one run, and on what."""
 
     python: str
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.load_before > self.cores / 2
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement], load_before: float) -> Report:
+    def of(cls, measurements: Sequence[Measurement], load_before: float) -> MeasurementReport:
         """The report of this machine. ``load_before`` is its load average before the first measurement."""
         return cls(
             python=platform.python_version(),
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def as_table(report: Report) -> Table:
+def as_table(report: MeasurementReport) -> Table:
     """The report as a table for a terminal."""
     table = Table(
         title=f"{report.cores} cores, {report.machine}, Python {report.python}, load before: {report.load_before:.1f}"
@@ -82,7 +82,7 @@ def as_table(report: Report) -> Table:
     return table
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, report: MeasurementReport) -> None:
     """Write the report as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")

@@ -54,7 +54,7 @@ def make_checkpoint(folder: Path, dtype: str) -> None:
     transformers.AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
-class Bench:
+class ModelStepBench:
     """One runner of all layers, and the steps that are measured."""
 
     def __init__(self, folder: Path, *, lean: bool, compiled: bool = False) -> None:
@@ -99,7 +99,7 @@ def measure(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str, l
     return times
 
 
-def cases(benches: dict[str, Bench], repeats: int) -> dict[str, dict[str, list[float]]]:
+def cases(benches: dict[str, ModelStepBench], repeats: int) -> dict[str, dict[str, list[float]]]:
     """Every measured case by name."""
     results = {}
     for rows in BATCHES:
@@ -129,9 +129,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_checkpoint(Path(folder), dtype)
             benches = {
-                "transformers": Bench(Path(folder), lean=False),
-                "lean": Bench(Path(folder), lean=True),
-                "compiled": Bench(Path(folder), lean=True, compiled=True),
+                "transformers": ModelStepBench(Path(folder), lean=False),
+                "lean": ModelStepBench(Path(folder), lean=True),
+                "compiled": ModelStepBench(Path(folder), lean=True, compiled=True),
             }
         torch.set_num_threads(arguments.threads)
         table = Table("step, CPU ms, median (min)", *benches, "lean is x", "compiled is x")

@@ -173,7 +173,7 @@ class Running:
         return sum(process_cpu_s(process) for process in [parent, *parent.children(recursive=True)])
 
 
-class Generate:
+class TransformersGenerate:
     """``transformers.generate`` in this process, a static batch, no server: as many requests at once as clients."""
 
     def __init__(self, folder: Path) -> None:
@@ -222,7 +222,7 @@ def main() -> None:
             running.append(stack.enter_context(_started(peer, folder, Path(scratch))))
         for server in running:
             server.idle()
-        asked = [*running, Generate(folder)]
+        asked = [*running, TransformersGenerate(folder)]
         results = [one.result for one in asked]
         for _ in _rounds(asked, arguments.rounds, console):
             # After every round: a run that is broken off keeps what it has.
@@ -264,7 +264,7 @@ def _started(peer: Peer, folder: Path, scratch: Path) -> Iterator[Running]:
         server.stop()
 
 
-def _rounds(asked: Sequence[Running | Generate], rounds: int, console: Console) -> Iterator[int]:
+def _rounds(asked: Sequence[Running | TransformersGenerate], rounds: int, console: Console) -> Iterator[int]:
     """All in turns; yields after each round. What one round asks, no other round has asked before."""
     for number in range(rounds):
         console.print(f"round {number + 1} of {rounds}")

@@ -52,7 +52,10 @@ def measure() -> Iterator[Measurement]:
     """Wall time and the scheduler's CPU time, on against off, and the size of what is written."""
     with tempfile.TemporaryDirectory() as folder, PreloadedParent.start() as parent:
         record = Path(folder) / "run.rec"
-        with _Server(parent, Path(folder), "off") as off, _Server(parent, Path(folder), "on", record=record) as on:
+        with (
+            _MeasuredServer(parent, Path(folder), "off") as off,
+            _MeasuredServer(parent, Path(folder), "on", record=record) as on,
+        ):
             for _ in range(WARM_UP_BLOCKS):
                 off.block()
                 on.block()
@@ -79,7 +82,7 @@ def measure() -> Iterator[Measurement]:
     yield Measurement(name="recording, size", value=size / tokens, unit="bytes a token", spread=f"{tokens} tokens")
 
 
-class _Server:
+class _MeasuredServer:
     """One server, its clients, and what a block of work took."""
 
     def __init__(self, parent: PreloadedParent, folder: Path, name: str, *, record: Path | None = None) -> None:
@@ -100,7 +103,7 @@ class _Server:
         list(self._crowd.map(self._ask, range(CLIENTS)))
         return time.monotonic() - begun, process_cpu_s(self._scheduler) - before
 
-    def __enter__(self) -> _Server:
+    def __enter__(self) -> _MeasuredServer:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -174,7 +177,7 @@ def _feed_s(gate: Gate, results: Sequence[StepResult]) -> float:
         return time.perf_counter() - begun
 
 
-def _pair(first: _Server, second: _Server) -> tuple[tuple[float, float], tuple[float, float]]:
+def _pair(first: _MeasuredServer, second: _MeasuredServer) -> tuple[tuple[float, float], tuple[float, float]]:
     return first.block(), second.block()
 
 

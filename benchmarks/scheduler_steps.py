@@ -44,7 +44,7 @@ def requests_of(round_number: int) -> tuple[Generate, ...]:
     return tuple(Generate(rid=rid, prompt_ids=ids, sampling=sampling) for rid, ids in zip(rids, prompts, strict=True))
 
 
-class Bench:
+class SchedulerBench:
     """One scheduler and one pipeline; a microbatch launched in step n completes in step n + depth."""
 
     def __init__(self, *, audited: bool) -> None:
@@ -76,7 +76,7 @@ class Bench:
 
 def measure(*, rounds: int, audited: bool, flushed: bool) -> float:
     """Steps a second over ``rounds`` rounds."""
-    bench = Bench(audited=audited)
+    bench = SchedulerBench(audited=audited)
     plans: list[tuple[Event, ...]] = [requests_of(number) for number in range(rounds)]
     if flushed:
         plans = [(FlushCache(call_id="flush"), *plan) for plan in plans]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ci.errors import CommandRefusedError
 from ci.registration import Registration
 from ci.selection import expected_seconds
-from ci.specs import Target
+from ci.specs import SpecTarget
 from ci.suites import Hardware
 from ci.times import MeasuredTimes
 
@@ -29,7 +29,7 @@ class Batch:
     """Targets for one run on one runner; `seconds` is what all rounds are expected to take."""
 
     runner: str
-    targets: tuple[Target, ...]
+    targets: tuple[SpecTarget, ...]
     seconds: float
 
     @property
@@ -47,11 +47,11 @@ class Cut:
 
 
 def cut_batches(
-    targets: Iterable[Target], times: MeasuredTimes, *, repeat: int = 1, hardware: Hardware | None = None
+    targets: Iterable[SpecTarget], times: MeasuredTimes, *, repeat: int = 1, hardware: Hardware | None = None
 ) -> Cut:
     """Group by runner and fill batches in order of paths. Without `hardware` a file goes to the CPU if it can."""
     disabled: list[tuple[str, str]] = []
-    by_runner: dict[str, list[tuple[Target, float]]] = {}
+    by_runner: dict[str, list[tuple[SpecTarget, float]]] = {}
     for target in targets:
         entry = _registration(target, hardware)
         if entry.disabled is not None:
@@ -75,7 +75,7 @@ def cut_batches(
     return Cut(tuple(batches), tuple(disabled))
 
 
-def _registration(target: Target, hardware: Hardware | None) -> Registration:
+def _registration(target: SpecTarget, hardware: Hardware | None) -> Registration:
     entries = target.file.registrations
     if hardware is None:
         return min(entries, key=lambda entry: (entry.disabled is not None, entry.hardware is not Hardware.CPU))
@@ -86,8 +86,8 @@ def _registration(target: Target, hardware: Hardware | None) -> Registration:
     return entry
 
 
-def _fill(runner: str, timed: list[tuple[Target, float]]) -> Iterable[Batch]:
-    batch: list[Target] = []
+def _fill(runner: str, timed: list[tuple[SpecTarget, float]]) -> Iterable[Batch]:
+    batch: list[SpecTarget] = []
     total = 0.0
     for target, seconds in sorted(timed, key=lambda pair: str(pair[0])):
         if batch and (total + seconds > BATCH_LIMIT_S or len(batch) == BATCH_TARGETS_MAX):

@@ -22,7 +22,7 @@ from ci.results import FileStatus, RunResult, write_json, write_junit
 from ci.run import Sharing, run_files
 from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, part_of, select
 from ci.session import SessionOptions
-from ci.specs import Target, resolve_specs
+from ci.specs import SpecTarget, resolve_specs
 from ci.suites import Catalogue, Hardware
 from ci.summary import print_plan, print_summary
 from ci.times import MeasuredTimes, estimate_findings
@@ -217,7 +217,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(index) - 1, int(parts)
 
 
-def _selected(repository: Repository, targets: tuple[Target, ...]) -> tuple[SelectedFile, ...]:
+def _selected(repository: Repository, targets: tuple[SpecTarget, ...]) -> tuple[SelectedFile, ...]:
     files = dict.fromkeys(target.file for target in targets)
     return tuple(
         SelectedFile(file.path, expected_seconds(file, file.registrations[0], repository.times), file.engine_key)
@@ -225,7 +225,7 @@ def _selected(repository: Repository, targets: tuple[Target, ...]) -> tuple[Sele
     )
 
 
-def _nodes(targets: tuple[Target, ...]) -> dict[str, tuple[str, ...]]:
+def _nodes(targets: tuple[SpecTarget, ...]) -> dict[str, tuple[str, ...]]:
     nodes: dict[str, tuple[str, ...]] = {}
     for target in targets:
         if target.node:

@@ -11,10 +11,10 @@ __all__ = [
     "STACKS_SIGNAL",
     "CollectFailed",
     "Collected",
-    "Ended",
     "Event",
     "Finished",
     "Reported",
+    "SessionEnded",
     "Started",
     "decode",
     "encode",
@@ -63,13 +63,13 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     test: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class SessionEnded(msgspec.Struct, frozen=True, tag=True):
     """Pytest's session is over with this exit status."""
 
     status: int
 
 
-Event = Collected | CollectFailed | Started | Reported | Finished | Ended
+Event = Collected | CollectFailed | Started | Reported | Finished | SessionEnded
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

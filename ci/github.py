@@ -123,7 +123,6 @@ class GitHub:
         self._now = now
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def role(self, login: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.events import STACKS_SIGNAL, Collected, CollectFailed, Ended, Event, Finished, Reported, Started, encode
+from ci.events import STACKS_SIGNAL, Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started, encode
 
 TEXT_MAX_CHARS = 20_000
 
@@ -117,7 +117,7 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Report the end, after every other plugin had its say."""
-        self._send(Ended(int(exitstatus)))
+        self._send(SessionEnded(int(exitstatus)))
 
     def _count(self, nodeids: Iterable[str]) -> None:
         self._left = Counter(_file_of(nodeid) for nodeid in nodeids)

@@ -15,7 +15,7 @@ from ci.contents import DefinedTests, defined_tests, engine_key
 from ci.registration import Registration, registrations_of
 from ci.suites import Catalogue, Hardware
 
-__all__ = ["Finding", "RegisteredFile", "Registry", "read_registry"]
+__all__ = ["RegisteredFile", "Registry", "RegistryFinding", "read_registry"]
 
 SOURCE_SIZE_MAX_BYTES = 512 * 1024
 SOURCE_FILES_MAX = 5_000
@@ -26,7 +26,7 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class RegistryFinding:
     """Something wrong in one place, with the way out."""
 
     path: str
@@ -57,7 +57,7 @@ class Registry:
     """Every registered file, sorted by path, and every finding, sorted by place."""
 
     files: tuple[RegisteredFile, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[RegistryFinding, ...]
 
     def file(self, path: str) -> RegisteredFile | None:
         """Return the file at this path, if it is registered."""
@@ -67,10 +67,12 @@ class Registry:
 def read_registry(root: Path, catalogue: Catalogue) -> Registry:
     """Read all test files below the catalogue's roots. Bad files become findings; this raises nothing for them."""
     files: list[RegisteredFile] = []
-    findings: list[Finding] = []
+    findings: list[RegistryFinding] = []
     for path in _source_files(root, catalogue):
         if len(files) + len(findings) >= SOURCE_FILES_MAX:
-            findings.append(Finding(path, 1, f"more than {SOURCE_FILES_MAX} files", "split the registered roots"))
+            findings.append(
+                RegistryFinding(path, 1, f"more than {SOURCE_FILES_MAX} files", "split the registered roots")
+            )
             break
         file = _read_file(root, path, catalogue, findings)
         if file is not None:
@@ -90,37 +92,41 @@ def _source_files(root: Path, catalogue: Catalogue) -> Iterator[str]:
                     yield (Path(parent) / name).relative_to(root).as_posix()
 
 
-def _read_file(root: Path, path: str, catalogue: Catalogue, findings: list[Finding]) -> RegisteredFile | None:
+def _read_file(root: Path, path: str, catalogue: Catalogue, findings: list[RegistryFinding]) -> RegisteredFile | None:
     tree = _parse(root, path, findings)
     if tree is None:
         return None
     try:
         return _judge(tree, path, catalogue, findings)
     except RecursionError:  # A hostile file may nest expressions deeper than a walk over them can go.
-        findings.append(Finding(path, 1, "nests too deeply to be read", "make it a plain, small Python file"))
+        findings.append(RegistryFinding(path, 1, "nests too deeply to be read", "make it a plain, small Python file"))
         return None
 
 
-def _judge(tree: ast.Module, path: str, catalogue: Catalogue, findings: list[Finding]) -> RegisteredFile | None:
+def _judge(tree: ast.Module, path: str, catalogue: Catalogue, findings: list[RegistryFinding]) -> RegisteredFile | None:
     registrations, complaints = registrations_of(tree, catalogue)
-    findings += [Finding(path, spot.line, spot.problem, spot.remedy) for spot in complaints]
+    findings += [RegistryFinding(path, spot.line, spot.problem, spot.remedy) for spot in complaints]
     if not TEST_FILE_NAME.fullmatch(Path(path).name):
         if registrations:
-            findings.append(Finding(path, 1, "is registered but pytest does not collect its name", "call it test_*.py"))
+            findings.append(
+                RegistryFinding(path, 1, "is registered but pytest does not collect its name", "call it test_*.py")
+            )
         return None
     tests = defined_tests(tree)
     if not registrations and not complaints:
-        findings.append(Finding(path, 1, "is not registered", REGISTER_REMEDY))
+        findings.append(RegistryFinding(path, 1, "is not registered", REGISTER_REMEDY))
     if not tests.top_level and not tests.methods:
-        findings.append(Finding(path, 1, "runs no test", "define a test_ function or a Test class, or rename the file"))
+        findings.append(
+            RegistryFinding(path, 1, "runs no test", "define a test_ function or a Test class, or rename the file")
+        )
     findings += [
-        Finding(path, line, f"defines {name} twice, so the first never runs", "give each test its own name")
+        RegistryFinding(path, line, f"defines {name} twice, so the first never runs", "give each test its own name")
         for name, line in tests.shadowed
     ]
     return RegisteredFile(path, registrations, tests, engine_key(tree)) if registrations else None
 
 
-def _parse(root: Path, path: str, findings: list[Finding]) -> ast.Module | None:
+def _parse(root: Path, path: str, findings: list[RegistryFinding]) -> ast.Module | None:
     """Parse one file of unknown origin; whatever a hostile file does to the parser is a finding."""
     file = root / path
     problem = ""
@@ -138,16 +144,16 @@ def _parse(root: Path, path: str, findings: list[Finding]) -> ast.Module | None:
         problem, line = f"is not Python ({exc.msg})", exc.lineno or 1
     except (OSError, ValueError, RecursionError, MemoryError) as exc:
         problem = f"cannot be parsed ({type(exc).__name__}: {exc})"
-    findings.append(Finding(path, line, problem, "make it a plain, small Python file"))
+    findings.append(RegistryFinding(path, line, problem, "make it a plain, small Python file"))
     return None
 
 
-def _shared_names(files: list[RegisteredFile]) -> Iterator[Finding]:
+def _shared_names(files: list[RegisteredFile]) -> Iterator[RegistryFinding]:
     first: dict[str, str] = {}
     for file in files:
         name = Path(file.path).name
         if name in first:
-            yield Finding(
+            yield RegistryFinding(
                 file.path,
                 1,
                 f"has the same file name as {first[name]}, so a bare name in a command is ambiguous",

@@ -44,13 +44,13 @@ class SessionOptions:
     pytest_args: tuple[str, ...] = ()
 
 
-class Exited(msgspec.Struct, frozen=True):
+class PytestExited(msgspec.Struct, frozen=True):
     """The process ended with this return code; negative is a signal, as in `subprocess`."""
 
     code: int
 
 
-class Drained(msgspec.Struct, frozen=True):
+class EventsDrained(msgspec.Struct, frozen=True):
     """No event is to come."""
 
 
@@ -82,9 +82,9 @@ def _command(paths: Sequence[str], options: SessionOptions, events_fd: int, stac
 
 
 def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, stacks: Path) -> dict[str, FileResult]:
-    inbox: queue.SimpleQueue[Event | Exited | Drained] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained] = queue.SimpleQueue()
     threading.Thread(target=_read_events, args=(stream, inbox), daemon=True).start()
-    threading.Thread(target=lambda: inbox.put(Exited(process.wait())), daemon=True).start()
+    threading.Thread(target=lambda: inbox.put(PytestExited(process.wait())), daemon=True).start()
     code: int | None = None
     drain_deadline = float("inf")
     while True:
@@ -97,20 +97,20 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
         except KeyboardInterrupt:
             _interrupt(process)
             raise
-        if isinstance(message, Exited):
+        if isinstance(message, PytestExited):
             code, drain_deadline = message.code, _now() + DRAIN_TIMEOUT_S
-        elif isinstance(message, Drained):
+        elif isinstance(message, EventsDrained):
             return tally.exited(process.wait() if code is None else code)
         else:
             tally.apply(message, _now())
 
 
-def _read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | Exited | Drained]) -> None:
+def _read_events(stream: BinaryIO, inbox: queue.SimpleQueue[Event | PytestExited | EventsDrained]) -> None:
     with stream:
         for line in stream:
             with contextlib.suppress(msgspec.MsgspecError):  # Half a line: the writer was killed in the middle of it.
                 inbox.put(decode(line))
-    inbox.put(Drained())
+    inbox.put(EventsDrained())
 
 
 def _stop_with_stacks(process: subprocess.Popen[bytes], folder: Path) -> str:

@@ -12,7 +12,7 @@ from ci.errors import SpecError
 from ci.quoting import quoted
 from ci.registry import RegisteredFile, Registry
 
-__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "Target", "check_spelling", "resolve_specs"]
+__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "SpecTarget", "check_spelling", "resolve_specs"]
 
 SPECS_MAX = 50
 SPEC_MAX_CHARS = 300
@@ -23,7 +23,7 @@ SPEC = re.compile(r"[A-Za-z0-9_./-]+(::[A-Za-z_]\w*){0,2}(\[[A-Za-z0-9_.,=+-]+\]
 
 
 @dataclass(frozen=True)
-class Target:
+class SpecTarget:
     """One registered file, and the node id inside it (`test_x`, `Class::test_x[1]`) or an empty string for all."""
 
     file: RegisteredFile
@@ -33,7 +33,7 @@ class Target:
         return f"{self.file.path}::{self.node}" if self.node else self.file.path
 
 
-def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[Target, ...]:
+def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[SpecTarget, ...]:
     """Return the targets in order, without repeats; raises `SpecError` with the near matches."""
     if not specs:
         raise SpecError("no test was named; name a file, a folder or a node id below the registered tests")
@@ -46,7 +46,7 @@ def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[Target, .
     return tuple(target for target in targets if not target.node or target.file.path not in whole)
 
 
-def _resolve(spec: str, registry: Registry) -> list[Target]:
+def _resolve(spec: str, registry: Registry) -> list[SpecTarget]:
     check_spelling(spec)
     path, _, node = spec.partition("::")
     path = path.removeprefix("./").rstrip("/")
@@ -54,10 +54,10 @@ def _resolve(spec: str, registry: Registry) -> list[Target]:
     if not files:
         raise SpecError(f"{quoted(spec)} names no registered test{_near(path, registry)}")
     if not node:
-        return [Target(file) for file in files]
+        return [SpecTarget(file) for file in files]
     if len(files) > 1 or not files[0].tests.defines(node):
         raise SpecError(f"{quoted(spec)}: {files[0].path} defines no {quoted(node)}{_near_nodes(node, files[0])}")
-    return [Target(files[0], node)]
+    return [SpecTarget(files[0], node)]
 
 
 def check_spelling(spec: str) -> None:

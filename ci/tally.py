@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ci.events import Collected, CollectFailed, Ended, Event, Finished, Reported, Started
+from ci.events import Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started
 from ci.results import FileResult, FileStatus, TestOutcome, TestResult
 
 __all__ = ["BETWEEN_FILES_TIMEOUT_S", "Tally"]
@@ -91,7 +91,7 @@ class Tally:
     def apply(self, event: Event, now: float) -> None:
         """Take one event in. What belongs to no file that was asked for (a conftest) counts for the first file."""
         self._quiet_since = now
-        if isinstance(event, Ended):
+        if isinstance(event, SessionEnded):
             self.exit_status = event.status
             return
         file = self._files.get(event.file) or next(iter(self._files.values()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ci.errors import TimesError
-from ci.registry import Finding, Registry
+from ci.registry import Registry, RegistryFinding
 from ci.suites import Hardware
 
 __all__ = ["TIMES_PATH", "MeasuredTimes", "estimate_findings"]
@@ -58,7 +58,7 @@ class MeasuredTimes:
         return path
 
 
-def estimate_findings(registry: Registry, times: MeasuredTimes) -> list[Finding]:
+def estimate_findings(registry: Registry, times: MeasuredTimes) -> list[RegistryFinding]:
     """Return a finding for each estimate that is off its measured time by more than a factor of two."""
     findings = []
     for file in registry.files:
@@ -70,5 +70,5 @@ def estimate_findings(registry: Registry, times: MeasuredTimes) -> list[Finding]
             if high > ESTIMATE_FACTOR_MAX * low:
                 problem = f"est_time={entry.est_time_s:g} but the file was measured at {measured:g} s"
                 remedy = f"set est_time={max(1, round(measured))}"
-                findings.append(Finding(file.path, entry.line, problem, remedy))
+                findings.append(RegistryFinding(file.path, entry.line, problem, remedy))
     return findings

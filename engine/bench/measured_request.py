@@ -16,7 +16,7 @@ import msgspec
 from engine.bench.plan import BenchPlan
 from engine.bench.workload import BenchRequest
 
-__all__ = ["Exchange", "Record"]
+__all__ = ["Record", "RequestSender"]
 
 MAX_ERROR_CHARS = 200
 
@@ -63,7 +63,7 @@ class _Event(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-class Exchange:
+class RequestSender:
     """Sends a plan's requests to its server."""
 
     def __init__(self, plan: BenchPlan, model: str, client: httpx.AsyncClient, started_s: float) -> None:

@@ -51,7 +51,6 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check every rule."""
         self._require(self.url.startswith(("http://", "https://")), "url", "begin with http:// or https://")
         self._require(1 <= self.requests <= MAX_REQUESTS, "requests", f"be from 1 to {MAX_REQUESTS}")
         self._require(0 <= self.warmup <= MAX_REQUESTS, "warmup", f"be from 0 to {MAX_REQUESTS}")

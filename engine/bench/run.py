@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import httpx
 
 from engine import __version__
-from engine.bench.measured_request import Exchange, Record
+from engine.bench.measured_request import Record, RequestSender
 from engine.bench.measures import summarize
 from engine.bench.plan import BenchPlan
 from engine.bench.results import BenchResult
@@ -41,13 +41,13 @@ async def run_bench(plan: BenchPlan, api_key: str | None = None, progress: Progr
     warmup, measured = requests_of(plan)
     async with _client(plan, api_key) as client:
         model = plan.model or await _served_model(client, plan.url)
-        await _in_closed_loop(Exchange(plan, model, client, time.perf_counter()), warmup, plan.clients or 1, None)
+        await _in_closed_loop(RequestSender(plan, model, client, time.perf_counter()), warmup, plan.clients or 1, None)
         began_at = time.time()
-        exchange = Exchange(plan, model, client, time.perf_counter())
+        sender = RequestSender(plan, model, client, time.perf_counter())
         if plan.clients is not None:
-            records = await _in_closed_loop(exchange, measured, plan.clients, progress)
+            records = await _in_closed_loop(sender, measured, plan.clients, progress)
         else:
-            records = await _on_schedule(exchange, measured, progress)
+            records = await _on_schedule(sender, measured, progress)
         return BenchResult(
             plan=plan,
             model=model,
@@ -74,29 +74,31 @@ def _client(plan: BenchPlan, api_key: str | None) -> httpx.AsyncClient:
     )
 
 
-async def _on_schedule(exchange: Exchange, requests: Sequence[BenchRequest], progress: Progress | None) -> list[Record]:
+async def _on_schedule(
+    sender: RequestSender, requests: Sequence[BenchRequest], progress: Progress | None
+) -> list[Record]:
     """Each request at its time, however many are open by then."""
 
     async def one(request: BenchRequest) -> Record:
-        record = await exchange.send(request, request.at_s)
+        record = await sender.send(request, request.at_s)
         if progress is not None:
             progress(record)
         return record
 
     async with asyncio.TaskGroup() as tasks:
-        sent = [tasks.create_task(one(request)) async for request in _due(exchange, requests)]
+        sent = [tasks.create_task(one(request)) async for request in _due(sender, requests)]
     return [task.result() for task in sent]
 
 
-async def _due(exchange: Exchange, requests: Sequence[BenchRequest]) -> AsyncIterator[BenchRequest]:
+async def _due(sender: RequestSender, requests: Sequence[BenchRequest]) -> AsyncIterator[BenchRequest]:
     for request in requests:
         # Slept until an absolute time: a late one does not make the next ones late.
-        await asyncio.sleep(max(0.0, (request.at_s or 0.0) - exchange.now_s()))
+        await asyncio.sleep(max(0.0, (request.at_s or 0.0) - sender.now_s()))
         yield request
 
 
 async def _in_closed_loop(
-    exchange: Exchange, requests: Sequence[BenchRequest], clients: int, progress: Progress | None
+    sender: RequestSender, requests: Sequence[BenchRequest], clients: int, progress: Progress | None
 ) -> list[Record]:
     """``clients`` clients, each of which sends its next request when its last one is answered."""
     left = iter(requests)
@@ -104,7 +106,7 @@ async def _in_closed_loop(
 
     async def client() -> None:
         for request in left:
-            record = await exchange.send(request)
+            record = await sender.send(request)
             records.append(record)
             if progress is not None:
                 progress(record)

@@ -82,7 +82,6 @@ class Conversation:
 
     @property
     def model(self) -> str:
-        """The model's name."""
         return self._model
 
     @property
@@ -114,7 +113,6 @@ class Conversation:
                 self._turns += [question, Turn(role="assistant", content="".join(said))]
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _stream(self, turns: list[Turn]) -> Iterator[str]:

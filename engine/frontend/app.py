@@ -15,7 +15,7 @@ from engine import __version__
 from engine.clock import MonotonicClock
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.host_check import HostCheck
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
 from engine.frontend.responses import error_answer
@@ -34,18 +34,18 @@ def build_app(front: FrontEnd) -> FastAPI:
     description = Description()
     _add_error_answers(app)
     add_health(app, front, description)
-    clients = APIRouter(dependencies=[Depends(front.doors.admit_client)])
+    clients = APIRouter(dependencies=[Depends(front.access.admit_client)])
     add_generation(clients, front, description)
     add_models(clients, front, description)
     add_tokenization(clients, front, description)
     add_information(clients, front, description)
-    operators = APIRouter(dependencies=[Depends(front.origins.admit), Depends(front.doors.admit_operator)])
+    operators = APIRouter(dependencies=[Depends(front.origins.admit), Depends(front.access.admit_operator)])
     add_administration(operators, front, description)
     for router in (clients, operators):
         app.include_router(router)
     description.install(app)
     _add_cors(app, f"{front.settings.cors_origins},{front.settings.operator_origins}")
-    if front.doors.loopback:
+    if front.access.loopback:
         app.add_middleware(HostCheck, hosts=front.settings.hosts)
     app.add_middleware(RequestLog, clock=MonotonicClock())
     return app
@@ -76,15 +76,15 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
-        kind = ProblemType.NOT_FOUND if exc.status_code == 404 else ProblemType.INVALID
-        problem = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}")
-        return error_answer(problem, headers=exc.headers)
+        kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
+        error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}")
+        return error_answer(error, headers=exc.headers)
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, exc: Exception) -> Response:
         # The text of an exception may hold what no client should see. The log has all of it. What gives every other
         # answer its id is left behind here.
-        problem = ApiError(
-            500, ProblemType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
+        error = ApiError(
+            500, ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
         )
-        return error_answer(problem, request_id=request_id_of(request.scope))
+        return error_answer(error, request_id=request_id_of(request.scope))

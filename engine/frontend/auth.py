@@ -11,15 +11,15 @@ import ipaddress
 from fastapi import Request
 from pydantic import SecretStr
 
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.settings import ServerSettings
 
-__all__ = ["Doors"]
+__all__ = ["Access"]
 
 SCHEME = "bearer"
 
 
-class Doors:
+class Access:
     """Both doors of one server.
 
     Clients need the API key if there is one. Operators need the admin key if there is one; without it their door is
@@ -34,7 +34,7 @@ class Doors:
         self.loopback = loopback
 
     @classmethod
-    def of(cls, settings: ServerSettings, address: str) -> Doors:
+    def of(cls, settings: ServerSettings, address: str) -> Access:
         """The doors of a server that listens on an IP address."""
         return cls(settings.api_key, settings.admin_key, loopback=ipaddress.ip_address(address).is_loopback)
 
@@ -50,7 +50,7 @@ class Doors:
         elif not self.loopback:
             raise ApiError(
                 403,
-                ProblemType.CLOSED,
+                ErrorType.CLOSED,
                 f"{request.url.path} must be opened by an admin key on a server that listens elsewhere than on "
                 "loopback, and this one has none; start it with ENGINE_ADMIN_KEY set",
             )

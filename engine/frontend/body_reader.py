@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 
 __all__ = ["BodyReader"]
 
@@ -45,7 +45,7 @@ class BodyReader:
                 if self._room_bytes < 0:
                     raise ApiError(
                         429,
-                        ProblemType.BUSY,
+                        ErrorType.BUSY,
                         f"at most {LARGEST_BODIES_IN_HAND} bodies of {self._limit_bytes} bytes may be in hand at once, "
                         "and they are; send this one later",
                     )
@@ -59,7 +59,7 @@ class BodyReader:
         if size > self._limit_bytes:
             raise ApiError(
                 413,
-                ProblemType.TOO_LARGE,
+                ErrorType.TOO_LARGE,
                 f"the body must have at most {self._limit_bytes} bytes, got {size} or more; send less or raise "
                 "--max-body-bytes",
             )

@@ -20,7 +20,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from engine.errors import StartupError
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import RETRY_AFTER_S
 from engine.settings import ServerSettings
 
@@ -94,7 +94,6 @@ class Connection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
         self._end_deadline()
         self._end_sending()
         super().connection_lost(exc)
@@ -158,16 +157,16 @@ class Connection(H11Protocol):
         self._refuse(
             ApiError(
                 408,
-                ProblemType.TIMEOUT,
+                ErrorType.TIMEOUT,
                 f"the {part} of a request must arrive within {limit_s:g} s, but did not; try again",
             )
         )
 
-    def _refuse(self, problem: ApiError) -> None:
+    def _refuse(self, error: ApiError) -> None:
         """Say why and close, unless an answer is under way: then close."""
         self._end_deadline()
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_plain_answer(problem))
+            self.transport.write(_plain_answer(error))
         self.transport.close()
 
     def _end_deadline(self) -> None:
@@ -204,11 +203,11 @@ def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, An
     return handle
 
 
-def _plain_answer(problem: ApiError) -> bytes:
-    body = msgspec.json.encode(problem.body)
-    busy = f"retry-after: {RETRY_AFTER_S}\r\n" if problem.status == 503 else ""
+def _plain_answer(error: ApiError) -> bytes:
+    body = msgspec.json.encode(error.body)
+    busy = f"retry-after: {RETRY_AFTER_S}\r\n" if error.status == 503 else ""
     head = (
-        f"HTTP/1.1 {problem.status} {STATUS_PHRASES[problem.status].decode()}\r\ncontent-type: application/json\r\n"
+        f"HTTP/1.1 {error.status} {STATUS_PHRASES[error.status].decode()}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n{busy}connection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -1,4 +1,4 @@
-"""The front end as its routes see it: settings, numbers, tokenizer, orders, doors, client, and its state.
+"""The front end as its routes see it: settings, numbers, tokenizer, orders, access rules, client, and its state.
 
 Owns nothing of a request; made once a process, before the first request.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 from engine.clock import MonotonicClock
-from engine.frontend.auth import Doors
+from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.metrics import Metrics
@@ -34,7 +34,7 @@ class FrontEnd:
     limits: Limits
     tokenizer: Tokenizer
     client: EngineClient
-    doors: Doors
+    access: Access
     orders: OrderTaker
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from engine.frontend.errors import ProblemBody
+from engine.frontend.errors import ErrorBody
 
 __all__ = ["Description"]
 
@@ -40,7 +40,7 @@ class Description:
 
     def __init__(self) -> None:
         self._bodies: set[type[BaseModel]] = set()
-        self._answers: set[type[msgspec.Struct]] = {ProblemBody}
+        self._answers: set[type[msgspec.Struct]] = {ErrorBody}
 
     def route(
         self,
@@ -65,11 +65,11 @@ class Description:
         if event is not None:
             content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-        problem: dict[str, Any] = {"application/json": {"schema": self._answer(ProblemBody)}}
+        failure: dict[str, Any] = {"application/json": {"schema": self._answer(ErrorBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
             # What the scheduler refuses is said in the words of an answer, what a body breaks in those of an error.
             plain = content if answer is None and status == HTTPStatus.BAD_REQUEST else {}
-            responses[str(status)] = {"description": ERRORS[status], "content": plain | problem}
+            responses[str(status)] = {"description": ERRORS[status], "content": plain | failure}
         operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}
         if body is not None:
             self._bodies.add(body)
@@ -103,7 +103,7 @@ class Description:
 
     def _event(self, event: type[msgspec.Struct]) -> dict[str, Any]:
         """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body."""
-        shown = {"oneOf": [self._answer(event), self._answer(ProblemBody)]}
+        shown = {"oneOf": [self._answer(event), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
         return {"type": "object", "required": ["data"], "properties": {"data": data}}
 

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from engine.frames import BadFrameError
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.messages import (
     Abort,
     AbortAll,
@@ -193,7 +193,7 @@ class EngineClient:
         self._require_working()
         if len(self._calls) >= MAX_OPEN_CALLS:
             raise ApiError(
-                429, ProblemType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
+                429, ErrorType.BUSY, f"at most {MAX_OPEN_CALLS} administrative calls may wait; wait for answers first"
             )
         call_id = f"call-{next(self._call_numbers)}"
         future: asyncio.Future[CallAnswer | StatsAnswer] = asyncio.get_running_loop().create_future()

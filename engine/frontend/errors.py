@@ -11,7 +11,7 @@ import msgspec
 
 from engine.messages import Refusal, RefusalKind
 
-__all__ = ["ApiError", "Problem", "ProblemBody", "ProblemType", "public", "shortened"]
+__all__ = ["ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "public", "shortened"]
 
 # What a client sent may be shown to it again, never all of it.
 MAX_MESSAGE_CHARS = 4096
@@ -23,7 +23,7 @@ SEE_LOG = "the server's log says why"
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
 
-class ProblemType:
+class ErrorType:
     """The values of ``type`` in an error body."""
 
     INVALID = "invalid_request_error"
@@ -40,14 +40,14 @@ class ProblemType:
 
 
 _OF_REFUSAL = {
-    RefusalKind.INVALID: (400, ProblemType.INVALID),
-    RefusalKind.DUPLICATE: (409, ProblemType.DUPLICATE),
-    RefusalKind.BUSY: (429, ProblemType.BUSY),
-    RefusalKind.UNAVAILABLE: (503, ProblemType.UNAVAILABLE),
+    RefusalKind.INVALID: (400, ErrorType.INVALID),
+    RefusalKind.DUPLICATE: (409, ErrorType.DUPLICATE),
+    RefusalKind.BUSY: (429, ErrorType.BUSY),
+    RefusalKind.UNAVAILABLE: (503, ErrorType.UNAVAILABLE),
 }
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """``param`` is the path of the field at fault, if one is; ``code`` is the HTTP status.
 
     ``request_id`` is the id that the log knows the request by, put in when the error is sent.
@@ -60,10 +60,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
-class ProblemBody(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every answer that is not a success, and the last event of a stream that broke."""
 
-    error: Problem
+    error: ErrorDetail
 
 
 class ApiError(Exception):
@@ -74,37 +74,37 @@ class ApiError(Exception):
         param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
         self.status = status
-        self.body = ProblemBody(Problem(message=message, type=kind, param=param, code=status))
+        self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=status))
 
-    def body_for(self, request_id: str | None) -> ProblemBody:
+    def body_for(self, request_id: str | None) -> ErrorBody:
         """The body for one request; an error may be the answer to many."""
-        return ProblemBody(msgspec.structs.replace(self.body.error, request_id=request_id))
+        return ErrorBody(msgspec.structs.replace(self.body.error, request_id=request_id))
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
         """A request that breaks a rule: 400."""
-        return cls(400, ProblemType.INVALID, message, param=param)
+        return cls(400, ErrorType.INVALID, message, param=param)
 
     @classmethod
     def unauthenticated(cls, message: str) -> ApiError:
         """A key that is missing or wrong: 401."""
-        return cls(401, ProblemType.UNAUTHENTICATED, message)
+        return cls(401, ErrorType.UNAUTHENTICATED, message)
 
     @classmethod
     def unavailable(cls, message: str) -> ApiError:
         """A server that is not up yet, going down, or broken: 503."""
-        return cls(503, ProblemType.UNAVAILABLE, message)
+        return cls(503, ErrorType.UNAVAILABLE, message)
 
     @classmethod
-    def of_problem(cls, problem: Problem) -> ApiError:
+    def of_detail(cls, detail: ErrorDetail) -> ApiError:
         """The error that has this body."""
-        return cls(problem.code, problem.type, problem.message, param=problem.param)
+        return cls(detail.code, detail.type, detail.message, param=detail.param)
 
     @classmethod
     def rid_is_live(cls, rid: str) -> ApiError:
         """A rid that a live request has: 409."""
         message = f"rid must be unique among live requests, got {rid!r}, which is; wait for its end or omit it"
-        return cls(409, ProblemType.DUPLICATE, message, param="rid")
+        return cls(409, ErrorType.DUPLICATE, message, param="rid")
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> ApiError:

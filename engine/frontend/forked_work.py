@@ -143,13 +143,13 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
         # Closed by the end of this process: a cause of death is written before its owner hears of the death.
-        exchange = socket.socket(fileno=file)
+        connection = socket.socket(fileno=file)
         question = bytearray()
-        while part := exchange.recv(RECEIVE_BYTES):
+        while part := connection.recv(RECEIVE_BYTES):
             question += part
         answer = work(bytes(question))
-        exchange.sendall(_LENGTH.pack(len(answer)))
-        exchange.sendall(answer)
+        connection.sendall(_LENGTH.pack(len(answer)))
+        connection.sendall(answer)
         status = 0
     except BrokenPipeError:  # Its owner waits no longer.
         status = 0

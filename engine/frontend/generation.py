@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from engine.frontend.answer import Answer, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError, ProblemType, public
+from engine.frontend.errors import ApiError, ErrorType, public
 from engine.frontend.metrics import RequestTimes
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Abort, FinishReason, Generate
@@ -44,7 +44,7 @@ class Generation:
             self._times.note(output)
             if output.finish_reason is FinishReason.ERROR:
                 why = public(output.error or "the engine could not compute this request")
-                raise ApiError(500, ProblemType.ENGINE, why)
+                raise ApiError(500, ErrorType.ENGINE, why)
             finished = output.finish_reason is not None
             stopped_before = self._answer.stop_found
             piece = self._answer.piece(output)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import error_answer
 
 __all__ = ["HostCheck"]
@@ -46,7 +46,7 @@ class HostCheck:
 def _refusal(host: str) -> ApiError:
     return ApiError(
         403,
-        ProblemType.CLOSED,
+        ErrorType.CLOSED,
         f"the Host of a request must name this server, which listens on loopback, got {host!r}; use the address that "
         "the server was started with, or name the host in --allowed-hosts",
     )

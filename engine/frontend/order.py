@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from engine.frontend.errors import ApiError, Problem
+from engine.frontend.errors import ApiError, ErrorDetail
 from engine.messages import Generate
 
 __all__ = ["Order", "packed", "unpacked"]
@@ -37,7 +37,7 @@ class _Packed(msgspec.Struct, frozen=True):
 
     order: Order | None
     prompts: tuple[msgspec.Raw, ...] = ()
-    problem: Problem | None = None
+    error: ErrorDetail | None = None
 
 
 _packed_decoder = msgspec.msgpack.Decoder(_Packed)
@@ -53,7 +53,7 @@ def packed(question: bytes, orders: Orders) -> bytes:
     try:
         order = orders[kind.decode()](data)
     except ApiError as exc:
-        return _encode(_Packed(None, problem=exc.body.error))
+        return _encode(_Packed(None, error=exc.body.error))
     prompts = tuple(msgspec.Raw(_encode(message.prompt_ids)) for message in order.messages[:: order.n])
     bare = tuple(msgspec.structs.replace(message, prompt_ids=()) for message in order.messages)
     return _encode(_Packed(msgspec.structs.replace(order, messages=bare), prompts))
@@ -62,9 +62,9 @@ def packed(question: bytes, orders: Orders) -> bytes:
 async def unpacked(answer: bytes) -> Order:
     """The order, taken apart in steps between which the event loop turns. Raises the ApiError that was packed."""
     found = _packed_decoder.decode(answer)
-    if found.problem is not None:
-        raise ApiError.of_problem(found.problem)
-    assert found.order is not None, "a packed order has neither an order nor a problem"
+    if found.error is not None:
+        raise ApiError.of_detail(found.error)
+    assert found.order is not None, "a packed order has neither an order nor an error"
     messages: list[Generate] = []
     for index, prompt in enumerate(found.prompts):
         ids = _prompt_decoder.decode(prompt)

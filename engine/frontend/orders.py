@@ -12,7 +12,7 @@ from fastapi import Request
 
 from engine.frontend.admission import Admission
 from engine.frontend.body_reader import BodyReader
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.forked_work import WorkLostError
 from engine.frontend.openai.requests import chat_order, completion_order
 from engine.frontend.order import Order, Orders, packed, unpacked
@@ -51,7 +51,7 @@ class OrderTaker:
             except WorkLostError as exc:
                 raise ApiError(
                     503,
-                    ProblemType.UNAVAILABLE,
+                    ErrorType.UNAVAILABLE,
                     f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or "
                     "send a shorter one",
                 ) from exc

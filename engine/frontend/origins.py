@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 
 __all__ = ["Origins", "require_json"]
 
@@ -33,7 +33,7 @@ class Origins:
             return
         raise ApiError(
             403,
-            ProblemType.CLOSED,
+            ErrorType.CLOSED,
             f"{request.url.path} must be called by a program or by a page of this server, but the request comes from a "
             f"page of {origin!r}; name that origin in --operator-origins if its pages may operate this server",
         )
@@ -45,7 +45,7 @@ def require_json(request: Request) -> None:
     if declared != JSON:
         raise ApiError(
             415,
-            ProblemType.MEDIA_TYPE,
+            ErrorType.MEDIA_TYPE,
             f"the body must be declared as {JSON}, but is as {declared or 'nothing'!r}; send 'Content-Type: {JSON}'",
         )
 

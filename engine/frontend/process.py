@@ -18,7 +18,7 @@ import uvicorn
 from engine.errors import ProcessDiedError
 from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
-from engine.frontend.auth import Doors
+from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_logs, quiet_resource_errors
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
@@ -153,13 +153,13 @@ async def _serve(
     folder: PrivateDir,
 ) -> None:
     client = EngineClient(folder.path)
-    doors = Doors.of(settings, listener.getsockname()[0])
+    access = Access.of(settings, listener.getsockname()[0])
     front = FrontEnd(
         settings=settings,
         limits=admission.limits,
         tokenizer=admission.tokenizer,
         client=client,
-        doors=doors,
+        access=access,
         orders=OrderTaker(admission, reading.run),
     )
     life = _Life(control, front)

@@ -87,7 +87,6 @@ class RequestLog:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

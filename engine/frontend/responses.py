@@ -82,7 +82,7 @@ async def respond(
 
 
 def error_answer(
-    problem: ApiError, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
+    error: ApiError, *, request_id: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The answer to a request that is refused or failed, and what its line in the log says.
 
@@ -90,11 +90,11 @@ def error_answer(
     """
     record = current_record()
     if record is not None:
-        record.error = problem.body.error.message
+        record.error = error.body.error.message
         request_id = record.request_id
-    own = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(problem.status, {})
+    own = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": RETRY_AFTER_S}}.get(error.status, {})
     own |= {} if request_id is None else {REQUEST_ID_HEADER: request_id}
-    return json_answer(problem.body_for(request_id), status=problem.status, headers={**(headers or {}), **own})
+    return json_answer(error.body_for(request_id), status=error.status, headers={**(headers or {}), **own})
 
 
 def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -48,14 +48,12 @@ class HarnessView:
         self._announce = announce
 
     def loading(self) -> AbstractContextManager[None]:
-        """Nothing to see."""
         return nullcontext()
 
     def loaded(self, name: str, progress: Loading) -> None:
-        """Nothing to say."""
+        pass
 
     def serving(self, serving: Serving) -> None:
-        """Make the call."""
         self._announce(serving)
 
 

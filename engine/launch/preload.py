@@ -180,7 +180,6 @@ class PreloadedParent:
 
     @property
     def pid(self) -> int:
-        """The parent's pid."""
         return self._process.pid
 
     def serve(

@@ -39,7 +39,6 @@ class VarlenAttention:
         self.bind()
 
     def bind(self) -> None:
-        """See ``PagedAttention``."""
         pool = self._stage.pool_of(windowed=self._windowed)
         self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 

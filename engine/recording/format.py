@@ -104,7 +104,7 @@ class RecordingFile:
         self._file.write(frame)
 
     def mark(self, frame: Callable[[], bytes]) -> None:
-        """Not wanted."""
+        pass
 
     def close(self) -> None:
         """Write out what is buffered; idempotent."""

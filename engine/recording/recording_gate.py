@@ -26,9 +26,7 @@ _log = logging.getLogger(__name__)
 class Sink(Protocol):
     """Where encoded frames go."""
 
-    def write(self, frame: bytes) -> None:
-        """Take one frame."""
-        ...
+    def write(self, frame: bytes) -> None: ...
 
     @property
     def wants_checkpoint(self) -> bool:

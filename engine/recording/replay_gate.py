@@ -15,7 +15,7 @@ from engine.plan import Microbatch
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.scheduler.ports import Step, StepResult
 
-__all__ = ["ReplayDiffers", "ReplayGate", "Unplugged"]
+__all__ = ["NullPorts", "ReplayDiffers", "ReplayGate"]
 
 
 class ReplayDiffers(EngineError, AssertionError):
@@ -68,7 +68,7 @@ class ReplayGate:
             raise ReplayDiffers(f"step {result.step} gives other replies than recorded: {list(result.replies)}")
 
 
-class Unplugged:
+class NullPorts:
     """Pipeline and outbox of a replay: both end here."""
 
     ready = False
@@ -84,8 +84,7 @@ class Unplugged:
         return None
 
     def wake_sources(self) -> Sequence[Any]:
-        """None."""
         return ()
 
     def close(self) -> None:
-        """Nothing to release."""
+        pass

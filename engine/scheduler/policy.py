@@ -60,7 +60,6 @@ class FirstCome(Policy):
     rank = Rank.ARRIVAL
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
-        """As they arrived."""
         return waiting
 
 
@@ -87,7 +86,6 @@ class HighestPriority(Policy):
     rank = Rank.PRIORITY
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
-        """By priority."""
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))
 
     def overtaken_by(self, started: Request, waiting: Sequence[Request]) -> Iterator[Request]:

@@ -65,7 +65,6 @@ class _FlightGate:
             self._dump()
 
     def next_step(self, previous: StepResult | None) -> Step | None:
-        """The inner gate's."""
         return self._inner.next_step(previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recording
 from engine.recording.checkpoint import restored
-from engine.recording.replay_gate import Unplugged
+from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.checks.step_checks import Checks
 from scripted.checks.violation import Violation
@@ -141,14 +141,14 @@ class _WatchedGate(ReplayGate):
 
 def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
     recording = read_recording(path)
-    scheduler, unplugged = _scheduler_of(recording), Unplugged()
+    scheduler, ports = _scheduler_of(recording), NullPorts()
     last = recording.header.first_step - 1 + len(recording.steps)
     last = last if until is None else min(until, last)
     first_kept = 1 if last_steps is None else last - last_steps + 1
     gate = _WatchedGate(recording, scheduler, until=until, first_kept=first_kept)
     error = differs = None
     try:
-        run_loop(gate, scheduler, unplugged, unplugged)
+        run_loop(gate, scheduler, ports, ports)
     except ReplayDiffers as exc:
         if last_steps is not None and scheduler.step_number < last:
             # The records that explain it were not kept: run again, up to here.

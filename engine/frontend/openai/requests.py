@@ -11,7 +11,7 @@ import uuid
 import msgspec
 
 from engine.frontend.admission import Admission, check_fits, check_vocabulary, tokenize
-from engine.frontend.errors import ApiError, ProblemType
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
@@ -52,7 +52,7 @@ def require_model(model: str | None, served: str) -> None:
     if model is not None and model != served:
         raise ApiError(
             404,
-            ProblemType.NOT_FOUND,
+            ErrorType.NOT_FOUND,
             f"model must be {served!r}, the one served here, got {model!r}; see /v1/models",
             param="model",
         )

@@ -31,16 +31,13 @@ class NativeShape:
     """Answers of ``/generate``: pieces as they are."""
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
-        """The only answer."""
         (answer,) = answers
         return answer
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002 - there is one
-        """The piece."""
         return (piece,)
 
     def last_events(self) -> Iterable[msgspec.Struct]:
-        """Nothing."""
         return ()
 
 

@@ -22,7 +22,7 @@ from engine.bench import (
     summarize,
     write_result,
 )
-from engine.bench.measured_request import Exchange, Record
+from engine.bench.measured_request import Record, RequestSender
 from engine.bench.measures import percentile
 from engine.bench.plan import arrival_times
 from engine.bench.workload import BenchRequest, requests_of
@@ -158,7 +158,7 @@ def test_every_way_to_fail_is_an_error(status: int, content: bytes, error: str |
     async def scene() -> Record:
         transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
         async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
-            return await Exchange(_plan(), "m", client, 0.0).send(BenchRequest(prompt="x", max_tokens=2))
+            return await RequestSender(_plan(), "m", client, 0.0).send(BenchRequest(prompt="x", max_tokens=2))
 
     record = asyncio.run(scene())
     if error is None:
@@ -176,7 +176,7 @@ def test_request_that_cannot_connect_is_an_error() -> None:
 
     async def scene() -> Record:
         async with httpx.AsyncClient(transport=httpx.MockTransport(refuse), base_url=URL) as client:
-            return await Exchange(_plan(), "m", client, 0.0).send(BenchRequest(prompt="x", max_tokens=2))
+            return await RequestSender(_plan(), "m", client, 0.0).send(BenchRequest(prompt="x", max_tokens=2))
 
     assert asyncio.run(scene()).error == "ConnectError: refused"
 

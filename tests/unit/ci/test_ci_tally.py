@@ -1,6 +1,6 @@
 """What a stream of events says about each file, without a process."""
 
-from ci.events import Collected, CollectFailed, Ended, Event, Finished, Reported, Started, decode, encode
+from ci.events import Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started, decode, encode
 from ci.results import FileStatus, TestOutcome
 from ci.tally import BETWEEN_FILES_TIMEOUT_S, Tally
 
@@ -28,7 +28,7 @@ PASSED_A = [*run(A, "test_1", "passed", "passed", "passed"), *run(A, "test_2", "
 
 
 def test_an_orderly_run() -> None:
-    made = tally(*PASSED_A, *run(B, "test_3", "passed", "failed", "passed", error="ValueError"), Ended(1))
+    made = tally(*PASSED_A, *run(B, "test_3", "passed", "failed", "passed", error="ValueError"), SessionEnded(1))
     results = made.exited(1)
     assert statuses(made, 1) == [FileStatus.PASSED, FileStatus.FAILED]
     assert [test.outcome for test in results[A].tests] == [TestOutcome.PASSED, TestOutcome.SKIPPED]
@@ -37,7 +37,7 @@ def test_an_orderly_run() -> None:
 
 
 def test_a_failed_tear_down_fails_the_test() -> None:
-    made = tally(*PASSED_A, *run(B, "test_3", "passed", "passed", "failed"), Ended(1))
+    made = tally(*PASSED_A, *run(B, "test_3", "passed", "passed", "failed"), SessionEnded(1))
     assert statuses(made, 1) == [FileStatus.PASSED, FileStatus.FAILED]
 
 
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_collected_failed() -> None:
         CollectFailed(A, "SyntaxError", "E   SyntaxError: x"),
         Collected(B, 1),
         *run(B, "t", "passed"),
-        Ended(1),
+        SessionEnded(1),
     ]:
         made.apply(event, 0.0)
     assert statuses(made, 1) == [FileStatus.FAILED, FileStatus.PASSED]
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_collected_failed() -> None:
 def test_nothing_selected_is_empty_only_after_an_orderly_end() -> None:
     made = Tally([A], 10.0, 0.0)
     assert statuses(made, -9) == [FileStatus.CRASHED]
-    made.apply(Ended(5), 0.0)
+    made.apply(SessionEnded(5), 0.0)
     assert statuses(made, 5) == [FileStatus.EMPTY]
 
 
@@ -77,7 +77,7 @@ def test_a_crash_between_files_blames_the_next_one_and_at_the_end_the_last() -> 
 
 
 def test_a_bad_exit_without_a_failed_test_is_not_swallowed() -> None:
-    made = tally(*PASSED_A, *run(B, "test_3", "passed"), Ended(1))
+    made = tally(*PASSED_A, *run(B, "test_3", "passed"), SessionEnded(1))
     assert statuses(made, 1) == [FileStatus.PASSED, FileStatus.CRASHED]
 
 
@@ -109,7 +109,7 @@ def test_a_late_file_is_blamed_with_the_stacks() -> None:
 
 
 def test_events_survive_the_pipe() -> None:
-    for event in [*PASSED_A, Ended(0), Collected(A, 1), CollectFailed(A, "E", "x\ny")]:
+    for event in [*PASSED_A, SessionEnded(0), Collected(A, 1), CollectFailed(A, "E", "x\ny")]:
         line = encode(event)
         assert line.endswith(b"\n")
         assert decode(line) == event

@@ -17,7 +17,7 @@ from real_servers import RealServer, running
 
 from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
-from engine.frontend.auth import Doors
+from engine.frontend.auth import Access
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
@@ -109,7 +109,7 @@ class Stage:
             limits=self.limits,
             tokenizer=self.tokenizer,
             client=self.client,
-            doors=Doors.of(self.settings, address),
+            access=Access.of(self.settings, address),
             orders=OrderTaker(admission, self._read_long_body),
             serving=True,
         )

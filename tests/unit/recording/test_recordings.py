@@ -27,7 +27,7 @@ from engine.recording import (
 )
 from engine.recording.checkpoint import checkpoint_of, restored
 from engine.recording.format import frame_bytes
-from engine.recording.replay_gate import Unplugged
+from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, run_loop
 from scripted.actions import Flush, Placed, StartRequest
 from scripted.errors import ScriptError
@@ -112,11 +112,11 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
 def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
     record_to(tmp_path / "run.rec", WORKLOADS["full-rows"])
     recording = read_recording(tmp_path / "run.rec")
-    gate, unplugged = ReplayGate(recording), Unplugged()
+    gate, ports = ReplayGate(recording), NullPorts()
     with switched_on("decode-runs-twice"):
         scheduler = Scheduler(recording.header.limits)
         with pytest.raises(ReplayDiffers, match="launches another microbatch"):
-            run_loop(gate, scheduler, unplugged, unplugged)
+            run_loop(gate, scheduler, ports, ports)
 
 
 def test_a_replay_can_stop_early(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: boo
         path.write_bytes(b"".join([frame_bytes(header), checkpoint(), *every.frames[before:then]]))
         recording = read_recording(path)
         assert recording.checkpoint is not None
-        scheduler, unplugged = restored(inner.limits, recording.checkpoint), Unplugged()
-        run_loop(ReplayGate(recording), scheduler, unplugged, unplugged)
+        scheduler, ports = restored(inner.limits, recording.checkpoint), NullPorts()
+        run_loop(ReplayGate(recording), scheduler, ports, ports)
         after = checkpoint_of(scheduler)
         assert after is not None
         assert frame_bytes(after) == next_checkpoint()
