@@ -35,14 +35,14 @@ types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 unit: $(INSTALLED) ## the unit tests
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadgroup
 
-load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant on, for seconds
+load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant checked, for seconds
 	$(BIN)/python -m pytest tests/load -q
 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 6 --stages 1 4 --kill
 
-attack: $(INSTALLED) ## bad, large, slow and leaving clients, pages, kills and a soak for minutes, on loopback, in one table
+attack: $(INSTALLED) ## bad, large, slow and leaving clients, web pages, kills and a soak, for minutes, on loopback
 	$(BIN)/python tests/load/attack.py
 
 recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, recorded and replayed
@@ -53,7 +53,7 @@ recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error
 
-bench: $(INSTALLED) ## what it costs: steps a second, server boot, scripts a second, the gate
+bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
 	$(BIN)/python -m benchmarks
 
 serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" passes flags on

@@ -174,7 +174,7 @@ class Running:
 
 
 class TransformersGenerate:
-    """``transformers.generate`` in this process, a static batch, no server: as many requests at once as clients."""
+    """``transformers.generate`` in this process, a static batch, no server: one request a client, all at once."""
 
     def __init__(self, folder: Path) -> None:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()

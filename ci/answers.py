@@ -1,4 +1,4 @@
-"""The words of the answers on a pull request. Text that strangers wrote appears only as `ci.quoting` shows it."""
+"""The texts of the answers on a pull request. Text that strangers wrote appears only as `ci.quoting` shows it."""
 
 import shlex
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def rerun(runs: Sequence[WorkflowRun], sha: str) -> str:
 
 
 def result(ticket: str, conclusion: str, url: str, results: RunResult | None) -> str:
-    """Tell how a dispatched run ended. `results` was written by the code under test: it is shown, not believed."""
+    """Tell how a dispatched run ended. The code under test wrote `results`: it is shown, not trusted."""
     lines = [f"{quoted(ticket)} ended with **{conclusion}**: [run]({url})"]
     if results is None:
         return "\n".join([*lines, "", "It left no results of single tests."])

@@ -181,7 +181,7 @@ def comment(
     tree: Annotated[Path, typer.Option(help="a checkout of the pull request's head; it is read, never run")],
     root: Root = HERE,
 ) -> None:
-    """Answer the comment of GITHUB_EVENT_PATH: react, carry the command out, or refuse it in words."""
+    """Answer the comment of GITHUB_EVENT_PATH: react, carry the command out, or refuse it with a reason."""
     console.print(Text(handle_comment(root.resolve(), tree.resolve())), soft_wrap=True)
 
 

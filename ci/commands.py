@@ -1,4 +1,4 @@
-"""The grammar of slash commands: the first line of a comment becomes one typed command, or a refusal in words.
+"""The grammar of slash commands: the first line of a comment becomes one typed command, or a refusal with a reason.
 
 Pure and suspicious: the text is a stranger's. Nothing is expanded, evaluated or looked up here.
 """

@@ -27,7 +27,7 @@ class CommandRefusedError(CiError):
 
 
 class GitHubError(CiError):
-    """GitHub's API did not do what was asked: the request, the status and what GitHub said.
+    """GitHub's API failed a request: the text has the request, the status and GitHub's message.
 
     `status` is 0 when no answer came.
     """

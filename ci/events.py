@@ -1,4 +1,4 @@
-"""What the probe inside pytest tells the process that runs it: one JSON line an event.
+"""The events that the probe inside pytest sends to the process that runs it: one JSON line an event.
 
 Both ends import this file, so the line format has one definition. `file` is relative to the repository.
 """

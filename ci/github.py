@@ -1,4 +1,4 @@
-"""The few calls of GitHub's REST API that the commands need, over httpx: typed in, typed out.
+"""The few calls of GitHub's REST API that the commands need, over httpx, with typed arguments and answers.
 
 Waits out rate limits and short outages within bounds. A POST of unknown fate is looked up before it is sent again.
 """
@@ -64,7 +64,7 @@ class PullRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_fork(self) -> bool:
-        """Whether the head lives elsewhere; a deleted fork was one too."""
+        """Whether the head is in a fork; a deleted fork counts as one."""
         return self.head.repo is None or self.base.repo is None or self.head.repo.full_name != self.base.repo.full_name
 
 

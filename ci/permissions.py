@@ -21,7 +21,7 @@ WRITE_ROLES = frozenset({"admin", "maintain", "write"})
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks, and for whose code. `role` is GitHub's permission on the repository, `none` for strangers."""
+    """Who asks, and whose code it is. `role` is GitHub's permission on the repository, `none` for strangers."""
 
     login: str
     role: str
@@ -57,7 +57,7 @@ class Permissions:
         name = name_of(command)
         who = quoted(f"@{asker.login}")
         if asker.is_fork:
-            # A fork's code on our runners is a decision about trust; a list or an authorship does not stand for it.
+            # A fork's code on our runners is a decision about trust; no list and no authorship replaces it.
             return f"{who} may not give /{name} on a pull request from a fork; people with write permission may"
         if name in self.granted.get(asker.login.lower(), frozenset()):
             return None

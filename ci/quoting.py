@@ -1,4 +1,4 @@
-"""How text that a stranger wrote is shown: as a short code span of printable ASCII, which can mean nothing else."""
+"""Shows text that a stranger wrote as a short code span of printable ASCII, which has no other meaning."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What one registration call says, and the rules that it must keep.
+"""The content of one registration call, and the rules that it must keep.
 
 Owns the reading of `register_cpu_ci` and `register_cuda_ci` calls out of a syntax tree; never evaluates an expression.
 """

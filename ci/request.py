@@ -1,4 +1,4 @@
-"""What a dispatched run is asked to do, as it travels through a workflow's input: JSON, strictly read on both ends."""
+"""The request to a dispatched run, as JSON in a workflow's input, strictly read on both ends."""
 
 from enum import StrEnum
 from typing import Annotated

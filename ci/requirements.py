@@ -33,7 +33,7 @@ def files_by_number(root: Path) -> dict[str, list[str]]:
 
 
 def rendered(page: str, tests: dict[str, list[str]]) -> str:
-    """The page with the tests of each rule made anew; everything else stays as it is."""
+    """The page with the list of tests of each rule rewritten; everything else stays as it is."""
     return _RULE.sub(lambda rule: _rule(rule, tests), page)
 
 

@@ -1,4 +1,4 @@
-"""What a run found: results of tests and files, and the whole of them as counts, JSON and JUnit.
+"""The results of a run: of tests and of files, and all of them as counts, JSON and JUnit.
 
 One definition for the table, the stored files and the answer on a pull request; frozen, without behaviour of a run.
 """
@@ -64,7 +64,7 @@ class FileResult(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the file does not stand against a green run."""
+        """Whether the file allows a green run."""
         return self.status in (FileStatus.PASSED, FileStatus.EMPTY)
 
     @property
@@ -96,7 +96,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
     @property
     def last_line(self) -> str:
-        """The line that stands alone at the end of a run."""
+        """The last line of a run."""
         return f"{self.passed} passed, {self.failed} failed"
 
 

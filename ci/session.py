@@ -51,7 +51,7 @@ class PytestExited(msgspec.Struct, frozen=True):
 
 
 class EventsDrained(msgspec.Struct, frozen=True):
-    """No event is to come."""
+    """No further event will come."""
 
 
 def run_session(paths: Sequence[str], options: SessionOptions) -> dict[str, FileResult]:
@@ -91,7 +91,7 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
         try:
             message = inbox.get(timeout=max(0.0, min(tally.deadline, drain_deadline) - _now()))
         except queue.Empty:
-            if code is not None:  # A descendant still holds the pipe open; pytest itself has said all.
+            if code is not None:  # A descendant still holds the pipe open; pytest itself has sent all its events.
                 return tally.exited(code)
             return tally.late(_now(), _stop_with_stacks(process, stacks))
         except KeyboardInterrupt:

@@ -61,7 +61,7 @@ def _resolve(spec: str, registry: Registry) -> list[SpecTarget]:
 
 
 def check_spelling(spec: str) -> None:
-    """Refuse, in words, everything that is not plainly spelled: this is the gate that hostile text meets."""
+    """Refuse, with a reason, every spec that is not plainly spelled: hostile text ends here."""
     if len(spec) > SPEC_MAX_CHARS:
         raise SpecError(f"a spec of {len(spec)} characters is longer than {SPEC_MAX_CHARS}: {quoted(spec)}")
     if not SPEC.fullmatch(spec):

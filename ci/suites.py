@@ -65,7 +65,7 @@ class FlakyClass(BaseModel):
 
 
 class Catalogue(BaseModel):
-    """What exists: names map to a sentence (suites, stages) or to the labels of a runner."""
+    """What exists: names map to a sentence (suites, stages) or to a runner's labels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Lockstep's engine: an LLM serving engine whose scheduler is a pure state machine behind a step gate."""
+"""Lockstep's engine: an LLM serving engine whose scheduler is a pure state machine driven through a step gate."""
 
 from engine.config import EngineConfig
 from engine.errors import EngineError

@@ -28,7 +28,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that stands still until somebody advances it."""
+    """A clock that stands still until it is advanced."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

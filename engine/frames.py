@@ -1,6 +1,6 @@
 """How a frame from a socket, a pipe or a file becomes a value of a declared type, or a BadFrameError and nothing else.
 
-Owns what decoding can raise; knows no message. Whoever reads frames of others decodes them here.
+Owns what decoding can raise; knows no message. All frames of other processes are decoded here.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request was not admitted. It is terminal, leaves no state behind and says why, with the numbers."""
+    """A request was not admitted. It is terminal, leaves no state and says why, with the numbers."""
 
     rid: str
     kind: RefusalKind

@@ -59,7 +59,7 @@ class ServerSettings(EngineConfig):
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
     max_connections: int | None = Field(
-        None, ge=1, description="most connections at once; unset: as many as there are file descriptors for"
+        None, ge=1, description="most connections at once; unset: as the file descriptors allow"
     )
     header_timeout_s: float = Field(
         15.0, gt=0, le=86_400, description="longest wait, in seconds, for the header of a request that has begun"

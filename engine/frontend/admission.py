@@ -26,7 +26,7 @@ __all__ = ["Admission", "check_fits", "check_vocabulary", "request_of", "tokeniz
 class Admission:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
-    ``longest_token_chars`` bounds what a text of so many characters can come to; byte-level vocabularies count bytes.
+    ``longest_token_chars`` bounds how few tokens a text can have; byte-level vocabularies count bytes.
     """
 
     tokenizer: Tokenizer

@@ -1,6 +1,6 @@
 """The HTTP application: every route, the one shape of errors, and the description of it all.
 
-Owns what is true for all routes; what a single route does stands with that route.
+Owns what is true for all routes; each route's own file says what that route does.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _add_error_answers(app: FastAPI) -> None:
         return error_answer(exc)
 
     @app.exception_handler(ClientDisconnect)
-    async def answer_nobody(_: Request, __: ClientDisconnect) -> Response:
-        # Its client left while it sent the body. There is nobody to answer, and nothing to report.
+    async def answer_disconnect(_: Request, __: ClientDisconnect) -> Response:
+        # The client left while it sent the body. No answer can reach it, and there is nothing to report.
         return Response()
 
     @app.exception_handler(HTTPException)
@@ -82,8 +82,8 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, exc: Exception) -> Response:
-        # The text of an exception may hold what no client should see. The log has all of it. What gives every other
-        # answer its id is left behind here.
+        # The text of an exception may hold what no client should see; the log has it. The layer that gives every other
+        # answer its id has returned by now.
         error = ApiError(
             500, ErrorType.ENGINE, f"the front end failed ({type(exc).__name__}); the server's log says how"
         )

@@ -1,6 +1,6 @@
-"""Who may come in: the clients' door and the operators' door, by bearer keys compared in constant time.
+"""Who may use which routes: clients and operators, by bearer keys that are compared in constant time.
 
-Owns the rule when a door is open without a key. Keys are read here and nowhere else, and never written anywhere.
+Owns the rule when no key is needed. Keys are read here only, and are never written anywhere.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SCHEME = "bearer"
 
 
 class Access:
-    """Both doors of one server.
+    """Which keys one server asks for.
 
-    Clients need the API key if there is one. Operators need the admin key if there is one; without it their door is
-    open to clients on loopback and closed elsewhere. The admin key opens both.
+    Clients need the API key if there is one. Operators need the admin key if there is one; without it their routes are
+    open to clients on loopback and closed elsewhere. The admin key is good for all routes.
 
     ``loopback`` says that the server listens there.
     """
@@ -35,7 +35,7 @@ class Access:
 
     @classmethod
     def of(cls, settings: ServerSettings, address: str) -> Access:
-        """The doors of a server that listens on an IP address."""
+        """The rules of a server that listens on an IP address."""
         return cls(settings.api_key, settings.admin_key, loopback=ipaddress.ip_address(address).is_loopback)
 
     async def admit_client(self, request: Request) -> None:
@@ -61,7 +61,9 @@ class Access:
 def _require_key(request: Request, *keys: SecretStr | None) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != SCHEME:
-        raise ApiError.unauthenticated("a key must be sent as 'Authorization: Bearer KEY', but there is none")
+        raise ApiError.unauthenticated(
+            "the request must send a key as 'Authorization: Bearer KEY', but has none; add the header"
+        )
     # Every key is compared, so that the time says nothing about which one was nearly right.
     matches = [_equal(given.strip(), key) for key in keys if key is not None]
     if not any(matches):

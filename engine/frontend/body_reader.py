@@ -1,6 +1,6 @@
 """Bodies of requests, read with bounds: on one body, and on what all bodies take while they are read and worked on.
 
-Owns the count of bytes in hand. How long a body may take is the connection's business.
+Owns the count of bytes in hand. The connection bounds how long a body may take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.frontend.errors import ApiError, ErrorType
 
 __all__ = ["BodyReader"]
 
-# So many bodies of the largest size may be in hand at once, whatever the number of connections.
+# This many bodies of the largest size may be in hand at once, whatever the number of connections.
 LARGEST_BODIES_IN_HAND = 16
 # What every request may have beyond that: large bodies do not keep small ones out.
 SMALL_BODY_BYTES = 32_768

@@ -1,6 +1,6 @@
 """The tokenizer's own chat template: messages to the prompt that the model was trained on.
 
-Owns what a template's refusal looks like to a client. Never invents a template: a model without one has no chat.
+Owns the error for messages that a template refuses. Never invents a template: a model without one has no chat.
 """
 
 from __future__ import annotations

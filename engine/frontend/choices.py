@@ -1,6 +1,6 @@
 """Several generations that answer one HTTP request: sent together, read as they come, aborted together.
 
-Owns their merging; each one's text is its own. The request is over when the last of them is.
+Owns their merging; each keeps its own text. The request ends when the last of them does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One client's connection: how long it may take over a header, a body and an answer, and how many there may be.
+"""One client's connection: bounds on the time for a header, a body and an answer, and on the number of connections.
 
 Owns the bounds and the words that go with them; the protocol itself is uvicorn's. A connection that breaks a bound is
 closed, so that those who keep to them find room.
@@ -27,7 +27,7 @@ from engine.settings import ServerSettings
 __all__ = ["Connection", "ConnectionBounds", "OncePerMinute", "quiet_logs", "quiet_resource_errors"]
 
 # File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
-# files that are opened for a moment, and the connection that is told that there is no room.
+# files that are opened for a moment, and the connection that is refused for lack of room.
 RESERVED_FILES = 32
 FEWEST_CONNECTIONS = 4
 LOG_INTERVAL_S = 60.0
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a line of a kind through once a minute: what a client can make happen must not fill a disk."""
+    """Lets one log line of each kind through a minute: no client can fill the disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Connection(H11Protocol):
         self._sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Take a client, or tell it that there is no room."""
+        """Accept a client, or refuse it when there is no room."""
         super().connection_made(transport)
         if len(self.connections) > self.bounds.most:
             logger.warning(
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of a refused client are of no interest."""
+        """Take bytes; those of a refused client are ignored."""
         if not self.transport.is_closing():
             super().data_received(data)
 
@@ -139,7 +139,7 @@ class Connection(H11Protocol):
             self._deadline = self.loop.call_later(self.bounds.header_s, self._time_out, "header", self.bounds.header_s)
 
     def _now_awaited(self) -> object:
-        """SEND_BODY while a body is on its way, IDLE while a header is; None when it is the client that waits."""
+        """SEND_BODY while a body is on its way, IDLE while a header is; None while the client waits for an answer."""
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return state
@@ -181,13 +181,13 @@ class Connection(H11Protocol):
 
 
 def quiet_logs() -> None:
-    """Hold back what clients cause in the logs of this process, all but the first line of a kind in a minute."""
+    """Drop the log lines that clients cause in this process, except the first of each kind in a minute."""
     for quiet in (logger, logging.getLogger("uvicorn.error")):
         quiet.addFilter(OncePerMinute())
 
 
 def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """A handler for what goes wrong in an event loop: that there is no file left is said once a minute."""
+    """An exception handler for an event loop: it reports a lack of file descriptors once a minute."""
     lines = OncePerMinute()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def _plain_answer(error: ApiError) -> bytes:
 
 
 def _most_connections(wanted: int | None) -> int:
-    """The configured limit, or as many as this process's file descriptors allow; never more than those."""
+    """The configured limit, or what this process's file descriptors allow; never more than that."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = files - _open_files() - RESERVED_FILES
     if room < FEWEST_CONNECTIONS:

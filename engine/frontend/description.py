@@ -36,7 +36,7 @@ ERRORS = {
 
 
 class Description:
-    """Collects what the routes say of themselves."""
+    """Collects the routes' descriptions."""
 
     def __init__(self) -> None:
         self._bodies: set[type[BaseModel]] = set()
@@ -67,7 +67,7 @@ class Description:
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
         failure: dict[str, Any] = {"application/json": {"schema": self._answer(ErrorBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
-            # What the scheduler refuses is said in the words of an answer, what a body breaks in those of an error.
+            # The scheduler refuses with the shape of an answer; a body that breaks a rule gets the shape of an error.
             plain = content if answer is None and status == HTTPStatus.BAD_REQUEST else {}
             responses[str(status)] = {"description": ERRORS[status], "content": plain | failure}
         operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}

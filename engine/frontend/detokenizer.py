@@ -39,7 +39,7 @@ class Detokenizer:
         self._shown = 0
 
     def push(self, token_id: int) -> str:
-        """Take one token in, give the text that became final out; it may be empty."""
+        """Add one token; return the text that became final, which may be empty."""
         self._open.append(token_id)
         text = self._window_text()
         if text is None:

@@ -1,4 +1,4 @@
-"""The front end's side of the scheduler: sends client messages, hands each reply to whoever waits for it.
+"""The front end's side of the scheduler: sends client messages, hands each reply to the call that waits for it.
 
 Owns the registry of open requests: a rid enters when its request is sent and leaves exactly when its terminal reply is
 processed, whether or not its client is still there. Never tokenizes and never speaks HTTP.
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenRequest:
-    """One request that was sent and whose terminal reply is still to come."""
+    """One request that was sent and has no terminal reply yet."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
@@ -93,12 +93,12 @@ class EngineClient:
 
     @property
     def broken(self) -> ApiError | None:
-        """Why nothing works any more, if so."""
+        """Why the engine is gone; None while it is there."""
         return self._broken
 
     @property
     def closed(self) -> ApiError | None:
-        """Why no further request is taken, if so; the open ones may go on."""
+        """Why no further request is accepted; None while they are. Open requests may go on."""
         return self._broken or self._closed
 
     @property

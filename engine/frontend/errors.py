@@ -1,6 +1,6 @@
-"""What a client is told when something is wrong: one body shape and one exception for every route.
+"""Errors as clients see them: one body shape and one exception for every route.
 
-Owns the mapping from kinds of trouble to HTTP statuses. Never holds a traceback of the front end itself.
+Maps kinds of refusal to HTTP statuses. Never holds a traceback of the front end itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.messages import Refusal, RefusalKind
 
 __all__ = ["ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "public", "shortened"]
 
-# What a client sent may be shown to it again, never all of it.
+# A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
 DIED = " process died: "
@@ -114,12 +114,12 @@ class ApiError(Exception):
 
 
 def shortened(text: str, limit_chars: int) -> str:
-    """A text as it is, or its beginning and how much is missing."""
+    """The text, or its beginning and the number of characters left out."""
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"
 
 
 def public(text: str) -> str:
-    """What a client may read of what went wrong inside: one sentence, without tracebacks and without folders.
+    """An internal error as a client may read it: one sentence, without tracebacks and without folders.
 
     How a process died is said only where the engine worded it: 'it was killed by signal 9 (SIGKILL)'.
     """

@@ -1,4 +1,4 @@
-"""Work in a process of its own, one a piece: the event loop goes on meanwhile, and the memory returns with its end.
+"""Runs each piece of work in a process of its own: the event loop goes on, and the memory returns when it ends.
 
 A parent is forked before there is a thread or a loop, and forks a process for each piece. It reads nothing of the work,
 so what breaks a worker leaves it whole. Both die with the process that they work for.
@@ -25,15 +25,15 @@ from engine.process.inheritance import close_inherited_files, die_with_parent, n
 
 __all__ = ["ForkedWork", "WorkLostError"]
 
-# Two cores and twice the memory of one piece are the most that all clients together can make it take.
+# All clients together can make it use at most two cores and twice the memory of one piece.
 WORKERS_AT_ONCE = 2
-# Far above what the longest body takes. A piece that takes longer is lost.
+# The longest body takes far less. A piece that takes longer is given up.
 MAX_CPU_S = 60
 MAX_WAIT_S = 120.0
 RECEIVE_BYTES = 2**18
-# What the kernel ends first when the machine runs out of memory.
+# The kernel ends these processes first when the machine runs out of memory.
 MOST_EXPENDABLE = "1000"
-# Streams go before bodies where both want the same core.
+# Streams take precedence over bodies on a shared core.
 NICENESS = 10
 _LENGTH = struct.Struct("=Q")
 _ONE_MORE = b"+"
@@ -81,7 +81,7 @@ class ForkedWork:
                 ) from exc
 
     def close(self) -> None:
-        """End the parent, and with it whoever still works."""
+        """End the parent, and with it all its children."""
         self._orders.close()
         os.kill(self._parent_pid, signal.SIGKILL)
         os.waitpid(self._parent_pid, 0)
@@ -128,7 +128,7 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
 
 
 def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes]) -> None:
-    """A machine that has no process left refuses: the closed socket tells the owner."""
+    """Fork a worker. When the machine has no process left, the closed socket tells the owner."""
     parent_pid = os.getpid()
     with contextlib.suppress(OSError):
         if os.fork() == 0:
@@ -160,7 +160,7 @@ def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> N
 
 
 def _limit_worker() -> None:
-    """It lives for one piece of work: no collections, no core file, last in line, first to go, and not for ever."""
+    """Bound a worker: no garbage collection, no core file, low priority, first to be killed, limited CPU time."""
     gc.disable()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

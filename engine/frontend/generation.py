@@ -34,7 +34,7 @@ class Generation:
         self._client.abort(self._request, Abort(rid=self._rid, finish_reason=reason))
 
     async def pieces(self) -> AsyncIterator[GenerateAnswer]:
-        """The answer in pieces: texts and ids are what is new, counts are totals; the last has a finish reason.
+        """The answer in pieces: texts and ids are deltas, counts are totals; the last piece has a finish reason.
 
         Raises ApiError when the request was refused or ended by an error.
         """

@@ -1,4 +1,4 @@
-"""Under which names this server may be asked when it listens on loopback: the rule on Host.
+"""The rule on Host: the names under which a server on loopback answers.
 
 Holds for every route, before any other rule. Knows no keys and no pages.
 """

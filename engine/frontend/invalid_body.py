@@ -1,4 +1,4 @@
-"""What is said of a body that breaks rules: the field, the rule, the value and the remedy, for the first few of them.
+"""The error for a body that breaks rules: field, rule, value and remedy of the first few.
 
 Owns the bound on the work and on the length: a body of a million wrong entries costs no more than one of a thousand.
 """
@@ -49,7 +49,7 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
 
 
 def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
-    """One sentence a value: a union's branches each find fault with the same one."""
+    """One sentence a value: each branch of a union reports the same value."""
     rules: dict[tuple[str, str], list[str]] = {}
     others: list[str] = []
     for error in errors:
@@ -111,7 +111,7 @@ def _is_body(kind: Any) -> bool:
 
 
 def _is_branch(kind: Any, name: str) -> bool:
-    """Whether a validator calls a branch so: 'int', 'list[int]', 'constrained-str', 'function-after[...]'."""
+    """Whether this is a validator's name of a branch: 'int', 'list[int]', 'constrained-str', 'function-after[...]'."""
     called: str = (get_origin(kind) or kind).__name__
     return name.startswith(called) or name.endswith(f"-{called}")
 
@@ -127,7 +127,7 @@ def _inside(kind: Any, part: int | str) -> list[Any]:
 
 
 def _branches(annotation: Any) -> list[Any]:
-    """A type as its branches, without what is written around them. That a value may be null is no branch."""
+    """The branches of a type, without annotations. None is not a branch."""
     if get_origin(annotation) is Annotated:
         return _branches(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""What is measured of requests and told to Prometheus: latencies as clients meet them, counts of the scheduler.
+"""The metrics for Prometheus: latencies as clients see them, and the scheduler's counts.
 
 Owns names, units and buckets, the field's usual ones under the prefix ``engine_``. Observes only: no request waits for
 it, and nothing is kept of one that has ended.
@@ -105,7 +105,7 @@ class RequestTimes:
         self._last_s: float | None = None
 
     def note(self, output: TokenOutput) -> None:
-        """Take an output's time and size in."""
+        """Note an output's time and size."""
         now_s = self._clock.now()
         if self._record is not None:
             self._record.note(output, now_s)
@@ -137,7 +137,7 @@ class _SchedulerCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric that comes from the scheduler; only that it is silent when it is."""
+        """Every metric that comes from the scheduler; ``scheduler_up`` alone when it does not answer."""
         stats = self.stats
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
         if stats is None:

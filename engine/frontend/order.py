@@ -1,4 +1,4 @@
-"""What one generating HTTP request comes to: the requests for the engine, and how its answer is to look.
+"""The order of one HTTP request that generates: the engine's requests, and the shape of the answer.
 
 Owns the form in which an order passes between processes. Small whatever the body was: prompts fit into the context.
 """
@@ -33,7 +33,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """An order without its prompts, and each prompt once. Or why there is none."""
+    """An order without its prompts, and each prompt once; or the error instead."""
 
     order: Order | None
     prompts: tuple[msgspec.Raw, ...] = ()

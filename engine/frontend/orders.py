@@ -1,4 +1,4 @@
-"""From an HTTP request that generates to its order: the body read, checked and tokenized, where it delays no stream.
+"""Makes an order of an HTTP request that generates: reads, checks and tokenizes the body without delaying a stream.
 
 A short body is worked on at once, a long one in a process of its own. Decides nothing else.
 """
@@ -23,7 +23,7 @@ __all__ = ["CHAT", "COMPLETION", "LONG_BODY_BYTES", "NATIVE", "OrderTaker", "ord
 NATIVE = "native"
 COMPLETION = "completion"
 CHAT = "chat"
-# The worst body of this length takes 10 ms where it is, a goal of 50 ms for all of them in mind. To fork a process
+# The worst body of this length takes 10 ms in the event loop; the goal for any body is 50 ms. To fork a process
 # takes as long.
 LONG_BODY_BYTES = 32_768
 

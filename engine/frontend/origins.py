@@ -1,7 +1,7 @@
-"""Which web pages may operate this server: a browser on its machine sends what any page tells it to.
+"""Which web pages may operate this server: a browser on its machine sends any page's requests.
 
 Owns the rules on Origin and Content-Type for the operators' routes. What programs other than browsers send passes
-them. Keys are the doors' business.
+them. ``auth.py`` checks the keys.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class Origins:
 
 
 def require_json(request: Request) -> None:
-    """Raise ApiError (415) for a body that a page may send anywhere without being asked: all but JSON."""
+    """Raise ApiError (415) for a body that a page may send without a preflight: all but JSON."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != JSON:
         raise ApiError(
             415,
             ErrorType.MEDIA_TYPE,
-            f"the body must be declared as {JSON}, but is as {declared or 'nothing'!r}; send 'Content-Type: {JSON}'",
+            f"the body must be declared as {JSON}, but it is declared as {declared or 'nothing'!r}; "
+            f"send 'Content-Type: {JSON}'",
         )
 
 

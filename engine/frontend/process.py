@@ -47,14 +47,14 @@ READER = "reader"
 def run_frontend(
     control: Control, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir
 ) -> None:
-    """Serve until the supervisor says otherwise or is gone. Raises ProcessDiedError when another process died."""
+    """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
     admission = Admission(tokenizer, template, limits, settings.model_name)
     reading = ForkedWork.start(READER, order_work(admission))
     try:
         asyncio.run(_serve(control, settings, admission, reading, listener, folder))
     except ProcessDiedError as exc:
-        if exc.process == SUPERVISOR:  # Nobody else is left to clear up.
+        if exc.process == SUPERVISOR:  # No other process is left to clear up.
             _clear_up(settings, folder, exc)
         raise
     finally:
@@ -62,9 +62,9 @@ def run_frontend(
 
 
 def _clear_up(settings: ServerSettings, folder: PrivateDir, death: ProcessDiedError) -> None:
-    """What the supervisor does at the end of a server, done for a supervisor that was killed."""
+    """Do what the supervisor does at the end of a server, for a supervisor that was killed."""
     report = DeathReport(process=death.process, pid=0, cause=death.cause, when=time.time())
-    sys.stderr.write(failure_line(settings, report.obituary()))
+    sys.stderr.write(failure_line(settings, report.sentence()))
     sys.stderr.flush()
     if folder.lent:
         report.write(folder.path)
@@ -95,7 +95,7 @@ class _Server(uvicorn.Server):
 
 
 class _Life:
-    """What the supervisor says, applied to the front end."""
+    """Applies the supervisor's messages to the front end."""
 
     def __init__(self, control: Control, front: FrontEnd) -> None:
         self._control = control

@@ -1,4 +1,4 @@
-"""The native protocol: what a client may send to each route and what it gets back, typed and checked.
+"""The native protocol: the typed and checked bodies and answers of each route.
 
 Owns shapes and the rules of single fields; what depends on the model is checked at admission. Unknown fields
 are refused: a parameter is honoured or answered with 400, never ignored.
@@ -69,13 +69,13 @@ LogitBias = Annotated[
         json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,6}$"}},
     ),
 ]
-# The first wrong entry of a list is told; a list of a million wrong ones costs no more than that.
+# Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class StrictBody(BaseModel):
-    """A body that takes its own fields only, each of its own type: "1" is no number and 1 is no truth."""
+    """A body that accepts only its own fields, each of its own type: "1" is no number and 1 is no boolean."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -193,7 +193,7 @@ class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes with the text. Token counts are totals so far; ``output_logprobs`` is there only if asked for."""
+    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request."""
 
     id: str
     finish_reason: FinishReason | None

@@ -1,6 +1,6 @@
-"""One id and one log line for each HTTP request: who it was, what it cost, how it ended.
+"""One id and one log line for each HTTP request: its client, its cost, its end.
 
-Owns the id's rules and the line's fields. Knows no prompt and no answer: their texts are in no log.
+Owns the id's rules and the line's fields. Never logs the text of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.process.logs import REQUEST_LOGGER, fields_of
 __all__ = ["REQUEST_ID_HEADER", "RequestLog", "RequestRecord", "current_record", "request_id_of"]
 
 REQUEST_ID_HEADER: Final = "x-request-id"
-# What a probe asks for every few seconds is logged only when it fails.
+# Routes that a probe asks for every few seconds are logged only when they fail.
 QUIET_PATHS: Final = frozenset({"/health", "/metrics"})
 SHOWN_RIDS: Final = 4
 # The state of a request's scope, which exception handlers see too.

@@ -43,7 +43,7 @@ class Shape(Protocol):
         ...
 
 
-# Pieces may be there in numbers. That a client is gone is noticed when the loop turns, so it does after so many. Of the
+# Many pieces may be ready. The loop notices that a client is gone when it turns, so it turns after this many. Of the
 # writes to a connection that is lost, asyncio logs the sixth and every later one.
 EVENTS_A_TURN: Final = 4
 

@@ -1,4 +1,4 @@
-"""What a server says of itself when it starts: a bar while the weights load, then what is served, how and where.
+"""What a server prints when it starts: a bar while the weights load, then what is served, how and where.
 
 Owns the words and who is told: an operator by lines on the terminal, a harness by a call.
 """
@@ -26,7 +26,7 @@ Announce = Callable[[Serving], None]
 
 
 class StartView(Protocol):
-    """Who watches a server start."""
+    """Sees a server start."""
 
     def loading(self) -> AbstractContextManager[None]:
         """Watch while the processes load."""

@@ -66,14 +66,14 @@ class Child:
         return self.status is None
 
     def send(self, message: SupervisorMessage) -> None:
-        """Tell it something; a process that is already gone is noticed by its pipe, not here."""
+        """Send it a message; that a process is gone shows on its pipe, not here."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
             return
 
     def listen(self) -> None:
-        """Take in what it said; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
+        """Read its message; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
         try:
             self._take(decode_child_message(self._connection.recv_bytes(MAX_CONTROL_BYTES)))
         except BadFrameError as exc:
@@ -82,7 +82,7 @@ class Child:
             # Only the process itself holds the other end, so this is its end, a moment before it can be reaped.
             self._reap()
         except OSError as exc:
-            # What says that it is too long to be a message: nothing after it can be read, the process's end included.
+            # A frame longer than any message: nothing after it can be read, not even the process's end.
             self.end(f"its control pipe broke: {exc}")
             self._reap()
 
@@ -132,7 +132,7 @@ class Child:
 def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives_supervisor: bool = False) -> Child:
     """Fork a process that runs ``main`` and ends. ``keep`` are the file descriptors that it needs beyond its pipe.
 
-    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a last word to say to clients
+    With ``outlives_supervisor`` the kernel does not end it with the supervisor: it has a final message for clients
     and learns of that death by its pipe.
     """
     ours, theirs = Pipe(duplex=True)

@@ -1,4 +1,4 @@
-"""The costly imports, done once in a process that then forks: seconds before the fork, nothing after it.
+"""The costly imports, done once in a process that then forks: they take seconds before the fork, and none after it.
 
 The only place of this layer that loads torch, and it does so for the stages to come. Starts no thread: a fork takes
 only the calling thread along, so a lock that another one holds would stay locked for ever.

@@ -29,7 +29,7 @@ def bind_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise StartupError(
             f"the server must be able to listen on host {host} port {port}, but {exc.strerror or exc}; "
-            "stop whoever uses that port, choose another with --port, or take any free one with --port 0"
+            "stop the process that uses that port, choose another with --port, or take any free one with --port 0"
         ) from exc
     return listener
 

@@ -170,7 +170,7 @@ def _announce(news: socket.socket, serving: Serving) -> None:
 
 
 def _tell(news: socket.socket, message: News) -> None:
-    """Say something to the client; one that closed its handle does not want to know."""
+    """Send the client news; one that closed its handle gets none."""
     try:
         news.send(msgspec.msgpack.encode(message))
     except OSError:

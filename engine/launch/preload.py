@@ -1,4 +1,4 @@
-"""The preloaded parent: a process that has done the costly imports once and forks a server whenever it is asked.
+"""The preloaded parent: a process that has done the costly imports once and forks servers on request.
 
 This is the client's side, for harnesses and tools; importing it costs nothing. The parent dies with its client, and its
 servers with it. Never runs the client's main module again.
@@ -128,7 +128,7 @@ class ServerProcess:
         self._news.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # A pid may stand for somebody else once its process is gone.
+        # A pid may belong to another process once its own is gone.
         if self._status is None and self._alive():
             os.kill(self.pid, number)
 

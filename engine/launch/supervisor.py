@@ -1,6 +1,6 @@
 """The supervisor: starts the engine's processes, waits on all of them at once, and ends them together.
 
-Event-driven: control pipes and signals, never a poll. The first death wins and is the one that everybody is told; its
+Event-driven: control pipes and signals, never a poll. The first death wins and is reported to all processes; its
 victims are not blamed. Forks before any thread or device context exists and computes nothing itself.
 """
 
@@ -54,7 +54,7 @@ FRONTEND_MAIN = "engine.frontend.process:run_frontend"
 
 EXIT_FAILED = 1
 
-# A death is told, written down and over within 2 s: these three together, and the time it takes to notice.
+# A death is reported, written down and over within 2 s: the sum of these three and the time to notice it.
 DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
     """Run a server until it is told to stop (exit status 0) or cannot go on (1, the reason on stderr).
 
-    A ``private_dir`` of the caller's is left behind, with ``death.json`` in it when the server died. ``announce`` is
+    A ``private_dir`` of the caller's is kept, with ``death.json`` in it when the server died. ``announce`` is
     called once, when the server is ready; without it stdout is told what is served and where.
     """
     started = time.monotonic()
@@ -118,7 +118,7 @@ def _failed_start(exc: EngineError) -> DeathReport:
 
 def _report(report: DeathReport, private_dir: Path | None, settings: ServerSettings) -> None:
     """Leave the report on stderr, and in the folder that the caller lent."""
-    sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else report.obituary()))
+    sys.stderr.write(failure_line(settings, report.cause if report.process == SUPERVISOR else report.sentence()))
     sys.stderr.flush()
     if private_dir is not None and private_dir.is_dir():
         report.write(private_dir)
@@ -170,7 +170,7 @@ class _Supervisor:
         )
         self._fork(SCHEDULER, lambda control: run_scheduler(control, place))
         self._adopt(fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True))
-        # Held open here, the socket would take connections that nobody accepts after the front end's death.
+        # Held open here, the socket would take connections that no process accepts after the front end's death.
         self._listener.close()
 
     def _run_stage(self, stage: int, control: Control) -> None:
@@ -299,7 +299,7 @@ class _Supervisor:
         blame = {one.dying.victim_of: one.dying.victim_cause for one in self._ended if one.dying is not None}
         stuck = next((one for one in self._alive() if one.name in blame), None)
         if stuck is not None and not _is_culprit(child):
-            # It is no death yet, but what the others cannot wait for any longer.
+            # This process is not dead yet, but the others cannot wait for it any longer.
             return DeathReport(process=stuck.name, pid=stuck.pid, cause=blame[stuck.name], when=time.time())
         status = child.status if child.status is not None else EXIT_FAILED
         return DeathReport(
@@ -317,14 +317,14 @@ class _Supervisor:
     # ---- the end ----
 
     def _tell(self, message: SupervisorMessage) -> None:
-        """Tell everybody, the front end first: it has clients that wait for the news."""
+        """Tell all processes, the front end first: it has clients that wait for the news."""
         for child in reversed(self._alive()):
             child.send(message)
 
     def _take_down(self, message: SupervisorMessage, grace_s: float) -> None:
         """End every process: told first and all at once, then waited for with a bound, then made to."""
         self._tell(message)
-        # A stage has nothing to say to anybody.
+        # A stage has no message to send before it ends.
         self._signal([child for child in self._alive() if child.name.startswith(STAGE_PREFIX)], signal.SIGTERM)
         if not self._wait_for(self._all_ended, grace_s):
             self._signal(self._alive(), signal.SIGTERM)

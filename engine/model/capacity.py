@@ -22,7 +22,7 @@ from engine.model.checkpoint import resolve_folder
 __all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory"]
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
-# everybody else on the machine.
+# all other processes on the machine.
 KV_SHARE_CUDA: Final = 0.85
 KV_SHARE_CPU: Final = 0.4
 
@@ -73,7 +73,7 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> N
 
 
 def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
-    """Tokens of KV in so many bytes. Window layers take part up to what all rows can use of their pool."""
+    """Tokens of KV that fit into ``room`` bytes. Window layers take part up to what all rows can use of their pool."""
     full, window = facts.kv_bytes_per_token, facts.window_kv_bytes_per_token
     both = room // (full + window)
     if not window:
@@ -103,7 +103,7 @@ def _free_cuda_bytes() -> int | None:
 
 
 def _report_free_cuda_bytes(writer: int) -> None:
-    """Write the number, if there is one, and end, whatever happens; never returns into the caller's stack."""
+    """Write the number, if there is one, and end the process; never returns into the caller's stack."""
     try:
         import torch
 

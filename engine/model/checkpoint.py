@@ -136,7 +136,7 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
 def read_model_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """The checkpoint's text configuration. Raises CheckpointError unless it is a decoder whose KV can be paged.
 
-    Python that comes with the checkpoint is run only when it is trusted, and nobody is asked.
+    Python that comes with the checkpoint is run only when it is trusted, and no question is put to the user.
     """
     _require_config(folder)
     _require_weights(folder)
@@ -158,7 +158,7 @@ def _read_text_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedCon
 
 
 def require_trust(folder: Path, exc: Exception, *, trust_remote_code: bool) -> None:
-    """Raise CheckpointError, which names the flag, when it is for its own code that a checkpoint cannot be loaded."""
+    """Raise CheckpointError, which names the flag, when a checkpoint cannot be loaded without its own code."""
     if "trust_remote_code" in str(exc) and not trust_remote_code:
         raise CheckpointError(
             f"a checkpoint must load without code of its own, but {folder} brings Python files (auto_map) and needs "

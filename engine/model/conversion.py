@@ -63,7 +63,7 @@ def conversions_of(model: Any, names: Iterable[str]) -> dict[str, Conversion]:
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     sources: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    # In natural order, because the tenth expert goes behind the ninth.
+    # In natural order, because the tenth expert goes after the ninth.
     for name in sorted(names, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters)
         if target != name:

@@ -47,7 +47,7 @@ _KV_HEADS = 2
 _HEAD_DIM = 16
 
 # Standard deviations relative to 1/sqrt(fan in). Large enough that attention and the MLPs outweigh the token itself:
-# with the customary 0.02 a random model says one token for ever; with these greedy output varies with the prompt and
+# with the customary 0.02 a random model repeats one token for ever; with these greedy output varies with the prompt and
 # along the output, and the two best logits lie far apart compared to fp32 noise.
 _LAYER_GAIN = 1.5
 _HEAD_GAIN = 2.5
@@ -157,7 +157,7 @@ def _windows() -> dict[str, object]:
 
 
 def _generation_config() -> dict[str, object]:
-    """Random weights would sooner or later say any token by chance: allow printable ASCII and the line feed only."""
+    """Random weights would choose any token sooner or later: allow printable ASCII and the line feed only."""
     printable = {*range(ord(" "), ord("~") + 1), ord("\n")}
     return {
         "bos_token_id": _token_id("<|bos|>"),

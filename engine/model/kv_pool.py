@@ -50,7 +50,7 @@ class KVPool:
         self.pages_first = pages_first
         places = (self.total_slots, kv_heads) if pages_first else (kv_heads, self.total_slots)
         shape = (layers, *places, head_dim)
-        # Zeros and not empty memory: padding gathers slots that nobody wrote, and a NaN there would survive the mask.
+        # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
@@ -87,7 +87,7 @@ class KVPool:
         return np.maximum(0, starts - self.window_tokens + 1) if self.window_tokens else np.zeros_like(starts)
 
     def slots_from(self, rows: Slots, firsts: Slots, lengths: Slots) -> Slots:
-        """The slots [rows, keys] of so many positions of each row from its first; a shorter row repeats its last."""
+        """The slots [rows, keys] of each row's ``lengths`` positions from its first; a shorter row repeats its last."""
         positions = firsts[:, None] + np.minimum(np.arange(int(lengths.max())), lengths[:, None] - 1)
         self._require("places of pages", (int(positions.max()) // self.page_size,), self._tables.shape[1])
         pages = self._tables[rows[:, None], positions // self.page_size]

@@ -49,7 +49,7 @@ def default_folder() -> Path:
 def native_library(folder: Path, head_size: int) -> ctypes.CDLL:
     """The kernels for heads of one size, compiled if they are not in the folder yet.
 
-    Raises NativeUnavailableError without a compiler, or when it fails; ConfigError for a folder of somebody else.
+    Raises NativeUnavailableError without a compiler, or when it fails; ConfigError for a folder of another user.
     """
     if head_size % LANES:
         raise NativeUnavailableError(f"the head size must be a multiple of {LANES}, got {head_size}")
@@ -70,7 +70,7 @@ def native_library(folder: Path, head_size: int) -> ctypes.CDLL:
 
 
 def _make_private(folder: Path) -> None:
-    """What lies there is executed, so nobody else may write it."""
+    """What lies there is executed, so no other user may write it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
         found = folder.stat()
@@ -78,8 +78,7 @@ def _make_private(folder: Path) -> None:
         raise ConfigError(f"compile_dir must be a folder that can be made, got {folder}: {exc}; name another") from exc
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"compile_dir must belong to this user and be writable for nobody else, got {folder}; chmod it or name "
-            "another"
+            f"compile_dir must belong to this user and be writable by no other, got {folder}; chmod it or name another"
         )
 
 

@@ -21,7 +21,7 @@ _TAIL_BYTES: Final = 16
 
 
 class StageProfile:
-    """Taken from its making on, in the thread that computes; ``path`` has the trace when it has stopped.
+    """It begins when it is made, in the thread that computes; ``path`` has the trace when it has stopped.
 
     Raises OSError when the folder cannot be written.
     """

@@ -136,7 +136,7 @@ class StageRunner:
     def forget(self) -> None:
         """Reset counters, slot records and a planned failure, for the next script.
 
-        Only after a flush: a prefix that is still cached would be one that nobody has written.
+        Only after a flush: a prefix that is still cached would be one that was never written.
         """
         self.counters = RunnerCounters()
         self._record.forget()
@@ -181,7 +181,7 @@ class StageRunner:
     # -- other weights, in two steps, so that all stages take them or none does --
 
     def prepare_update(self, update: Microbatch) -> str | None:
-        """Load the weights that an update names beside the present ones; returns why that cannot be, None when it can.
+        """Load an update's weights beside the present ones; returns why that is impossible, None on success.
 
         Takes as much memory as the weights do, until ``finish_update``.
         """
@@ -210,7 +210,7 @@ class StageRunner:
     # -- profiles --
 
     def profile(self, control: Microbatch) -> str | None:
-        """Begin or end a profile; returns why that cannot be, None when it is done."""
+        """Begin or end a profile; returns why that is impossible, None on success."""
         self._count(control)
         try:
             # One may be left over where another stage could not begin.

@@ -75,7 +75,7 @@ class SlotRecord:
         """Stop checking the rows of a microbatch that was not computed, each until its next tenant.
 
         Later parts of the same prompts may be on their way already. They will read what was never written, but their
-        requests have ended: nobody gets to see what comes of it.
+        requests have ended: no client sees the result.
         """
         self._abandoned.update(segment.row for segment in segments)
 
@@ -84,12 +84,12 @@ class SlotRecord:
         return self._tokens[self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))]
 
     def change_weights(self) -> None:
-        """From now on nothing that was written before belongs to anybody: it was computed with other weights."""
+        """From now on no request may read what was written before: it was computed with other weights."""
         self._root = (self._root + 1) * _PRIME & _MASK
         self._tips.clear()
 
     def forget(self) -> None:
-        """As if nothing had ever been written; only while no request owns memory."""
+        """Clear the record; only while no request owns memory."""
         self._tokens.fill(_NEVER_WRITTEN)
         self._positions.fill(_NEVER_WRITTEN)
         self._tips.clear()

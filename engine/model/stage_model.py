@@ -49,7 +49,7 @@ _Transformer = Any
 _AUTO_MODEL: _Transformer = AutoModelForCausalLM
 
 _PROBE_TOKENS = 3
-# So many tokens are computed when a stage starts, in pages that nobody owns yet.
+# A stage computes this many tokens when it starts, in pages that no request owns yet.
 PROBED_TOKENS = 5
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
 # two round at other places: 0.01 was seen, and a mistake in the forward makes it larger than 0.3.

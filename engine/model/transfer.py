@@ -1,4 +1,4 @@
-"""The way of a batch's numbers to the device: all in one copy that nobody waits for.
+"""Copies a batch's numbers to the device: all in one copy, which the CPU does not wait for.
 
 Owns no memory for longer than a call. Used once a forward, when its batch is built.
 """
@@ -15,7 +15,7 @@ __all__ = ["packed", "sent", "unpacked"]
 
 
 def sent(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors on the device: on a CPU as they are, on a GPU by one copy that nobody waits for.
+    """The arrays as tensors on the device: on a CPU as they are, on a GPU by one copy without a wait.
 
     A copy from memory that is not pinned would wait for all that the GPU was given before it.
     """
@@ -25,7 +25,7 @@ def sent(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[torc
 
 
 def packed(arrays: Sequence[NDArray[np.int64]], *, pinned: bool) -> torch.Tensor:
-    """All arrays in one tensor, one behind the other. Pinned memory is reused by torch, after the copy out of it."""
+    """All arrays in one tensor, one after the other. Pinned memory is reused by torch, after the copy out of it."""
     host = torch.empty(sum([array.size for array in arrays]), dtype=torch.int64, pin_memory=pinned)
     np.concatenate([array.ravel() for array in arrays], out=host.numpy())
     return host

@@ -22,13 +22,13 @@ __all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "connected", "lis
 
 CONNECT_INTERVAL_S: Final = 0.005
 READ_BYTES: Final = 1 << 16
-# Far more than a plan of the longest context with all its pages takes. A length beyond it is none.
+# A plan of the longest context with all its pages is far shorter. A greater length is a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28
 _LENGTH_BYTES: Final = 4
 
 
 class StageChannel:
-    """A stage's end. Blocks: a stage has nothing else to do than what it is told."""
+    """A stage's end. Blocks: a stage has nothing else to do."""
 
     def __init__(self, address: Path) -> None:
         """Connect to the scheduler, however long it takes to listen."""
@@ -36,11 +36,11 @@ class StageChannel:
         self._frames = _Frames()
 
     def fileno(self) -> int:
-        """Polled for nothing but errors, it tells when the scheduler is gone."""
+        """Polled for errors alone, it shows when the scheduler is gone."""
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Send one frame. Says nothing when the scheduler is gone: the next ``receive`` tells."""
+        """Send one frame. No error when the scheduler is gone: the next ``receive`` shows that."""
         with contextlib.suppress(ConnectionError):
             self._socket.sendall(_framed(data))
 
@@ -64,7 +64,7 @@ class StageChannel:
 class StageChannels:
     """The scheduler's end of all channels. A stage may connect at any time; what was sent before reaches it then.
 
-    A stage that is gone takes nothing and sends nothing: whoever supervises the processes knows why. ``broken`` says by
+    A stage that is gone takes nothing and sends nothing: the supervisor knows why. ``broken`` says by
     stage why its connection was closed here, because what came on it could not be told apart any more.
     """
 
@@ -230,7 +230,7 @@ def listening(address: Path) -> socket.socket:
 
 
 def connected(address: Path) -> socket.socket:
-    """A socket that is connected to whoever listens there, however long it takes until somebody does."""
+    """A socket that is connected to the listener there, however long it takes until there is one."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         try:

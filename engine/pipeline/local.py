@@ -34,7 +34,7 @@ class LocalPipeline:
         self._launched.append(microbatch)
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Compute the oldest launched microbatch; None at once when there is none: nobody else could launch one."""
+        """Compute the oldest launched microbatch; None at once when there is none: no other thread could launch one."""
         del timeout_s
         if not self._launched:
             return None

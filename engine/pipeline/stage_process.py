@@ -1,6 +1,6 @@
 """A stage process as the supervisor starts it: the stage's own loop, a process group if it needs one, a watch.
 
-The loop itself belongs to the pipeline. A stage has no last word to say, so the end of the supervisor ends it at once.
+The loop itself belongs to the pipeline. A stage sends no final message, so the end of the supervisor ends it at once.
 """
 
 from __future__ import annotations

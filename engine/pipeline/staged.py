@@ -54,7 +54,7 @@ class StagedPipeline:
         self._progress = StageProgress(private_dir, pp_size)
         self._channels = StageChannels([stage_address(private_dir, stage) for stage in range(pp_size)])
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
-        # of microbatches that were launched behind it.
+        # of microbatches that were launched after it.
         self._launched: deque[int] = deque()
         # Tokens that each of them is to come back with, until it is back.
         self._awaited: dict[int, int] = {}

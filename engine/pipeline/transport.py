@@ -186,7 +186,7 @@ class SocketTransport:
         return StepFailedError(f"stage {self._stage} cannot read what stage {self._stage - 1} sent it: {why}")
 
     def _write(self, header: bytes, payload: memoryview) -> None:
-        """In one call for what is small: its reader is woken once. Whoever supervises knows why a stage is gone."""
+        """Small messages go in one call, so their reader is woken once. The supervisor knows why a stage is gone."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         start = _SIZES.pack(len(header), payload.nbytes) + header
         with contextlib.suppress(ConnectionError):
@@ -274,7 +274,7 @@ class DistributedTransport:
         return hidden
 
     def close(self) -> None:
-        """See ``HiddenTransport``; the process group stays with whoever made it."""
+        """See ``HiddenTransport``; the process group stays with its maker."""
 
     def _send_pair(self, microbatch: Microbatch, error_bytes: int, body: torch.Tensor) -> None:
         head = torch.tensor([microbatch.id, error_bytes], dtype=torch.int64, device=self._device)

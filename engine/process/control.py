@@ -1,4 +1,4 @@
-"""The control pipe between the supervisor and each of its processes: what is said on it and the child's end of it.
+"""The control pipe between the supervisor and each of its processes: its messages, and the child's end of it.
 
 Typed msgpack messages, never pickle. The pipe closing is a message too: it means that the process at the other end is
 gone. Carries no request of any client.
@@ -109,7 +109,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End now, in order; nobody is to blame."""
+    """End now, in order; no process is to blame."""
 
 
 ChildMessage = Ready | Loading | Drained | Dying
@@ -135,7 +135,7 @@ class Control:
         return self._connection.fileno()
 
     def send(self, message: ChildMessage) -> None:
-        """Tell the supervisor something. Says nothing when it is gone: the next receive() tells."""
+        """Send the supervisor a message. No error when it is gone: the next receive() shows that."""
         try:
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except OSError:
@@ -157,7 +157,7 @@ class Control:
             raise ProcessDiedError(SUPERVISOR, "its control pipe closed without a shutdown message") from exc
 
     def wait_until_serving(self, timeout_s: float) -> Serving:
-        """Wait for the supervisor's word that every process is ready.
+        """Wait for the supervisor's message that every process is ready.
 
         Raises ProcessDiedError when one died first, TimeoutError when ``timeout_s`` seconds passed.
         """

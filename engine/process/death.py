@@ -1,6 +1,6 @@
-"""How a server's end by accident is written down: which process was the first to die, of what, and when.
+"""The report of a server's death: which process died first, of what, and when.
 
-Owns the report's shape and its file; decides nothing. The last thing that a broken server leaves behind.
+Owns the report's shape and its file; decides nothing. It is the last thing that a broken server writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
 
-    def obituary(self) -> str:
+    def sentence(self) -> str:
         """The report as a sentence, with the cause after it."""
         who = f"{self.process} process" + (f" (pid {self.pid})" if self.pid else "")
         return f"the {who} died and the server with it: {self.cause}"
@@ -54,7 +54,7 @@ def read_death_report(folder: Path) -> DeathReport | None:
 def describe_status(status: int) -> str:
     """A sentence for an exit status as subprocess counts it: negative is a signal, zero or more an exit code."""
     if status >= 0:
-        return f"it exited with status {status} although nobody asked it to"
+        return f"it exited with status {status} although it was not told to"
     try:
         name = signal.Signals(-status).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a forked process does about what it inherited: its parent's files, its parent's life, its parent's name.
+"""How a forked process treats its inheritance: its parent's files, its parent's death, its parent's name.
 
 Owns no process; called by every one that the engine forks, before anything else.
 """
@@ -45,7 +45,7 @@ def name_process(name: str) -> None:
 
 
 def take_no_input() -> None:
-    """Give the process an empty stdin: whatever a library would ask its user is answered by nobody."""
+    """Give the process an empty stdin: a library that asks its user something gets no answer."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     if nothing != STANDARD_FILES[0]:
         os.dup2(nothing, STANDARD_FILES[0])

@@ -1,4 +1,4 @@
-"""Log lines of every process: how severe a line must be, and whether it is text or JSON.
+"""The log lines of every process: their level, and whether they are text or JSON.
 
 Owns the formats. Set up once, before the first fork, so that all processes write alike; never logs itself.
 """

@@ -46,7 +46,7 @@ class PrivateDir:
         self.path.chmod(0o700)
 
     def remove(self) -> None:
-        """Remove the folder, or from a lent one what the processes made there: killed ones leave that behind."""
+        """Remove the folder, or from a lent one what the processes made there: killed ones cannot remove it."""
         if not self.lent:
             shutil.rmtree(self.path, ignore_errors=True)
             return

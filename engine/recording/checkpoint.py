@@ -1,4 +1,4 @@
-"""Checkpoints: all that a scheduler remembers while it is fully idle, as plain data, and a scheduler made of it again.
+"""Checkpoints: the whole state of a scheduler that is fully idle, as plain data, and a scheduler restored from it.
 
 Only then is it little: no request, no lease, nothing in flight. The digest chains begin anew after a checkpoint.
 """
@@ -30,7 +30,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
-    """The scheduler as it is between two steps; None while it is busy or broken, or in the middle of what it was told.
+    """The scheduler as it is between two steps; None while it is busy or broken, or a call of it is unanswered.
 
     That is a call that waits, a profile that is being taken, or memory that an operator keeps back.
     """

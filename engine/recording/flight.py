@@ -1,4 +1,4 @@
-"""The flight recorder: the last steps in memory, bounded, for the moment in which they are needed.
+"""The flight recorder: keeps the last steps in bounded memory, to be dumped when the engine fails.
 
 It costs one append a step and holds no step longer than that. What it dumps is a recording, which begins at a moment
 in which the engine was fully idle, if there was one: from there it can be replayed.
@@ -47,7 +47,7 @@ class FlightRecorder:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """When the last one is long ago."""
+        """Whether the last one is long ago."""
         last = self._checkpoints[-1][0] if self._checkpoints else 0
         return self._taken - last >= self._apart
 

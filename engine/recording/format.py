@@ -1,4 +1,4 @@
-"""The file of a recording: a header, a frame a step, an end. Length-prefixed msgpack, so that a torn tail is no loss.
+"""The file of a recording: a header, a frame a step, an end. Length-prefixed msgpack: a torn tail costs only itself.
 
 Owns the bytes and their types. A step holds what went in, and check sums of what came out; never token values of
 replies, so that a redacted recording checks as the original does.

@@ -30,7 +30,7 @@ class Sink(Protocol):
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether it would be well to know what the scheduler is before the next frame."""
+        """Whether a checkpoint is due before the next frame."""
         ...
 
     def mark(self, frame: Callable[[], bytes]) -> None:
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 class RecordingGate:
-    """``inner`` decides, ``sinks`` take it down. With a redactor, prompts and tokens are written as fingerprints."""
+    """``inner`` decides, ``sinks`` write it down. With a redactor, prompts and tokens are written as fingerprints."""
 
     def __init__(
         self, inner: Gate, scheduler: Scheduler, sinks: Sequence[Sink], *, redactor: Redactor | None = None

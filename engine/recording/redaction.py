@@ -1,4 +1,4 @@
-"""Redaction: prompts and outputs as fingerprints that keep what a scheduler can tell of them, and nothing else.
+"""Redaction: prompts and outputs as fingerprints that keep only what the scheduler's decisions depend on.
 
 A token becomes a keyed hash of the whole text up to it, so that two texts share a prefix exactly as far as the
 originals do. The key is drawn at the start and never leaves the process. Tokens that end a request stay what they are.

@@ -19,7 +19,7 @@ __all__ = ["NullPorts", "ReplayDiffers", "ReplayGate"]
 
 
 class ReplayDiffers(EngineError, AssertionError):
-    """A replayed step did something else than the recorded one; the text names the step and the first thing."""
+    """A replayed step differs from the recorded one; the text names the step and the first difference."""
 
 
 class ReplayGate:
@@ -63,7 +63,7 @@ class ReplayGate:
         if recorded.step != result.step:
             raise ReplayDiffers(f"step {result.step} is recorded as step {recorded.step}: a step is missing")
         if plan != recorded.plan:
-            raise ReplayDiffers(f"step {result.step} launches another microbatch than recorded: {result.microbatch}")
+            raise ReplayDiffers(f"step {result.step} launches a microbatch that was not recorded: {result.microbatch}")
         if said != recorded.said:
             raise ReplayDiffers(f"step {result.step} gives other replies than recorded: {list(result.replies)}")
 
@@ -77,7 +77,7 @@ class NullPorts:
         """Its completion is in the recording."""
 
     def send(self, replies: Sequence[Reply]) -> None:
-        """The clients have gone long ago."""
+        """No client of the recorded run is left."""
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:  # noqa: ARG002 - the protocol's
         """None: completions come from the recording."""

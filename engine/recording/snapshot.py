@@ -1,4 +1,4 @@
-"""The cache as plain data: what a prefix tree and its window pages are in a moment in which no request owns memory.
+"""The cache as plain data: a prefix tree and its window pages while no request owns memory.
 
 Owns the types, and what makes one of a memory or a memory of one.
 """

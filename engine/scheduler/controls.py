@@ -49,7 +49,7 @@ class Controls:
         return self._quiescent_calls.answer_due(now)
 
     def microbatch(self, number: int) -> Microbatch | None:
-        """What the stages are told next, if it is its turn: an update alone in the pipeline, a profile in a slot."""
+        """The next message to the stages, if it is due: an update alone in the pipeline, a profile in a slot."""
         update, in_flight = self._books.update, len(self._books.in_flight)
         if update is not None:
             return None if in_flight else Microbatch(number, ForwardMode.UPDATE, (), weights=update.model_path)
@@ -58,12 +58,12 @@ class Controls:
         return None
 
     def finish(self, microbatch: Microbatch, error: str | None) -> CallAnswer:
-        """All stages have done what they were told, or with ``error`` could not."""
+        """Note that all stages have carried out the last message, or with ``error`` that they could not."""
         if microbatch.mode is ForwardMode.UPDATE:
             return self._quiescent_calls.finish_update(error)
         return self._profiles.finish(error)
 
     def give_up(self, why: str) -> list[CallAnswer]:
-        """Nothing can be launched any more, and nothing will come back."""
+        """Give up every call: nothing can be launched any more, and nothing will come back."""
         answers = [self._quiescent_calls.finish_update(why)] if self._books.update is not None else []
         return [*answers, self._profiles.finish(why)] if self._profiles.is_open else answers

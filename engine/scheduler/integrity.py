@@ -21,7 +21,7 @@ _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, Place.RETRACTING, Place.RELEASING)
 
 
 def check_integrity(books: Books, memory: KVMemory, pressure: Pressure) -> None:
-    """Check everything against everything, at a cost that grows with what is cached and alive."""
+    """Check all books and the memory against each other, at a cost that grows with the cache and the live requests."""
     live = books.live()
     _check_books(books, live)
     check_memory(memory, [request.lease for request in live if request.lease is not None], pressure.pins)
@@ -38,7 +38,7 @@ def _check_books(books: Books, live: list[Request]) -> None:
     for request in live:
         _check_request(books, request)
         if request.in_flight != flights.pop(request, 0):
-            raise IntegrityError(f"{request} is not in as many microbatches in flight")
+            raise IntegrityError(f"{request} is not in the number of microbatches in flight")
     if flights:
         raise IntegrityError(f"{list(flights)} are in flight, but in no place")
     if len(set(live)) != len(live):

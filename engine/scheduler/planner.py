@@ -1,4 +1,4 @@
-"""The planner: what the next microbatch computes, within the token budget and the memory that there is.
+"""The planner: decides what the next microbatch computes, within the token budget and the free memory.
 
 Prefill goes before decode, or both go together. It admits from the queue, splits prompts, and retracts when decode
 runs out of pages. It launches nothing and replies nothing; it moves requests between the places of the books.
@@ -176,7 +176,7 @@ class Planner:
         request.prefill_start = request.planned_tokens = lease.cached_pages * self._limits.page_size
         request.prefill_tokens = len(request.ids)
         if not request.retractions:
-            # Told and counted once. What a request finds of its own after a retraction is no hit.
+            # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
         request.place = Place.CHUNKED
@@ -239,7 +239,7 @@ class Planner:
         return [request for request in self._books.running.values() if not request.in_flight]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
-        """Extend a request by one token, retracting others, latest first, until it fits; False when it went itself."""
+        """Extend a request by one token, retracting others, latest first, until it fits; False when it is retracted."""
         lease = request.lease
         assert lease is not None, f"{request} is running, but owns no memory"
         while not self._memory.extend(lease, request.planned_tokens + 1):

@@ -1,4 +1,4 @@
-"""Profiles: the one at a time that the stages take of themselves, begun and ended between two microbatches.
+"""Profiles: the stages take at most one at a time of themselves, begun and ended between two microbatches.
 
 Decides only whether a call is in order; the stages measure and write. A call waits here until there is a slot for it.
 """
@@ -36,12 +36,12 @@ class Profiles:
         return None
 
     def launch(self) -> str | None:
-        """Where the stages are to write from now on; None tells them to stop."""
+        """Where the stages write from now on; None tells them to stop."""
         self._launched, self.due = self.due, None
         return self._launched.folder if isinstance(self._launched, StartProfile) else None
 
     def finish(self, error: str | None) -> CallAnswer:
-        """The stages have answered, or cannot any more."""
+        """Note that the stages have answered, or that they never will."""
         call = self._launched or self.due
         self._launched = self.due = None
         assert call is not None, "a profile call came back that was never made"

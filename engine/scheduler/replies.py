@@ -1,4 +1,4 @@
-"""What a request's client is told after a step. Looks at the request and changes nothing."""
+"""The reply to a request's client after a step. Reads the request and changes nothing."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Scheduler:
         taken: frozenset[str] = frozenset(),
         freed: frozenset[str] = frozenset(),
     ) -> Refusal | None:
-        """Why this request would not be admitted to the queue; None when it would be. Changes nothing.
+        """Why this request would be refused; None when it would be admitted. Changes nothing.
 
         ``queued`` requests are on their way into the queue before it, and ``taken`` are their rids; those of ``freed``
         are on their way out of the engine.
@@ -150,7 +150,7 @@ class Scheduler:
         return stats_of(self.step_number, self.counters, self.books, self.memory)
 
     def audit(self) -> None:
-        """Check everything against everything. Raises IntegrityError that names what does not balance."""
+        """Check all books and the memory against each other. Raises IntegrityError, which names the first mismatch."""
         check_integrity(self.books, self.memory, self.pressure)
 
     # -- completions --
@@ -277,7 +277,7 @@ class Scheduler:
         logprob: TokenLogprob | None = None,
         error: str | None = None,
     ) -> None:
-        """The one way a request ends: out of its place and the registry, one terminal reply, memory freed once."""
+        """End a request; every end comes here: out of place and registry, one terminal reply, memory freed once."""
         assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
         request.finish_reason, request.error = reason, error
         self.books.take_out(request)
@@ -287,12 +287,12 @@ class Scheduler:
         if request.lease is None:
             request.place = Place.GONE
         elif request.in_flight:
-            # The pages stay until the last microbatch with them is back; its result is dropped.
+            # The pages stay until the last microbatch that uses them is back; its result is dropped.
             request.place = Place.RELEASING
             self.books.releasing.append(request)
         else:
             if token is not None:
-                # All but the newest token have confirmed KV. What an abort or an error leaves is not published.
+                # All but the newest token have confirmed KV. An aborted or failed request publishes nothing.
                 self.memory.publish(request.lease, request.ids[:-1], counts=True)
             self._free(request)
 

@@ -1,4 +1,4 @@
-"""What a gate is given by the scheduler process: everything that it may look at or wait on, and nothing to decide.
+"""What the scheduler process gives its gate: everything that the gate may look at or wait on.
 
 Built once, before the loop; a gate is named by a dotted path in the settings, so that production never loads a harness.
 """

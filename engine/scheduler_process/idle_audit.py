@@ -1,4 +1,4 @@
-"""The audit of an engine in production: all of its books, in a moment in which it has nothing else to do.
+"""The audit of an engine in production: checks all of its books while it has nothing else to do.
 
 It wakes no one and is asked only after a step, before the wait that follows. It changes nothing.
 """

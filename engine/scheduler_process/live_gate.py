@@ -130,7 +130,7 @@ class LiveGate:
         return f"microbatch {number} did not come back within {self._limit_s()} s (step_timeout_s): "
 
     def _tell_stuck(self, where: str) -> None:
-        """The last word of a process that computes by itself; called from the thread of the watch."""
+        """The final message of a process that computes by itself; called from the thread of the watch."""
         error = self._overdue(self._launched[0].id) + f"this process computes it, and stands at\n{where}"
         self._control.send(Dying(error=error, traceback=error, expected=True))
 

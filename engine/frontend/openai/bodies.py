@@ -146,7 +146,7 @@ class OpenAiBody(NullableBody):
 
     @property
     def default_new_tokens(self) -> int | None:
-        """Most tokens of output where it was left open; None: as many as there is room for."""
+        """Most tokens of output where it was left open; None: all that there is room for."""
         return None
 
     @property
@@ -198,7 +198,10 @@ class CompletionBody(OpenAiBody):
         ]
     )
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="so many most likely tokens, and the chosen one"
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="number of most likely tokens to return, beside the chosen one",
     )
     best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
     echo: bool = Field(default=False, description="begin each text with its prompt; not with logprobs")

@@ -33,7 +33,7 @@ __all__ = ["add_administration"]
 ADMIN = "administration"
 # The longest that an operator has to say is a path.
 MAX_BODY_BYTES = 65_536
-FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "wait so many seconds for the engine to become quiet"),)
+FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
 
 
 def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:

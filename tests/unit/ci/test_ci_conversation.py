@@ -178,7 +178,7 @@ def test_explore(fake: FakeGitHub, tree: SampleTree) -> None:
 def test_each_command_allowed_and_refused(
     fake: FakeGitHub, tree: SampleTree, body: str, is_fork: bool, login: str
 ) -> None:
-    """E03, E04: everybody, on own pull requests and forks, gets an answer; only some start anything."""
+    """E03, E04: every user, on own pull requests and forks, gets an answer; only some start anything."""
     fake.runs = [run_payload(1, "pull-request", "A change", "completed", "failure")]
     fake.head_repository = "author/engine" if is_fork else "acme/engine"
     may = login in ("maintainer", "writer") or (login == "author" and not is_fork and not body.startswith("/tag"))

@@ -149,7 +149,7 @@ def test_json_of_the_settings_is_a_configuration_file(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_reader() -> None:
-    """C09: a field that nobody reads would be accepted and ignored."""
+    """C09: a field that no code reads would be accepted and ignored."""
     read = set()
     # The harness is another program that is handed settings, by the gate that it chooses.
     for path in [*ENGINE.rglob("*.py"), *(ENGINE.parent / "scripted").rglob("*.py")]:

@@ -1,4 +1,4 @@
-"""A front end with a fake scheduler behind real sockets, in one event loop."""
+"""A front end with a fake scheduler over real sockets, in one event loop."""
 
 from __future__ import annotations
 

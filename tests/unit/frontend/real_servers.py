@@ -33,7 +33,7 @@ class RealServer:
 
 @contextmanager
 def running(parent: PreloadedParent, folder: Path, **settings: object) -> Iterator[RealServer]:
-    """A server for the length of a block; nothing of it is left behind."""
+    """A server for the length of a block; nothing of it is left."""
     process = parent.serve(ServerSettings(**{"port": 0, **settings}), folder, folder / "log")
     try:
         server = RealServer(process, folder)

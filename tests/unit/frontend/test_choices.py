@@ -1,4 +1,4 @@
-"""Several requests behind one HTTP request: sent together, merged as they come, ended together."""
+"""Several requests from one HTTP request: sent together, merged as they come, ended together."""
 
 from __future__ import annotations
 

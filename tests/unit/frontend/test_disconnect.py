@@ -32,7 +32,7 @@ def test_disconnect_aborts_at_once(play, stream: bool, tokens_before: int) -> No
     play(scene)
 
 
-def test_disconnect_after_the_end_aborts_nobody(play) -> None:
+def test_disconnect_after_the_end_aborts_nothing(play) -> None:
     """The rid may already belong to another request."""
 
     async def scene(stage) -> None:

@@ -260,7 +260,7 @@ def test_neutral_values_that_clients_send_are_accepted(client: openai.OpenAI) ->
         tools=[],
         parallel_tool_calls=True,
         response_format={"type": "text"},
-        user="somebody",
+        user="a-user",
         safety_identifier="a hash",
         prompt_cache_key="a key",
         store=False,

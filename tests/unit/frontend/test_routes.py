@@ -1,4 +1,4 @@
-"""The routes against a fake scheduler behind real sockets: statuses, bodies, streams, what the scheduler is told."""
+"""The routes against a fake scheduler over real sockets: statuses, bodies, streams, what the scheduler is told."""
 
 from __future__ import annotations
 

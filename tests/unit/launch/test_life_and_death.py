@@ -27,7 +27,7 @@ START_BOUND_S = 60.0
 END_BOUND_S = 4.0
 IDLE_BOUND_S = 10.0
 CLIENT_TIMEOUT_S = 60.0
-# As long as a stopped stage is looked at: so many looks at the counters, each a step of the scheduler.
+# How often the counters are read while a stage is stopped; each look is a step of the scheduler.
 LOOKS_AT_A_STANDSTILL = 30
 # Room for small allocations beyond what a process has mapped, but not for those of a prompt of thousands of tokens.
 HEADROOM_BYTES = 8 * 2**20
@@ -228,7 +228,7 @@ def _wait_for_standstill(server: LiveServer) -> dict[str, Any]:
     return seen
 
 
-def test_extreme_sampling_parameters_poison_nobody(launch, pool: ThreadPoolExecutor) -> None:
+def test_extreme_sampling_parameters_poison_no_other_request(launch, pool: ThreadPoolExecutor) -> None:
     """A05: what a client may ask for never fails a step: neither its own nor its neighbours'."""
     server = launch(mixed_chunk=True)
     alone = server.ask("listen", sampling=LISTENED).json()["output_ids"]

@@ -325,7 +325,7 @@ def test_port_in_use(launch) -> None:
 
 
 def test_parent_takes_its_servers_along(tmp_path: Path) -> None:
-    """A preloaded parent whose client is gone leaves no server behind, and one that is gone is named."""
+    """A preloaded parent whose client is gone leaves no server, and one that is gone is named."""
     parent = PreloadedParent.start()
     process = parent.serve(ServerSettings(port=0), tmp_path, tmp_path / "log")
     server = Server(process, tmp_path).wait_ready()

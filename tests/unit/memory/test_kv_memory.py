@@ -41,7 +41,7 @@ def test_lease_that_does_not_fit_takes_nothing() -> None:
     assert memory.admit("r", [1, 2, 3, 4, 5, 6, 7], spare_pages=0) is not None
 
 
-def test_extend_evicts_what_nobody_protects() -> None:
+def test_extend_evicts_what_is_unprotected() -> None:
     memory = memory_of(pages=3)
     finished(memory, [1, 2, 3, 4])
     lease = memory.admit("r", [9, 8, 7, 6], spare_pages=0)
@@ -78,7 +78,7 @@ def test_release_twice_is_an_error() -> None:
         memory.release(lease)
 
 
-def test_available_without_counts_a_shared_prefix_once_and_only_if_nobody_else_protects_it() -> None:
+def test_available_without_counts_a_shared_prefix_once_and_only_if_no_other_protects_it() -> None:
     memory = memory_of(pages=8, rows=4)
     finished(memory, [1, 2, 3, 4])
     leases = [memory.admit(rid, [1, 2, 3, 4, 5], spare_pages=0) for rid in "abc"]

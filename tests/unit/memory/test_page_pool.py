@@ -32,7 +32,7 @@ def test_pages_go_from_free_to_held_to_cached_to_free() -> None:
 
 @pytest.mark.parametrize("method", ["release", "cache", "evict"])
 def test_page_that_is_free_cannot_be_given_back(method: str) -> None:
-    """B08: freeing twice, or freeing what somebody else owns by now, is an error and not a second owner."""
+    """B08: freeing twice, or freeing what another request owns by now, is an error and not a second owner."""
     pool = PagePool(3, 16)
     with pytest.raises(IntegrityError, match="page 1 is FREE"):
         getattr(pool, method)([1])

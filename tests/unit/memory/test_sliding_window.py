@@ -115,7 +115,7 @@ def test_cached_prefix_is_used_as_far_as_its_window_is_there() -> None:
     ids = list(range(100, 108))
     finished(memory, ids)
     assert memory.cached_tokens([*ids, 1]) == 8
-    # Two of the four window pages are evicted, the last first: then only the first two pages have what is behind them.
+    # Two of the four window pages are evicted, the last first: then only the first two pages have window pages.
     other = admitted(memory, "other", list(range(8)))
     assert pool.pages.cached == 2
     assert memory.cached_tokens([*ids, 1]) == 4

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of several architectures, made by transformers itself, and one torch thread for everybody."""
+"""Tiny checkpoints of several architectures, made by transformers itself, and one torch thread for all tests."""
 
 from __future__ import annotations
 

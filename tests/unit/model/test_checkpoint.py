@@ -151,7 +151,7 @@ def with_own_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     marker = tmp_path / "its code was run"
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    # Whoever answers 'y' to a question that a library asks has run the code.
+    # To answer 'y' to a question that a library asks is to run the code.
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
     (folder / "own.py").write_text(OWN_CODE.format(marker=str(marker)))
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
@@ -159,7 +159,7 @@ def with_own_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return folder, marker
 
 
-def test_the_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(with_own_code: tuple[Path, Path]) -> None:
+def test_the_code_of_a_checkpoint_is_not_run_and_no_question_is_asked(with_own_code: tuple[Path, Path]) -> None:
     """C11: the error names the flag by which it would be."""
     folder, marker = with_own_code
     with pytest.raises(CheckpointError, match=r"brings Python files .* --trust-remote-code"):

@@ -138,5 +138,5 @@ def test_heads_that_fill_no_vector_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     """Who can write there would run their code in this process."""
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="writable for nobody else"):
+    with pytest.raises(ConfigError, match="writable by no other"):
         native_library(tmp_path, HEAD_SIZE)

@@ -60,7 +60,7 @@ def test_only_the_last_chunk_yields_a_token() -> None:
 
 
 def test_penalties_see_the_tokens_of_a_cached_prefix() -> None:
-    """C02: the second request's segment starts behind a prefix that another request wrote."""
+    """C02: the second request's segment starts after a prefix that another request wrote."""
     chain = chain_of()
     spec = SamplingSpec(seed=0, repetition_penalty=1e6)
     whole = chain.forward(chain.segment(0, PROMPT, spec=spec)).token_ids

@@ -70,7 +70,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
 def test_extreme_parameters_give_a_token_of_the_vocabulary(
     extreme: dict[str, float], filters: dict[str, float]
 ) -> None:
-    """A05: an id behind the vocabulary, or an error, would fail everybody in the microbatch."""
+    """A05: an id beyond the vocabulary, or an error, would fail the whole microbatch."""
     spec = SamplingSpec(seed=1, **(extreme | filters))  # type: ignore[arg-type]
     assert 0 <= sample(spec, history=(0, 1, 2), never=(7,)) < VOCAB
 
@@ -218,12 +218,12 @@ def test_plain_greedy_rows_choose_the_first_best_allowed_token_alone_and_beside_
 
 
 def _no_history(segment: Segment) -> np.ndarray:
-    raise AssertionError(f"nobody needs the history of {segment.rid}")
+    raise AssertionError(f"no request needs the history of {segment.rid}")
 
 
 @pytest.mark.parametrize("start", [0, 1, 64])
 def test_a_row_s_new_tenant_brings_its_own_settings_wherever_it_starts(start: int) -> None:
-    """C02: also behind a cached prefix, where its first segment does not begin at the first position."""
+    """C02: also after a cached prefix, where its first segment does not begin at the first position."""
     sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
     seeded = SamplingSpec(seed=11, temperature=5.0, return_logprob=True)
     sampler.adopt(Segment("before", 0, 0, (0,), 0, (), True, SamplingSpec(seed=0)))

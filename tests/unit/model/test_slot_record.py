@@ -132,7 +132,7 @@ def test_a_row_that_leaves_a_token_out_is_found() -> None:
 
 
 def test_what_was_abandoned_is_not_checked_until_the_next_tenant() -> None:
-    """A05: later parts of a failed prompt read what was never written; nobody sees what comes of it."""
+    """A05: later parts of a failed prompt read what was never written; no client sees the result."""
     recorded = Recorded()
     failed = part(0, range(4), pages=(0,))
     recorded.pool.adopt(failed)
@@ -195,7 +195,7 @@ def test_a_window_that_holds_what_it_should_is_read() -> None:
 
 
 def test_a_window_page_that_was_given_back_too_early_is_found() -> None:
-    """B15: within the window; what is out of it nobody reads any more."""
+    """B15: within the window; what is out of it is not read any more."""
     recorded = Recorded(windowed=True)
     recorded.write(windowed(0, LONG))
     seen = (LONG - WINDOW + 1) // PAGE

@@ -1,4 +1,4 @@
-"""Channels between the scheduler and its stages: whole frames in order, nobody waits for a reader, ends are seen."""
+"""Channels between the scheduler and its stages: whole frames in order, no writer waits for a reader, ends are seen."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_frames_of_every_size_arrive_whole_and_in_order(pair: Pair) -> None:
     assert received.result() == FRAMES
 
 
-def test_a_stage_that_does_not_read_keeps_nobody_waiting(pair: Pair) -> None:
+def test_a_stage_that_does_not_read_delays_no_other(pair: Pair) -> None:
     """A03: the scheduler goes on, and is woken when there is room for what was left."""
     scheduler, stage = pair
     for frame in MORE_THAN_A_SOCKET_TAKES:
@@ -72,7 +72,7 @@ def test_a_stage_that_does_not_read_keeps_nobody_waiting(pair: Pair) -> None:
         while not rest.done():
             assert scheduler.receive(0.01) == []
     assert [first, *rest.result()] == MORE_THAN_A_SOCKET_TAKES
-    assert not is_readable(scheduler), "room that nobody needs wakes the scheduler"
+    assert not is_readable(scheduler), "room that is not needed wakes the scheduler"
 
 
 def test_what_was_sent_before_a_stage_connects_reaches_it(addresses: list[Path]) -> None:
@@ -100,7 +100,7 @@ def test_a_stage_connects_to_a_scheduler_that_comes_later(addresses: list[Path])
     scheduler.close()
 
 
-def test_what_a_killed_server_left_is_in_nobodys_way(addresses: list[Path]) -> None:
+def test_what_a_killed_server_left_is_replaced(addresses: list[Path]) -> None:
     """A folder that was lent to a server still has its sockets when it was killed."""
     StageChannels(addresses).close()
     assert all(address.is_socket() for address in addresses)
@@ -138,16 +138,16 @@ def test_a_stage_does_not_wait_for_a_length_beyond_the_bound(pair: Pair) -> None
 
 
 def test_a_stage_that_is_gone_is_not_heard_of_again(pair: Pair) -> None:
-    """A03, A06: its last words arrive, its end wakes the scheduler once, and what is sent to it is dropped."""
+    """A03, A06: its final message arrives, its end wakes the scheduler once, and what is sent to it is dropped."""
     scheduler, stage = pair
     for frame in MORE_THAN_A_SOCKET_TAKES:
         scheduler.send(0, frame)
-    stage.send(b"last words")
+    stage.send(b"final message")
     stage.close()
-    assert receive(scheduler, 1) == [b"last words"]
+    assert receive(scheduler, 1) == [b"final message"]
     while is_readable(scheduler):
         assert scheduler.receive(0) == []
-    scheduler.send(0, b"nobody hears")
+    scheduler.send(0, b"unread")
     assert not is_readable(scheduler)
     assert scheduler.receive(0.01) == []
 
@@ -163,5 +163,5 @@ def test_a_stage_reads_what_is_left_of_a_scheduler_that_is_gone(pair: Pair) -> N
     assert ends.poll(0)
     assert stage.receive() == b"a plan"
     assert stage.receive() is None
-    stage.send(b"nobody hears")
+    stage.send(b"unread")
     assert stage.receive() is None

@@ -86,7 +86,7 @@ def _take_the_names(folder: Path) -> None:
 def test_a_trace_that_is_not_written_is_an_error(
     damage: Callable[[Path], None], pipeline: LocalPipeline | StagedPipeline, tmp_path: Path
 ) -> None:
-    """A05: the call's alone; nobody is told of a trace that is not there, and the next profile succeeds."""
+    """A05: the call's alone; no client is told of a trace that is not there, and the next profile succeeds."""
     writer, folder = PlanWriter(LIMITS), tmp_path / "traces"
     assert run(pipeline, control(folder)).error is None
     run(pipeline, writer.plan(0, PROMPT))
@@ -111,7 +111,7 @@ def test_half_a_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_trace_that_is_not_written_at_the_bound_fails_no_microbatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A05: whoever stops the profile is told."""
+    """A05: the client that stops the profile is told."""
     monkeypatch.setattr(profiling, "PROFILE_LIMIT_STEPS", 1)
     pipeline = LocalPipeline(StageRunner(EngineConfig(device="cpu"), LIMITS, 0))
     run(pipeline, control(tmp_path / "traces"))
@@ -121,7 +121,7 @@ def test_a_trace_that_is_not_written_at_the_bound_fails_no_microbatch(
 
 
 @pytest.mark.usefixtures("_one_torch_thread")
-def test_a_profile_that_nobody_stops_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_is_never_stopped_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "PROFILE_LIMIT_STEPS", 2)
     pipeline = LocalPipeline(StageRunner(EngineConfig(device="cpu"), LIMITS, 0))
     run(pipeline, control(tmp_path))

@@ -53,7 +53,7 @@ def pair(private_dir: Path) -> Iterator[Pair]:
 
 
 def microbatch(number: int = 1, *, tokens: int = 1) -> Microbatch:
-    """A microbatch of one prompt of so many tokens."""
+    """A microbatch of one prompt of this many tokens."""
     return Microbatch(number, ForwardMode.PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))
 
 
@@ -162,7 +162,7 @@ def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
 
 
 def test_what_is_sent_to_a_neighbour_that_is_gone_is_dropped(pair: Pair) -> None:
-    """A06: its end is told by whoever supervises the processes, not by the stage before it."""
+    """A06: its end is told by the supervisor, not by the stage before it."""
     pair[0].send(microbatch(1), hidden_states())
     assert isinstance(pair[1].receive(microbatch(1)), torch.Tensor)
     pair[1].close()

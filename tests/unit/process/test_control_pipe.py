@@ -75,7 +75,7 @@ def test_closed_pipe_is_the_supervisors_death(pipe) -> None:
     supervisor.close()
     with pytest.raises(ProcessDiedError, match="supervisor"):
         control.receive()
-    control.send(Ready())  # Nobody listens, and that must not raise.
+    control.send(Ready())  # The other end is closed, and that must not raise.
 
 
 def test_waiting_until_serving(pipe) -> None:

@@ -69,7 +69,7 @@ def test_a_loaded_servers_recording_replays(
 ) -> None:
     """B12, B17: the same plans in every step, by the check sums of each and by the digest of all.
 
-    A weight update is one of the steps, and what comes behind it replays as well.
+    A weight update is one of the steps, and what comes after it replays as well.
     """
     process = launch(pp_size=2, record_redacted=redacted, flight_dir=str(tmp_path))
     serving = process.wait_ready(START_BOUND_S)

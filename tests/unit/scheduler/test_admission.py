@@ -40,7 +40,7 @@ def refusal(engine: SimulatedEngine, message: object) -> Refusal:
 def test_request_that_never_fits_is_refused_with_its_numbers(
     config: dict[str, object], length: int, new: int, numbers: list[str]
 ) -> None:
-    """B09: at admission, and nothing is left behind."""
+    """B09: at admission, and no state is left."""
     engine = SimulatedEngine(**config)
     reply = refusal(engine, generate("r", prompt(length), new))
     assert reply.kind is RefusalKind.INVALID
@@ -130,7 +130,7 @@ def test_max_running_requests_bounds_the_rows() -> None:
 
 
 def test_oversize_head_is_passed_but_not_for_ever() -> None:
-    """B10: those behind it run, and after a bound everybody waits until it fits."""
+    """B10: those after it run, and after a bound all wait until it fits."""
     engine = SimulatedEngine(page_size=4, max_total_tokens=64, max_running_requests=4)
     engine.step(generate("runs", prompt(10), 30))
     engine.step(generate("head", prompt(55, 1), 2), completions=1)
@@ -170,7 +170,7 @@ def test_stats_answer() -> None:
 
 
 class Untouchable(list[int]):
-    """Tokens of a request that nobody has a reason to look at."""
+    """Tokens of a request that no code has a reason to look at."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("a step walked the tokens of a request that is not in its batch")
@@ -179,7 +179,7 @@ class Untouchable(list[int]):
         raise AssertionError("a step read the tokens of a request that is not in its batch")
 
 
-def test_a_step_touches_its_batch_and_nobody_else() -> None:
+def test_a_step_touches_its_batch_alone() -> None:
     """B16: adding requests computes nothing and takes no memory; decoding one never looks at those that wait."""
     engine = SimulatedEngine(max_running_requests=1)
     engine.step(generate("runs", prompt(10), 6))

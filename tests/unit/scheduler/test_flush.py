@@ -1,4 +1,4 @@
-"""Flushes: only when nothing is in flight and nobody owns memory, however empty the queues look."""
+"""Flushes: only when nothing is in flight and no request owns memory, however empty the queues look."""
 
 from __future__ import annotations
 

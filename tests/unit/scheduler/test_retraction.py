@@ -61,7 +61,7 @@ def test_higher_priority_preempts() -> None:
     assert engine.scheduler.stats().retractions == 1
 
 
-def test_nobody_is_preempted_in_vain() -> None:
+def test_no_request_is_preempted_in_vain() -> None:
     """A prefix that victims share counts once: retracting both would still not make room."""
     engine = SimulatedEngine(
         page_size=4, max_total_tokens=64, schedule_policy="priority", priority_preemption=True, pp_size=2

@@ -150,7 +150,7 @@ def test_an_update_that_fails_keeps_cache_and_weights() -> None:
 
 
 def test_a_stage_that_dies_meanwhile_answers_the_call() -> None:
-    """A06: nobody waits for an answer that cannot come."""
+    """A06: no client waits for an answer that cannot come."""
     engine = warm_engine(pp_size=2)
     engine.step(UPDATE)
     engine.step(PipelineFailed(process="stage-1", cause="killed"))

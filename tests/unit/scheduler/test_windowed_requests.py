@@ -50,7 +50,7 @@ def test_parked_chunked_request_neither_leaks_nor_frees_twice(mode: PauseMode, a
 
 
 def test_window_page_that_is_given_back_too_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B18: whoever gives back what a microbatch in flight still sees breaks the books in that very step."""
+    """B18: giving back what a microbatch in flight still sees breaks the books in that very step."""
     slide = KVMemory.slide
     ahead = SMALL["chunked_prefill_size"]
     monkeypatch.setattr(KVMemory, "slide", lambda memory, lease, position: slide(memory, lease, position + ahead))

@@ -38,7 +38,7 @@ def test_what_is_stuck_is_told_with_its_place_and_ended() -> None:
     assert "in never_returns" in done.stdout
 
 
-def test_what_ends_in_time_is_left_alone_and_idleness_wakes_nobody() -> None:
+def test_what_ends_in_time_is_left_alone_and_idleness_wakes_nothing() -> None:
     """A01: after the last step the watch wakes once, and then no more."""
     told: list[str] = []
     watch = StepWatch(told.append)
