@@ -38,7 +38,7 @@ def _check_books(books: Books, live: list[Request]) -> None:
     for request in live:
         _check_request(books, request)
         if request.in_flight != flights.pop(request, 0):
-            raise IntegrityError(f"{request} is not in the number of microbatches in flight")
+            raise IntegrityError(f"{request} counts another number of microbatches in flight than the books")
     if flights:
         raise IntegrityError(f"{list(flights)} are in flight, but in no place")
     if len(set(live)) != len(live):

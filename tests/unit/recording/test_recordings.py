@@ -115,7 +115,7 @@ def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
     gate, ports = ReplayGate(recording), NullPorts()
     with switched_on("decode-runs-twice"):
         scheduler = Scheduler(recording.header.limits)
-        with pytest.raises(ReplayDiffers, match="launches another microbatch"):
+        with pytest.raises(ReplayDiffers, match="launches a microbatch that was not recorded"):
             run_loop(gate, scheduler, ports, ports)
 
 
