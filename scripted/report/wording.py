@@ -31,9 +31,10 @@ __all__ = [
     "answer_text",
     "call_names",
     "event_text",
+    "microbatch_in_full",
     "microbatch_text",
     "reply_text",
-    "segment_text",
+    "segment_positions",
 ]
 
 # A batch names this many of its requests or tokens, and counts the others.
@@ -61,7 +62,7 @@ def event_text(event: Event, controls: Collection[int] = ()) -> str:
 
 def microbatch_text(microbatch: Microbatch) -> str:
     """A launch: ``#1 prefill a[64:125] last chunk``, ``#2 decode a@125 b@40``."""
-    segments = _some([segment_text(segment, microbatch.mode) for segment in microbatch.segments])
+    segments = _some([_share(short_rid(segment.rid), segment, microbatch.mode) for segment in microbatch.segments])
     if microbatch.mode is ForwardMode.UPDATE:
         return f"#{microbatch.id} update to {printable(microbatch.weights or 'the configured weights')}"
     if microbatch.mode is ForwardMode.PROFILE:
@@ -69,13 +70,25 @@ def microbatch_text(microbatch: Microbatch) -> str:
     return f"#{microbatch.id} {microbatch.mode} {segments}"
 
 
-def segment_text(segment: Segment, mode: ForwardMode) -> str:
-    """One request's share: its positions, and whether this ends its prompt."""
-    name = short_rid(segment.rid)
+def microbatch_in_full(microbatch: Microbatch) -> str:
+    """The same with every request, and nothing shortened."""
+    if microbatch.is_control:
+        return microbatch_text(microbatch)
+    shares = [_share(printable(segment.rid), segment, microbatch.mode) for segment in microbatch.segments]
+    return f"#{microbatch.id} {microbatch.mode} {' '.join(shares)}"
+
+
+def segment_positions(segment: Segment, mode: ForwardMode) -> str:
+    """Where in its request a segment is: ``[64:125]`` of a prompt, ``@125`` of a decode."""
     if mode is ForwardMode.DECODE:
-        return f"{name}@{segment.start}"
+        return f"@{segment.start}"
+    return f"[{segment.start}:{segment.start + len(segment.token_ids)}]"
+
+
+def _share(name: str, segment: Segment, mode: ForwardMode) -> str:
+    """One request's share: its positions, and whether this ends its prompt."""
     last = " last chunk" if segment.emits and segment.start and mode is ForwardMode.PREFILL else ""
-    return f"{name}[{segment.start}:{segment.start + len(segment.token_ids)}]{last}"
+    return f"{name}{segment_positions(segment, mode)}{last}"
 
 
 def reply_text(reply: Reply, calls: Mapping[str, str]) -> str:

@@ -5,8 +5,10 @@ Owns where things stand and which words they bear; paints nothing. Works from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.messages import (
@@ -23,7 +25,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.plan import Microbatch
-from scripted.phrases import plural, printable, short_rid
+from scripted.phrases import plural, printable
 from scripted.report.timeline.difference import Difference
 from scripted.report.timeline.lanes import (
     ANSWERED,
@@ -38,24 +40,27 @@ from scripted.report.timeline.lanes import (
     client_events,
     pipeline_events,
 )
+from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.positions import controls_of, in_window, launches, pipeline_at
 from scripted.report.timeline.state import state_of
 from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, Run, State, Stripe
+from scripted.report.timeline.widths import fitting
 from scripted.report.trace import Trace
-from scripted.report.wording import call_names, event_text, microbatch_text, reply_text, segment_text
+from scripted.report.wording import call_names, event_text, microbatch_in_full, reply_text, segment_positions
 
 __all__ = ["Layout"]
 
 # Requests that a box or a queue shows by name; one more only says how many there are.
 _NAMED_IN_BOX: Final = 3
+_Message = TypeVar("_Message", bound=msgspec.Struct)
 _SLOT_FULL: Final = "+{} more"
 
 
 class Layout:
     """One trace; shows its records ``first`` to ``last - 1``, counted from the run's own start, from column 0 on."""
 
-    def __init__(self, trace: Trace, number: int, colours: Mapping[str, int], first: int, last: int) -> None:
-        self._trace, self._number, self._colours = trace, number, colours
+    def __init__(self, trace: Trace, number: int, palette: Palette, first: int, last: int) -> None:
+        self._trace, self._number, self._palette = trace, number, palette
         self._launched = launches(trace.records)
         self._calls = call_names(trace.records)
         self._shown = list(enumerate(trace.records[first:last]))
@@ -107,19 +112,28 @@ class Layout:
         launch = self._launched.get(microbatch_id)
         if launch is None:
             return Box(x, y, f"#{microbatch_id}", kind, (), f"#{microbatch_id}, launched before this trace")
-        title = f"{microbatch_text(launch.microbatch)}, launched in step {launch.step}"
-        return Box(x, y, f"#{microbatch_id}", kind, tuple(self._stripes(launch.microbatch)), title)
+        label, microbatch = f"#{microbatch_id}", launch.microbatch
+        title = f"{microbatch_in_full(microbatch)}, launched in step {launch.step}"
+        stripes = fitting(label, list(self._stripes(microbatch)))
+        return Box(x, y, label, kind, stripes, title, self._palette.numbers_of(microbatch.rids))
 
     def _stripes(self, microbatch: Microbatch) -> Iterator[Stripe]:
         if microbatch.is_control:
             yield Stripe(str(microbatch.mode), None)
         named = microbatch.segments[:_NAMED_IN_BOX]
         for segment in named:
-            text = segment_text(segment, microbatch.mode).removesuffix(" last chunk")
-            yield Stripe(text, self._colours[segment.rid])
-        more = microbatch.segments[_NAMED_IN_BOX:]
-        if more:
-            yield Stripe(f"+{len(more)}", self._colours[more[0].rid])
+            yield self._stripe(segment.rid, segment_positions(segment, microbatch.mode))
+        yield from self._more([segment.rid for segment in microbatch.segments[_NAMED_IN_BOX:]])
+
+    def _stripe(self, rid: str, positions: str = "") -> Stripe:
+        palette = self._palette
+        return Stripe(palette.label(rid), palette.colours[rid], positions, palette.numbers_of([rid]))
+
+    def _more(self, rids: Sequence[str]) -> Iterator[Stripe]:
+        """How many there are besides those with a name."""
+        if rids:
+            palette = self._palette
+            yield Stripe(f"+{len(rids)}", palette.colours[rids[0]], requests=palette.numbers_of(rids))
 
     def _paths(self) -> Iterator[Path]:
         """One line a microbatch, through the middle of its boxes to where its result was taken."""
@@ -138,7 +152,8 @@ class Layout:
         for microbatch_id, through in points.items():
             launch = self._launched.get(microbatch_id)
             if launch is not None and launch.microbatch.rids:
-                yield Path(" ".join(through), self._colours[launch.microbatch.rids[0]])
+                rids = launch.microbatch.rids
+                yield Path(" ".join(through), self._palette.colours[rids[0]], self._palette.numbers_of(rids))
 
     # -- events, queues, answers --
 
@@ -147,37 +162,41 @@ class Layout:
             yield from self._stack(ARRIVED, x, [self._event_chip(event) for event in client_events(record)])
             yield from self._stack(TAKEN, x, [self._result_chip(event) for event in pipeline_events(record)])
 
-    def _event_chip(self, event: Event) -> tuple[str, str, int | None]:
-        rid = event.rid if isinstance(event, Generate | Abort) else None
+    def _event_chip(self, event: Event) -> _Mark:
+        rids = (event.rid,) if isinstance(event, Generate | Abort) else ()
         strong = isinstance(event, FlushCache | Abort | AbortAll)
-        colour = None if strong or rid is None else self._colours.get(rid)
-        return event_text(event), "strong" if strong else "event", colour
+        return _Mark(event_text(self._labelled(event)), "strong" if strong else "event", rids, coloured=not strong)
 
-    def _result_chip(self, event: Event) -> tuple[str, str, int | None]:
+    def _result_chip(self, event: Event) -> _Mark:
         bad = isinstance(event, PipelineFailed) or getattr(event, "error", None) is not None
         launch = self._launched.get(getattr(event, "microbatch_id", -1))
-        colour = self._colours[launch.microbatch.rids[0]] if launch and launch.microbatch.rids else None
         text = event_text(event, controls_of(self._launched)).removeprefix("result ")
-        return text, "bad" if bad else "taken", None if bad else colour
+        return _Mark(text, "bad" if bad else "taken", launch.microbatch.rids if launch else (), coloured=not bad)
 
     def _reply_chips(self) -> Iterator[Chip]:
         for x, record in self._shown:
             yield from self._stack(ANSWERED, x, [self._reply_chip(reply) for reply in record.replies])
 
-    def _reply_chip(self, reply: Reply) -> tuple[str, str, int | None]:
-        text = reply_text(reply, self._calls)
+    def _reply_chip(self, reply: Reply) -> _Mark:
+        text = reply_text(self._labelled(reply), self._calls)
+        rids = (reply.rid,) if isinstance(reply, Refusal | TokenOutput) else ()
         if isinstance(reply, Refusal) or (isinstance(reply, CallAnswer) and not reply.ok):
-            return text, "refused", None
+            return _Mark(text, "refused", rids)
         if isinstance(reply, TokenOutput):
             bad = reply.finish_reason is FinishReason.ERROR
-            return text, "bad" if bad else "token", None if bad else self._colours.get(reply.rid)
-        return text, "answer", None
+            return _Mark(text, "bad" if bad else "token", rids, coloured=not bad)
+        return _Mark(text, "answer")
+
+    def _labelled(self, message: _Message) -> _Message:
+        """The message with the request's label for its rid: the words then name it as the rest of the page does."""
+        rid = getattr(message, "rid", None)
+        return message if rid is None else msgspec.structs.replace(message, rid=self._palette.label(rid))
 
     def _note_chips(self) -> Iterator[Chip]:
         columns = {record.step: x for x, record in self._shown}
         for x in dict.fromkeys(columns[note.step] for note in self._notes):
             texts = [printable(note.text) for note in self._notes if columns[note.step] == x]
-            yield from self._stack(NOTES, x, [("; ".join(texts), "note", None)])
+            yield from self._stack(NOTES, x, [_Mark("; ".join(texts), "note")])
 
     def _queue_boxes(self) -> Iterator[Box]:
         for x, record in self._shown:
@@ -190,23 +209,29 @@ class Layout:
         """One box for all members of a queue: how many, and the first of them by name."""
         if not count:
             return
-        stripes = [Stripe(short_rid(rid), self._colours[rid]) for rid in rids[:_NAMED_IN_BOX]]
-        if len(rids) > _NAMED_IN_BOX:
-            stripes.append(Stripe(f"+{len(rids) - _NAMED_IN_BOX}", self._colours[rids[_NAMED_IN_BOX]]))
+        stripes = (*map(self._stripe, rids[:_NAMED_IN_BOX]), *self._more(rids[_NAMED_IN_BOX:]))
         label = "" if len(rids) == count == 1 else str(count)
         title = f"{lane}: {' '.join(printable(rid) for rid in rids) or plural(count, 'request')}"
-        yield Box(x, self._lanes.y(lane), label, "queue", tuple(stripes), title)
+        yield Box(x, self._lanes.y(lane), label, "queue", stripes, title, self._palette.numbers_of(rids))
 
-    def _stack(self, lane: str, x: int, chips: Sequence[tuple[str, str, int | None]]) -> Iterator[Chip]:
+    def _stack(self, lane: str, x: int, chips: Sequence[_Mark]) -> Iterator[Chip]:
         """Chips under each other; when there are more than slots, the last slot says how many are left."""
         slots, height = self._lanes.slots[lane], self._lanes.slot_height[lane]
         shown = chips if len(chips) <= slots else chips[: slots - 1]
-        for slot, (text, kind, colour) in enumerate(shown):
-            yield Chip(x, self._lanes.y(lane, slot), height, text, kind, text, colour)
-        if len(shown) < len(chips):
-            left = chips[len(shown) :]
-            title = "; ".join(text for text, _, _ in left)
-            yield Chip(x, self._lanes.y(lane, slots - 1), height, _SLOT_FULL.format(len(left)), "more", title)
+        for slot, mark in enumerate(shown):
+            colour = self._palette.colours.get(mark.rids[0]) if mark.coloured and mark.rids else None
+            numbers = self._palette.numbers_of(mark.rids)
+            yield Chip(x, self._lanes.y(lane, slot), height, mark.text, mark.kind, self._title(mark), colour, numbers)
+        left = chips[len(shown) :]
+        if left:
+            title, numbers = "; ".join(map(self._title, left)), self._palette.numbers_of(_rids_of(left))
+            y, text = self._lanes.y(lane, slots - 1), _SLOT_FULL.format(len(left))
+            yield Chip(x, y, height, text, "more", title, requests=numbers)
+
+    def _title(self, mark: _Mark) -> str:
+        """The words of a mark, and in full each rid that they shorten."""
+        shortened = [printable(rid) for rid in mark.rids if self._palette.label(rid) != rid]
+        return f"{mark.text} ({' '.join(shortened)})" if shortened else mark.text
 
     # -- the window, the failure, the difference --
 
@@ -267,6 +292,19 @@ class Layout:
         defaults = EngineConfig().model_dump()
         chosen = [(name, value) for name, value in self._trace.header.config.items() if value != defaults.get(name)]
         return printable(" ".join(f"{name}={value}" for name, value in chosen)) or "default configuration"
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """What a chip says, and of which requests."""
+
+    text: str
+    kind: str
+    rids: tuple[str, ...] = ()
+    coloured: bool = False
+
+
+def _rids_of(marks: Sequence[_Mark]) -> list[str]:
+    return list(dict.fromkeys(rid for mark in marks for rid in mark.rids))
 
 
 def _point(x: int, y: float) -> str:

@@ -12,11 +12,13 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from scripted.phrases import printable
 from scripted.report.timeline.difference import Difference, first_difference
 from scripted.report.timeline.layout import Layout
-from scripted.report.timeline.palette import colours_of
+from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.positions import in_window
-from scripted.report.timeline.view import Page, Run
+from scripted.report.timeline.view import Page, RequestView, Run
+from scripted.report.timeline.widths import column_width
 from scripted.report.trace import Trace
 
 __all__ = ["MAX_COLUMNS", "render_timeline"]
@@ -52,14 +54,18 @@ def _page(traces: Sequence[Trace]) -> Page:
     longest = max(len(trace.records) for trace in traces)
     first = max(0, min(focus - MAX_COLUMNS // 2, longest - MAX_COLUMNS))
     last = min(longest, first + MAX_COLUMNS)
-    colours = colours_of(traces)
+    palette = Palette.of(traces)
     runs = tuple(
-        Layout(trace, number, colours, first, last).run(difference)
+        Layout(trace, number, palette, first, last).run(difference)
         for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
     )
     return Page(
         title=" / ".join(dict.fromkeys(run.title for run in runs)),
         columns=_columns(runs, last - first),
+        width_px=column_width(box for run in runs for box in run.boxes),
+        requests=tuple(
+            RequestView(number, palette.labels[rid], printable(rid)) for rid, number in palette.numbers.items()
+        ),
         focus=focus - first,
         left_out=""
         if last - first == longest

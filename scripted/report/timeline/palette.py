@@ -1,4 +1,4 @@
-"""Which colour a request has: the same in every run of a page.
+"""Which colour, label and number a request has: the same in every run of a page.
 
 A rid keeps its colour from run to run. Where runs made up different rids, the first request of one run has
 the colour of the first of the other.
@@ -9,14 +9,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from engine.messages import Generate
 from engine.scheduler.ports import StepRecord
+from scripted.phrases import short_rid
+from scripted.report.timeline.labels import labels_of
 from scripted.report.trace import Trace
 
-__all__ = ["COLOURS", "colours_of"]
+__all__ = ["COLOURS", "Palette", "colours_of"]
 
 # As many as the style defines; further requests start again from the first.
 COLOURS: Final = 8
+
+
+class Palette(msgspec.Struct, frozen=True):
+    """How the requests of a page are told apart: by colour, by label, and by number for the filter."""
+
+    colours: dict[str, int]
+    labels: dict[str, str]
+    numbers: dict[str, int]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace]) -> Palette:
+        """The palette of a page."""
+        rids = dict.fromkeys(rid for trace in traces for record in trace.records for rid in _rids(record))
+        return cls(colours_of(traces), labels_of(rids), {rid: number for number, rid in enumerate(rids)})
+
+    def label(self, rid: str) -> str:
+        """What the page calls a request; one that began before the traces has no label of its own."""
+        return self.labels.get(rid) or short_rid(rid)
+
+    def numbers_of(self, rids: Sequence[str]) -> tuple[int, ...]:
+        """The numbers of those that have one."""
+        return tuple(self.numbers[rid] for rid in rids if rid in self.numbers)
 
 
 def colours_of(traces: Sequence[Trace]) -> dict[str, int]:

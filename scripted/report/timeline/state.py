@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.messages import CallAnswer, Reply
+from engine.messages import CallAnswer, Event, Reply
 from engine.plan import Microbatch, Segment
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import plural, printable
+from scripted.phrases import plural, printable, short_rid
 from scripted.report.timeline.positions import Launch, controls_of, in_window, pipeline_at, queues_are_clear
 from scripted.report.timeline.view import Section, State
 from scripted.report.wording import event_text, microbatch_text, reply_text
@@ -33,7 +33,7 @@ def state_of(
     sections = (
         Section("failed", (printable(record.error),) if record.error else ()),
         Section("notes", tuple(printable(note) for note in notes)),
-        Section("arrived", tuple(event_text(event, controls_of(launched)) for event in record.events)),
+        Section("arrived", tuple(_in_full(event, event_text(event, controls_of(launched))) for event in record.events)),
         Section("launched", _launched(record.microbatch)),
         Section("in flight", tuple(_in_flight(record, stages, launched))),
         Section("queues", _queues(record)),
@@ -118,9 +118,15 @@ def _members(count: int, rids: tuple[str, ...]) -> str:
     return f"{count} ({' '.join(printable(rid) for rid in rids)})" if rids else str(count)
 
 
+def _in_full(message: Event | Reply, words: str) -> str:
+    """The words with the whole rid."""
+    rid = getattr(message, "rid", None)
+    return words if rid is None else words.replace(short_rid(rid), printable(rid), 1)
+
+
 def _answer(reply: Reply, calls: Mapping[str, str]) -> str:
     """The reply in words, a refused call with its whole message."""
-    words = reply_text(reply, calls)
+    words = _in_full(reply, reply_text(reply, calls))
     if isinstance(reply, CallAnswer) and not reply.ok:
         return f"{words} (the full answer: {printable(reply.message)})"
     return words

@@ -17,6 +17,7 @@ __all__ = [
     "Lane",
     "Page",
     "Path",
+    "RequestView",
     "Run",
     "Section",
     "State",
@@ -34,14 +35,19 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Stripe(msgspec.Struct, frozen=True):
-    """One request's share of a box; ``colour`` is an index into the palette, None for what is no request's."""
+    """One request's share of a box: its label and positions. ``colour`` is None for what is no request's."""
 
     text: str
     colour: int | None
+    positions: str = ""
+    requests: tuple[int, ...] = ()
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A microbatch in one stage, its waiting result, or the members of a queue, at one step."""
+    """A microbatch in one stage, its waiting result, or the members of a queue, at one step.
+
+    ``requests`` are the numbers of those it belongs to, here and in the other shapes: the filter goes by them.
+    """
 
     x: int
     y: float
@@ -49,6 +55,7 @@ class Box(msgspec.Struct, frozen=True):
     kind: str
     stripes: tuple[Stripe, ...]
     title: str
+    requests: tuple[int, ...] = ()
 
 
 class Chip(msgspec.Struct, frozen=True):
@@ -61,6 +68,7 @@ class Chip(msgspec.Struct, frozen=True):
     kind: str
     title: str
     colour: int | None = None
+    requests: tuple[int, ...] = ()
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -68,6 +76,7 @@ class Path(msgspec.Struct, frozen=True):
 
     points: str
     colour: int
+    requests: tuple[int, ...] = ()
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -138,11 +147,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     difference: DifferenceView | None
 
 
+class RequestView(msgspec.Struct, frozen=True):
+    """A request that the page can be filtered by."""
+
+    number: int
+    label: str
+    rid: str
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page. ``columns`` is the width in steps, ``focus`` the column to open at."""
+    """The whole page. ``columns`` is the width in steps, ``width_px`` that of one, ``focus`` the column to open at."""
 
     title: str
     columns: int
+    width_px: int
+    requests: tuple[RequestView, ...]
     focus: int
     left_out: str
     runs: tuple[Run, ...]

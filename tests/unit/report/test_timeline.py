@@ -30,8 +30,11 @@ from engine.scheduler.ports import StepRecord
 from scripted.phrases import short_rid
 from scripted.report.timeline import page, render_timeline, to_perfetto
 from scripted.report.timeline.difference import first_difference
+from scripted.report.timeline.labels import labels_of
 from scripted.report.timeline.palette import COLOURS, colours_of
 from scripted.report.timeline.positions import in_window, launches, pipeline_at
+from scripted.report.timeline.view import Box, Stripe
+from scripted.report.timeline.widths import column_width, fitting
 from scripted.report.trace import Trace, TraceHeader
 from scripted.report.wording import event_text, reply_text
 
@@ -259,7 +262,8 @@ def test_many_of_a_kind_are_counted_not_dropped() -> None:
     more = next(e for e in document.of_class("chip", "more") if e.place["x"] == 0)
     assert more.text == "+7 more"
     assert "generate r9 (4 tokens)" in str(more.attributes["title"])
-    assert document.of_class("box", "stage")[0].text == "#0r0[0:4]r1[0:4]r2[0:4]+7"
+    assert document.of_class("box", "stage")[0].text == "#0r0r1r2+7"
+    assert "r9[0:4]" in str(document.of_class("box", "stage")[0].attributes["title"])
 
 
 def test_a_long_run_shows_the_steps_that_matter(race: tuple[Trace, Trace], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +282,72 @@ def test_the_smallest_inputs() -> None:
         render_timeline([])
     assert not Document(render_timeline([trace_of([])])).of_class("box")
     assert Document(render_timeline([trace_of(flush_race()[-1:])])).of_class("chip")
+
+
+# -- names, search and filter --
+
+
+def names_of(*rids: str) -> Document:
+    return Document(
+        render_timeline(
+            [trace_of(record_run(lambda step, _: [generate(rids[step - 1], tokens=4)] if step <= len(rids) else []))]
+        )
+    )
+
+
+def test_a_chunk_keeps_its_range_beside_a_rid_that_the_harness_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = Document(render_timeline(race_traces(monkeypatch, rid="scripted-1")))
+    box = next(e for e in document.of_class("box", "stage") if e.text == "#1scripted-1[64:125]")
+    spans = {e.text for e in document.elements if e.tag == "span" and not e.classes}
+    assert "scripted-1" in spans, "the label has an element of its own and can shrink by itself"
+    assert "scripted-1[64:125]" not in spans
+    assert "scripted-1[64:125]" in str(box.attributes["title"])
+
+
+def test_long_rids_have_distinct_labels_and_stand_in_full_in_the_tooltip() -> None:
+    rids = [f"conversation-of-alice-{number}-turn-one" for number in range(3)]
+    document = names_of(*rids, "another-long-name-of-a-request")
+    arrived = document.of_class("chip", "event")
+    assert [e.text.split()[1] for e in arrived] == ["con..0", "con..1", "con..2", "ano..quest"]
+    assert all(rid in str(e.attributes["title"]) for rid, e in zip(rids, arrived, strict=False))
+    assert all(f"generate {rid} (4 tokens)" in e.text for rid, e in zip(rids, document.of_class("state"), strict=False))
+
+
+@pytest.mark.parametrize(
+    "rids",
+    [
+        ("a" * 20 + "b" * 20, "a" * 21 + "b" * 19, "a" * 22 + "b" * 18),
+        ("abc-0000000001-1-xyzzy", "abc-0000000001-2-xyzzy", "abc..1"),
+        ("x" * 30, "x" * 31, "x" * 32),
+        ("one two three four", "one\ttwo three four"),
+    ],
+)
+def test_no_two_labels_are_alike(rids: tuple[str, ...]) -> None:
+    labels = labels_of(rids)
+    assert list(labels) == list(rids)
+    assert len(set(labels.values())) == len(rids)
+    assert all(len(label) <= 14 and label.isprintable() for label in labels.values())
+
+
+def test_a_box_that_would_be_cut_off_names_its_requests_and_leaves_the_ranges_to_the_tooltip() -> None:
+    one, many = Stripe("scripted-1", 0, "[64:125]"), [Stripe(f"scripted-{i}", 0, "[1024:2048]") for i in range(3)]
+    assert fitting("#1", [one]) == (one,)
+    assert [stripe.positions for stripe in fitting("#1", many)] == 3 * [""]
+    wide = column_width([Box(0, 0, "#1", "stage", (Stripe("scripted-1", 0, "[1024:2048]"),), "")])
+    assert column_width([]) < column_width([Box(0, 0, "#1", "stage", (one,), "")]) < wide
+
+
+def test_the_page_can_be_searched_and_filtered_by_the_keyboard(race: tuple[Trace, Trace]) -> None:
+    document = Document(render_timeline(race))
+    by_id = {e.attributes["id"]: e for e in document.elements if "id" in e.attributes}
+    assert (by_id["find"].tag, by_id["only"].tag, by_id["panel"].tag) == ("input", "select", "button")
+    assert by_id["panel"].attributes["aria-controls"] == "states"
+    options = [e for e in document.elements if e.tag == "option"]
+    assert [(e.attributes["value"], e.text) for e in options] == [("", "all requests"), ("0", "a")]
+    mine = [e for e in document.elements if e.attributes.get("data-q") == "0"]
+    assert {e.tag for e in mine} == {"span", "i", "polyline"}
+    flush = next(e for e in document.of_class("chip") if e.text == "FLUSH")
+    assert "data-q" not in flush.attributes, "what is no request's stays lit"
 
 
 # -- the first difference --
