@@ -240,11 +240,15 @@ PipelineEvent = Completion | PipelineFailed
 
 
 class SetPressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Keep pages, rows or tree nodes from requests until this many are left free or unlocked; None: as it is."""
+    """Keep pages, rows or tree nodes from requests until this many are left free or unlocked; None: as it is.
+
+    Window pages are there only in an engine whose model has window layers.
+    """
 
     leave_pages: int | None = None
     leave_rows: int | None = None
     leave_unlocked: int | None = None
+    leave_window_pages: int | None = None
 
 
 class ReleasePressure(msgspec.Struct, frozen=True, kw_only=True, tag=True):

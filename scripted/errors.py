@@ -5,7 +5,7 @@ The first kind carries a report and is what pytest shows; the second kind is rai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from scripted.report.failure import FailureReport
@@ -85,9 +85,14 @@ class BudgetSpent(AssertionError):
 
 
 class BadCall(ValueError):
-    """A script called a verb in a way that it does not take."""
+    """A script called a verb in a way that it does not take. ``made`` counts all that there were in this process."""
 
     is_meant_for_the_script = True
+    made: ClassVar[int] = 0
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        BadCall.made += 1
 
 
 class UnknownName(BadCall, AttributeError):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scripted.errors import BadCall, ServerDirty
+from scripted.errors import ServerDirty
+from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class ScriptedSession:
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
-        _check_plain(arguments)
+        check_plain(arguments)
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
@@ -93,18 +94,6 @@ class ScriptedSession:
         node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
         mutant = f" --mutant {shlex.quote(self.mutant)}" if self.mutant else ""
         return f"pytest {shlex.quote(node)} --tier {tier}{mutant}"
-
-
-def _check_plain(arguments: dict[str, Any]) -> None:
-    """Both tiers take the same arguments: those that can travel to the scheduler process."""
-    for name, value in arguments.items():
-        try:
-            msgspec.msgpack.encode(value)
-        except (TypeError, ValueError) as exc:
-            raise BadCall(
-                f"{name} is a {type(value).__name__}, which cannot travel to the scheduler process; "
-                "pass numbers, strings, lists or dicts, and make objects of them in the script"
-            ) from exc
 
 
 _session = ScriptedSession()

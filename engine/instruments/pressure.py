@@ -1,4 +1,4 @@
-"""Pressure: pages, rows and tree nodes that an operator keeps from requests, to meet scarcity at will.
+"""Pressure: pages, window pages, rows and tree nodes that an operator keeps from requests, to meet scarcity at will.
 
 It takes nothing from a request and never decides about one. What is kept stays kept over a flush, except for pins,
 whose nodes a flush forgets.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory import KVMemory, Node
+from engine.memory import KVMemory, Node, SlidingWindowPool
 from engine.messages import Event, EvictCache, OperatorEvent, ReleasePressure, SetPressure
 
 __all__ = ["Pressure"]
@@ -25,6 +25,7 @@ class Pressure:
         self._pages = memory.pages
         self._rows = memory.rows
         self._tree = memory.tree
+        self._window = memory.sliding_window
         self._pins: list[Node] = []
         # What was applied since the last step.
         self.ahead: list[OperatorEvent] = []
@@ -62,12 +63,17 @@ class Pressure:
     @property
     def is_on(self) -> bool:
         """Something is kept back now."""
-        return bool(self._pages.reserved or self._rows.reserved or self.pins)
+        return bool(self._pages.reserved or self._rows.reserved or self.pins or self._kept_window_pages)
 
     @property
     def most_free_pages(self) -> int:
         """Pages that could be free now: those that are, those kept back, and the cache that no request protects."""
         return self._pages.free + self._pages.reserved + self._tree.evictable_pages
+
+    @property
+    def most_free_window_pages(self) -> int:
+        """The same for window pages; 0 for a model without window layers."""
+        return 0 if self._window is None else self._window.available_pages + self._kept_window_pages
 
     @property
     def most_free_rows(self) -> int:
@@ -88,6 +94,8 @@ class Pressure:
     def _set(self, event: SetPressure) -> None:
         if event.leave_pages is not None:
             self._leave_pages(event.leave_pages)
+        if event.leave_window_pages is not None and self._window is not None:
+            self._leave_window_pages(event.leave_window_pages, self._window)
         if event.leave_rows is not None:
             self._rows.release_reserved(max(0, event.leave_rows - self._rows.free))
             self._rows.reserve(max(0, self._rows.free - event.leave_rows))
@@ -99,6 +107,17 @@ class Pressure:
         pages = self._pages
         pages.release_reserved(max(0, count - pages.free))
         self._tree.evict(max(0, count - pages.free))
+        pages.reserve(max(0, pages.free - count))
+
+    @property
+    def _kept_window_pages(self) -> int:
+        return 0 if self._window is None else self._window.pages.reserved
+
+    def _leave_window_pages(self, count: int, window: SlidingWindowPool) -> None:
+        """A cached page loses its window page only when those that are free or kept back are not enough."""
+        pages = window.pages
+        pages.release_reserved(max(0, count - pages.free))
+        window.evict(max(0, count - pages.free))
         pages.reserve(max(0, pages.free - count))
 
     def _leave_unlocked(self, count: int) -> None:
@@ -118,3 +137,5 @@ class Pressure:
         self._unpin()
         self._pages.release_reserved(self._pages.reserved)
         self._rows.release_reserved(self._rows.reserved)
+        if self._window is not None:
+            self._window.pages.release_reserved(self._window.pages.reserved)

@@ -162,6 +162,10 @@ class SlidingWindowPool:
             if self.beside[page] != NO_WINDOW_PAGE:
                 self._drop_idle(page)
 
+    def evict(self, count: int) -> None:
+        """Take this many window pages, or all that no lease uses, from their cached pages: in order of eviction."""
+        self._evict(min(count, len(self.idle)))
+
     # -- inside --
 
     def _use(self, page: int) -> None:

@@ -91,17 +91,22 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pressure"):
-    """An operator keeps memory from requests: exactly these pages or rows are left free, or tree nodes unlocked."""
+    """An operator keeps memory from requests: exactly these pages or rows are left free, or tree nodes unlocked.
+
+    ``window``: pages of the window pool, in an engine whose model has window layers.
+    """
 
     pages: int | None = None
     rows: int | None = None
     unlocked: int | None = None
+    window: int | None = None
 
-    examples: ClassVar = ("pressure pages=1", "pressure rows=0", "pressure unlocked=0")
+    examples: ClassVar = ("pressure pages=1", "pressure rows=0", "pressure unlocked=0", "pressure window=0")
     event: ClassVar = SetPressure
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (
         numbered("exhaust_kv", "N", "keep pages from requests until N are free", "exhaust_kv"),
+        numbered("exhaust_window", "N", "the same for pages of the window pool", "exhaust_window"),
         numbered("exhaust_rows", "N", "the same for rows", "exhaust_rows"),
         numbered("exhaust_locks", "N", "lock nodes of the prefix tree until N are unlocked", "exhaust_locks"),
     )
@@ -113,28 +118,51 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     def operator_event(self) -> SetPressure:
         """What the operator does."""
-        return SetPressure(leave_pages=self.pages, leave_rows=self.rows, leave_unlocked=self.unlocked)
+        return SetPressure(
+            leave_pages=self.pages,
+            leave_rows=self.rows,
+            leave_unlocked=self.unlocked,
+            leave_window_pages=self.window,
+        )
 
     def reaches(self, engine: SearchedEngine) -> bool:
         """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
+        if self.window is not None and not engine.limits.window_tokens:
+            return False
         pressure = engine.scheduler.pressure
-        most = pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
-        asked = self.pages, self.rows, self.unlocked
+        most = (
+            pressure.most_free_pages,
+            pressure.most_free_rows,
+            pressure.most_unlocked_nodes,
+            pressure.most_free_window_pages,
+        )
+        asked = self.pages, self.rows, self.unlocked, self.window
         return all(count is None or count <= limit for count, limit in zip(asked, most, strict=True))
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.exhaust_kv(1)`` and its like."""
-        given = {"exhaust_kv": self.pages, "exhaust_rows": self.rows, "exhaust_locks": self.unlocked}
+        given = {
+            "exhaust_kv": self.pages,
+            "exhaust_rows": self.rows,
+            "exhaust_locks": self.unlocked,
+            "exhaust_window": self.window,
+        }
         return tuple(Verb(verb, count) for verb, count in given.items() if count is not None)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """One page, no row, no unlocked node."""
-        return cls(pages=_LEFT_PAGES), cls(rows=0), cls(unlocked=0)
+        """One page, no row, no unlocked node; no window page where there are some."""
+        everywhere = cls(pages=_LEFT_PAGES), cls(rows=0), cls(unlocked=0)
+        return (*everywhere, cls(window=0)) if base.limits.window_tokens else everywhere
 
     @classmethod
     def read_back(cls, event: SetPressure, reader: EventReader) -> Press:
-        return cls(pages=event.leave_pages, rows=event.leave_rows, unlocked=event.leave_unlocked)
+        return cls(
+            pages=event.leave_pages,
+            rows=event.leave_rows,
+            unlocked=event.leave_unlocked,
+            window=event.leave_window_pages,
+        )
 
     @classmethod
     def words(cls, event: SetPressure) -> str:
@@ -142,6 +170,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
             (event.leave_pages, "free page"),
             (event.leave_rows, "free row"),
             (event.leave_unlocked, "unlocked node"),
+            (event.leave_window_pages, "free window page"),
         )
         return "pressure: " + ", ".join(plural(count, what) for count, what in left if count is not None)
 

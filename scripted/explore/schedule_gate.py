@@ -282,18 +282,25 @@ class SimulatedGate:
         self._results.lose()
         self._holding = False
 
-    def _check_pressure(self, asked: SetPressure, most: tuple[int, int, int]) -> None:
-        counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked
+    def _check_pressure(self, asked: SetPressure, most: tuple[int, ...]) -> None:
+        counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked, asked.leave_window_pages
         for count, limit, left in zip(counts, most, _left(self.scheduler.memory), strict=True):
             if count is not None and left != min(count, limit):
                 raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
 
 
-def _most(pressure: Pressure) -> tuple[int, int, int]:
-    """Pages and rows that could be free, nodes that could be unlocked: by what requests own."""
-    return pressure.most_free_pages, pressure.most_free_rows, pressure.most_unlocked_nodes
+def _most(pressure: Pressure) -> tuple[int, ...]:
+    """Pages and rows that could be free, nodes that could be unlocked, window pages: by what requests own."""
+    return (
+        pressure.most_free_pages,
+        pressure.most_free_rows,
+        pressure.most_unlocked_nodes,
+        pressure.most_free_window_pages,
+    )
 
 
-def _left(memory: KVMemory) -> tuple[int, int, int]:
-    """Pages and rows that are free, nodes that are unlocked."""
-    return memory.pages.free, memory.rows.free, sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+def _left(memory: KVMemory) -> tuple[int, ...]:
+    """Pages and rows that are free, nodes that are unlocked, window pages that are free."""
+    unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+    window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
+    return memory.pages.free, memory.rows.free, unlocked, window

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.instruments import Pressure
 from engine.memory import KVMemory, Lease, SlidingWindowPool
 from scripted.gallery.mutant import Mutant
 
@@ -21,6 +22,15 @@ def _slide_ahead(memory: KVMemory, lease: Lease, position: int) -> None:
 
 def _never_slide(memory: KVMemory, lease: Lease, position: int) -> None:
     del memory, lease, position
+
+
+def _keep_no_window_pages(pressure: Pressure, count: int, window: SlidingWindowPool) -> None:
+    del pressure, count, window
+
+
+def _forget_what_is_kept(pressure: Pressure) -> int:
+    del pressure
+    return 0
 
 
 def _use_everything(window: SlidingWindowPool, pages: Sequence[int]) -> int:
@@ -58,5 +68,25 @@ WINDOW_LAYERS = (
         owner=SlidingWindowPool,
         attribute="usable_pages",
         replacement=_use_everything,
+    ),
+    Mutant(
+        name="window-pages-are-not-kept-back",
+        origin="the verb exhaust_window",
+        bug="pressure on the window pool keeps nothing",
+        signature="t.state.window.free == 1",
+        test=f"{_TESTS}::test_window_pages_are_exhausted_and_released",
+        owner=Pressure,
+        attribute="_leave_window_pages",
+        replacement=_keep_no_window_pages,
+    ),
+    Mutant(
+        name="kept-window-pages-count-as-owned",
+        origin="the verb exhaust_window",
+        bug="window pages that the operator keeps back are taken for those of requests, so pressure cannot go back up",
+        signature="exhaust_window(leave_pages) is at most",
+        test=f"{_TESTS}::test_window_pages_go_up_and_down_to_what_is_asked",
+        owner=Pressure,
+        attribute="_kept_window_pages",
+        replacement=property(_forget_what_is_kept),
     ),
 )

@@ -179,7 +179,8 @@ class ScriptedGate:
         self._oracle.note(self._step.events, result.replies)
         rig.history.add(self._step, result, rig.scheduler)
         live = rig.handles.live()
-        rig.handles.update(result.replies, rig.scheduler)
+        launched = () if result.microbatch is None else result.microbatch.rids
+        rig.handles.update(result.replies, rig.scheduler, launched)
         stopped: list[str] = []
         if result.replies:
             shown, stopped = self._stops.follow(result.replies, live)

@@ -42,6 +42,8 @@ class RequestHandle(Nameless):
         self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
         self._just_ended = False
+        self._is_parked = False
+        self._chunked_parks = 0
 
     # -- filled in by the gate --
 
@@ -68,6 +70,11 @@ class RequestHandle(Nameless):
     def step_on(self) -> None:
         """A step after the one that ended it begins: the live object is gone."""
         self._just_ended = False
+
+    def see_chunked(self, *, is_parked: bool) -> None:
+        """Note a step that left it partly prefilled, having launched a part of it or not."""
+        self._chunked_parks += is_parked and not self._is_parked
+        self._is_parked = is_parked
 
     def see_refusal(self, refusal: Refusal) -> None:
         """Note that the scheduler refused it after all: it had arrived, but the engine changed before its step."""
@@ -116,6 +123,11 @@ class RequestHandle(Nameless):
     def chunks_done(self) -> int:
         """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
         return 0 if self._request is None else self._request.chunks_done
+
+    @property
+    def chunked_parks(self) -> int:
+        """How often it was parked while partly prefilled: a step launched none of it; such steps in a row are one."""
+        return self._chunked_parks
 
     @property
     def cached_tokens(self) -> int:

@@ -6,7 +6,7 @@ Written by the gate after each step, from the step's own input and output; read 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.messages import Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
@@ -91,8 +91,8 @@ class Handles:
         """The administrative calls that are not answered, by call id."""
         return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
-    def update(self, replies: Iterable[Reply], scheduler: Scheduler) -> None:
-        """Bring the handles up to date after a step."""
+    def update(self, replies: Iterable[Reply], scheduler: Scheduler, launched: Collection[str] = ()) -> None:
+        """Bring the handles up to date after a step, which launched something of these rids."""
         for handle in self._ended:
             handle.step_on()
         self._ended.clear()
@@ -104,6 +104,9 @@ class Handles:
         for rid, lives in self._live.items():
             if lives and not lives[0].is_bound and (request := scheduler.find_request(rid)) is not None:
                 lives[0].bind(request)
+        chunked = scheduler.books.chunked
+        if chunked is not None and self._live.get(chunked.rid):
+            self._live[chunked.rid][0].see_chunked(is_parked=chunked.rid not in launched)
 
     def _see(self, output: TokenOutput, weights_version: int) -> None:
         lives = self._live.get(output.rid)

@@ -27,7 +27,12 @@ def _of_results(rig: Rig) -> Iterator[str]:
 
 def _of_memory(rig: Rig) -> Iterator[str]:
     memory = rig.scheduler.memory
-    kept = ((memory.pages.reserved, "pages", "exhaust_kv"), (memory.rows.reserved, "rows", "exhaust_rows"))
+    window = 0 if memory.sliding_window is None else memory.sliding_window.pages.reserved
+    kept = (
+        (memory.pages.reserved, "pages", "exhaust_kv"),
+        (window, "window pages", "exhaust_window"),
+        (memory.rows.reserved, "rows", "exhaust_rows"),
+    )
     for count, what, verb in kept:
         if count:
             yield f"{count} {what} are kept back by t.{verb}(), until t.release_exhausted()"

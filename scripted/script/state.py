@@ -69,7 +69,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 class KVState(_Snapshot, frozen=True, kw_only=True):
     """Counts of pages: free, cached in the prefix tree, held by requests or kept from them; and tokens in a page.
 
-    ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``.
+    ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``, or by ``exhaust_window``.
     """
 
     total: int
@@ -101,7 +101,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
     step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
     stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
-    both tiers.
+    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers.
     """
 
     step: int
@@ -117,6 +117,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     kv: KVState
     rows: RowState
     tree: TreeState
+    window: KVState | None
     digest: str
     plan_digest: str
 
@@ -142,6 +143,7 @@ def take_state(rig: Rig) -> State:
     """Snapshot an engine, with what has arrived for it."""
     scheduler, due_steps = rig.scheduler, rig.results.due_steps()
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
+    window = scheduler.memory.sliding_window
     return State(
         step=scheduler.step_number,
         now=scheduler.now,
@@ -165,6 +167,7 @@ def take_state(rig: Rig) -> State:
         is_fully_idle=books.is_fully_idle and not rig.has_unseen,
         kv=_kv_state(pages),
         rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
+        window=None if window is None else _kv_state(window.pages),
         tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
+from engine.messages import Completion
 from engine.scheduler import StepRecord
 from scripted.errors import BadCall
 from scripted.report.trace import Note
@@ -37,6 +38,7 @@ class ScriptContext(Verbs):
         self._must_reach = must_reach
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
+        self._bad_calls_before = BadCall.made
         self._seal()
 
     def loose_ends(self) -> dict[str, int]:
@@ -50,10 +52,17 @@ class ScriptContext(Verbs):
             "windows not in must_reach": 0 if self._must_reach else len(self.reached),
             "questions about rids that never were": self._asked_in_vain,
             "aborts of rids that never were": self._aborted_in_vain,
+            "failures of a stage that no step met": self._failures_not_met(),
+            "bad calls that the script caught": BadCall.made - self._bad_calls_before,
             "scripts without a step": not history,
             "scripts in which no step had anything to do": bool(history) and not any(map(_did_something, history)),
         }
         return {name: int(count) for name, count in counts.items() if count}
+
+    def _failures_not_met(self) -> int:
+        """Calls of ``fail_next_step`` after which nothing was launched and nothing came back failed."""
+        fails = [record.step for record in self._rig.history.records if _can_fail(record)]
+        return sum(not any(step > ordered for step in fails) for ordered in self._failures_ordered)
 
     def end(self) -> None:
         """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
@@ -73,6 +82,12 @@ class ScriptContext(Verbs):
             self.notes.append(Note(self.scheduler.step_number, name))
         self.reached[name] = self.reached.get(name, 0) + holds
         return holds
+
+
+def _can_fail(record: StepRecord) -> bool:
+    """The step gave the stages something to compute, or learned that they failed to."""
+    failed = any(isinstance(event, Completion) and event.error is not None for event in record.events)
+    return failed or record.microbatch is not None
 
 
 def _did_something(record: StepRecord) -> bool:

@@ -41,6 +41,8 @@ class Verbs(Waits):
         self._rid_prefix = rid_prefix
         self._rids = 0
         self._aborted_in_vain = 0
+        # After which steps a stage was told to fail.
+        self._failures_ordered: list[int] = []
 
     def start_req(
         self,
@@ -150,6 +152,20 @@ class Verbs(Waits):
         _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
         self._rig.intervene(Press(pages=leave_pages).operator_event())
 
+    def exhaust_window(self, leave_pages: int) -> None:
+        """Keep pages of the window pool from requests until exactly ``leave_pages`` are free.
+
+        Only for a model with window layers. Cached prefixes lose window pages only if they must.
+        """
+        if not self.scheduler.limits.window_tokens:
+            raise BadCall(
+                "exhaust_window(leave_pages) needs a model with window layers, and this one has none; "
+                "use EngineConfig(model='embedded-window'), or exhaust_kv for the pages of all other layers"
+            )
+        most = self.scheduler.pressure.most_free_window_pages
+        _check_pressure("exhaust_window(leave_pages)", leave_pages, most, "window pages can be free")
+        self._rig.intervene(Press(window=leave_pages).operator_event())
+
     def exhaust_rows(self, leave_rows: int) -> None:
         """Keep rows from requests until exactly ``leave_rows`` are free."""
         most = self.scheduler.pressure.most_free_rows
@@ -163,7 +179,7 @@ class Verbs(Waits):
         self._rig.intervene(Press(unlocked=leave_unlocked).operator_event())
 
     def release_exhausted(self) -> None:
-        """Give back every page, row and lock that the ``exhaust`` verbs keep; nothing to do when they keep none."""
+        """Give back all that the ``exhaust`` verbs keep; nothing to do when they keep nothing."""
         self._rig.intervene(Relieve().operator_event())
 
     def evict(self, pages: int | None = None) -> int:
@@ -209,6 +225,7 @@ class Verbs(Waits):
         """Make the next microbatch that a stage computes fail; the engine goes on."""
         self._check_stage(i)
         self._rig.world.fail_next_step(i)
+        self._failures_ordered.append(self.scheduler.step_number)
 
     # -- inside --
 

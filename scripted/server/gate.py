@@ -26,6 +26,7 @@ from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
 from scripted.rig.rig import Rig
+from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_command
 from scripted.server.world import ServerWorld, ShutdownAsked
@@ -147,7 +148,8 @@ class WireSource:
         except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
             self._send(ScriptFailedReply(report=_load_report(command, exc)))
             return None
-        return ScriptRun(function, command.args, command.kwargs, command.options, keeps_output=True)
+        args, kwargs = tuple(unpacked(command.args)), unpacked(command.kwargs)
+        return ScriptRun(function, args, kwargs, command.options, keeps_output=True)
 
     def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
         self._socket.send(encode(message))

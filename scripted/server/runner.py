@@ -34,6 +34,7 @@ from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, Frame, ProcessStack
+from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
@@ -134,13 +135,14 @@ class ScriptedServer:
                 f"{function.__qualname__} must be defined at the top of its file or in a class there, to be found "
                 "by its name"
             )
+        check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | kwargs)
         self._steps.clear()
         self._position = ()
         command = RunScript(
             file=function.__code__.co_filename,
             name=function.__qualname__,
-            args=args,
-            kwargs=kwargs,
+            args=packed(list(args)),
+            kwargs=packed(kwargs),
             options=options,
             import_paths=tuple(sys.path),
         )

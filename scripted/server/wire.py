@@ -29,14 +29,14 @@ __all__ = [
 
 
 class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments.
+    """Run the function ``name`` of the Python file ``file`` with ``t`` and these arguments, which are packed.
 
     ``import_paths`` are the caller's import paths, so that the file imports in the engine what it imports in the test.
     """
 
     file: str
     name: str
-    args: tuple[Any, ...] = ()
+    args: list[Any] = []
     kwargs: dict[str, Any] = {}
     options: ScriptOptions = ScriptOptions()
     import_paths: tuple[str, ...] = ()

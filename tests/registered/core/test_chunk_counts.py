@@ -73,3 +73,32 @@ def test_chunks_survive_a_retraction(t):
     assert r.chunks_done == 2
     computed = [s for record in t.history if record.microbatch for s in record.microbatch.segments if s.sampling]
     assert [segment.start for segment in computed] == [0, 2 * CHUNK]
+
+
+@scripted(ONE_STAGE)
+def test_parks_of_a_partly_prefilled_request_are_counted(t):
+    """Steps in a row that launch none of it are one park: in a pause, without pages, with results held."""
+    r = t.start_req(prompt_len=6 * CHUNK, max_new_tokens=2)
+    yield
+    assert (r.is_chunking, r.chunked_parks) == (True, 0)
+    t.pause_generation("in_place")
+    for _ in range(3):
+        yield
+        assert (r.is_chunking, r.chunks_done, r.chunked_parks) == (True, 1, 1)
+    t.continue_generation()
+    yield
+    assert (r.chunks_done, r.chunked_parks) == (2, 1)
+    t.exhaust_kv(leave_pages=0)
+    for _ in range(2):
+        yield
+        assert (r.is_chunking, r.chunks_done, r.chunked_parks) == (True, 2, 2)
+    t.release_exhausted()
+    yield
+    assert (r.chunks_done, r.chunked_parks) == (3, 2)
+    t.hold_results()
+    for _ in range(3):
+        yield
+    assert (r.is_chunking, r.chunked_parks) == (True, 3)
+    t.release_results()
+    yield from t.run_until_finished(r)
+    assert (r.chunks_done, r.chunked_parks) == (6, 3)

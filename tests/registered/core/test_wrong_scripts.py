@@ -6,6 +6,7 @@ D03, D08. Those marked ``was_green`` passed in silence before this file was ther
 is tested.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -517,6 +518,25 @@ def looks_for_a_misspelt_rid(t):
     yield from t.run_until_finished(r)
 
 
+@counted("failures of a stage that no step met")
+@was_green
+def orders_a_failure_that_no_step_meets(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=2)
+    yield from t.run_until_finished(r)
+    t.fail_next_step(0)
+    yield
+
+
+@counted("bad calls that the script caught", 2)
+@was_green
+def swallows_what_it_is_told(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=2)
+    for leave in (10**9, -1):
+        with contextlib.suppress(ValueError):
+            t.exhaust_kv(leave)
+    yield from t.run_until_finished(r)
+
+
 # -- how each is refused --
 
 
@@ -558,6 +578,30 @@ def test_a_script_without_a_step_is_no_test() -> None:
 def test_a_right_script_leaves_no_loose_end(harness) -> None:
     with harness(ONE_STAGE) as engine:
         assert engine.run(does_everything_right).loose_ends == {}
+
+
+def takes_arguments(t, sizes, *, nested):
+    assert type(sizes) is tuple
+    assert nested == {"pairs": [(1, 2), (3,)]}
+    r = t.start_req(prompt_len=sizes[0], max_new_tokens=sizes[1])
+    yield from t.run_until_finished(r)
+
+
+def test_a_tuple_arrives_as_a_tuple(harness) -> None:
+    with harness(ONE_STAGE) as engine:
+        assert engine.run(takes_arguments, (10, 2), nested={"pairs": [(1, 2), (3,)]}).compared == 1
+
+
+def fails_a_stage(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=2)
+    t.fail_next_step(0)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "error"
+
+
+def test_a_failure_that_a_step_met_is_no_loose_end(harness) -> None:
+    with harness(ONE_STAGE) as engine:
+        assert engine.run(fails_a_stage).loose_ends == {}
 
 
 def does_everything_right(t):

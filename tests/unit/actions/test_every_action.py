@@ -32,6 +32,7 @@ from scripted.actions import (
     AdvanceClock,
     HoldResults,
     Placed,
+    Press,
     Recipe,
     ReleaseResults,
     Relieve,
@@ -63,6 +64,7 @@ DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
 # Before the example: a request that is alive, with some cache beside it.
 BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, StartRequest(rid="c", prompt=20, seed=5)))
+WINDOWED: Final = CONFIG.model_copy(update={"model": "embedded-window"})
 STEP: Final = 9
 # What is found in no event of its own, and why.
 WITHOUT_EVENT: Final = {
@@ -115,8 +117,13 @@ class Verbatim:
         return Recipe(seed=start.seed, shared=start.shared, tail=start.tail)
 
 
+def config_for(action: Action) -> EngineConfig:
+    """An engine that has what the action acts on."""
+    return WINDOWED if isinstance(action, Press) and action.window is not None else CONFIG
+
+
 def scheduled(action: Action) -> Schedule:
-    return Schedule(CONFIG).with_placed([*BASE, Placed(STEP, action)])
+    return Schedule(config_for(action)).with_placed([*BASE, Placed(STEP, action)])
 
 
 def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]) -> list[Event]:
@@ -220,7 +227,7 @@ def assert_in_a_script(action: Action, act: Any) -> None:
             yield
         records.extend(t.history)
 
-    ScriptedSim(CONFIG).run(script, options=ScriptOptions())
+    ScriptedSim(config_for(action)).run(script, options=ScriptOptions())
     if action.event is not None:
         assert events_of(action, records), f"no event is {action}"
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.instruments import Pressure
-from engine.memory import KVMemory, PagePool, PageState, RowPool, check_memory
+from engine.memory import KVMemory, PagePool, PageState, RowPool, SlidingWindowPool, check_memory
 from engine.messages import EvictCache, ReleasePressure, SetPressure
 
 
@@ -24,6 +24,28 @@ def cache(memory: KVMemory, *ids: int) -> None:
 
 def unlocked_nodes(memory: KVMemory) -> int:
     return sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+
+
+@pytest.mark.parametrize("leave", [0, 2, 5, 6])
+def test_window_pages_are_left_exactly(leave: int) -> None:
+    window = SlidingWindowPool(total_pages=12, window_pages=6, page_size=2, window_tokens=8, row_pages=6)
+    memory = KVMemory(total_pages=12, page_size=2, rows=4, radix_cache=True, sliding_window=window)
+    pressure = Pressure(memory)
+    cache(memory, 1, 2, 3, 4, 5, 6)
+    assert (window.pages.cached, pressure.most_free_window_pages) == (3, 6)
+    pressure.apply(SetPressure(leave_window_pages=leave))
+    assert (window.pages.free, window.pages.cached) == (leave, min(3, 6 - leave))
+    assert (pressure.is_on, pressure.most_free_window_pages) == (leave < 3, 6)
+    assert (memory.pages.free, memory.pages.cached) == (9, 3), "only window pages are kept or evicted"
+    check_memory(memory, [], pressure.pins)
+    pressure.apply(ReleasePressure())
+    assert (window.pages.reserved, pressure.is_on) == (0, False)
+
+
+def test_a_model_without_window_layers_has_no_window_page_to_leave() -> None:
+    pressure = Pressure(memory_of())
+    pressure.apply(SetPressure(leave_window_pages=0))
+    assert (pressure.most_free_window_pages, pressure.is_on) == (0, False)
 
 
 @pytest.mark.parametrize("leave", [0, 3, 9, 12])

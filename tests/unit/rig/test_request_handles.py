@@ -86,3 +86,10 @@ def test_view_that_failed_ends_with_an_error() -> None:
     view = ClientView("r")
     view.fail("the stage-1 process died", 503)
     assert (view.finish_reason, view.status, view.closed, view.terminal_answers) == ("error", 503, True, 1)
+
+
+def test_a_park_is_a_row_of_steps_that_launch_none_of_a_partly_prefilled_request() -> None:
+    handle = handle_of("r")
+    for is_parked, parks in ((False, 0), (True, 1), (True, 1), (False, 1), (False, 1), (True, 2)):
+        handle.see_chunked(is_parked=is_parked)
+        assert handle.chunked_parks == parks

@@ -1,0 +1,69 @@
+"""The arguments of a script on their way to the scheduler's process: plain values, which arrive as what they were.
+
+Owns what an argument may be and how a tuple stays one. It never pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from scripted.errors import BadCall
+
+__all__ = ["check_plain", "packed", "unpacked"]
+
+# msgpack knows arrays only; a tuple travels as an extension of this number.
+_TUPLE: Final = 1
+_LEAST_INT: Final = -(2**63)
+_MOST_INT: Final = 2**64 - 1
+
+
+def check_plain(arguments: Mapping[str, Any]) -> None:
+    """Raise BadCall for what cannot travel, by the argument's name. What would arrive as something else cannot."""
+    for name, value in arguments.items():
+        _check(name, value)
+
+
+def packed(value: Any) -> Any:
+    """The value as msgpack can say it."""
+    if type(value) is tuple:
+        return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([packed(one) for one in value]))
+    if type(value) is list:
+        return [packed(one) for one in value]
+    if type(value) is dict:
+        return {key: packed(one) for key, one in value.items()}
+    return value
+
+
+def unpacked(value: Any) -> Any:
+    """What was packed."""
+    if isinstance(value, msgspec.msgpack.Ext):
+        return tuple(unpacked(one) for one in msgspec.msgpack.decode(value.data))
+    if isinstance(value, list):
+        return [unpacked(one) for one in value]
+    if isinstance(value, dict):
+        return {key: unpacked(one) for key, one in value.items()}
+    return value
+
+
+def _check(where: str, value: Any) -> None:
+    kind = type(value)
+    if kind in (list, tuple):
+        for index, one in enumerate(value):
+            _check(f"{where}[{index}]", one)
+    elif kind is dict:
+        for key, one in value.items():
+            if type(key) not in (str, int):
+                raise BadCall(f"{where} has the key {key!r}, a {type(key).__name__}; use strings or whole numbers")
+            _check(f"{where}[{key!r}]", one)
+    elif kind is int:
+        if not _LEAST_INT <= value <= _MOST_INT:
+            raise BadCall(f"{where} is {value}, which has more than 64 bits and cannot travel; pass it as a string")
+    elif value is not None and kind not in (bool, float, str, bytes):
+        raise BadCall(
+            f"{where} is a {kind.__name__}, which cannot travel to the scheduler process; pass numbers, strings, "
+            "bytes, None, lists, tuples or dicts (of an enum its .value, of a set a sorted list), and make objects of "
+            "them in the script"
+        )
