@@ -57,7 +57,6 @@ def test_a_plain_value_arrives_as_it_was(value: Any) -> None:
         (object(), "sizes is a object"),
         (lambda: 1, "sizes is a function"),
     ],
-    ids=repr,
 )
 def test_what_would_arrive_as_something_else_is_refused(value: Any, words: str) -> None:
     with pytest.raises(BadCall, match=words):

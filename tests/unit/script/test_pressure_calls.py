@@ -105,6 +105,7 @@ def test_cache_is_evicted_only_if_it_must_be() -> None:
     [
         (lambda t: t.exhaust_kv(-1), "whole number >= 0, got -1"),
         (lambda t: t.exhaust_kv(65), "at most 64 now"),
+        (lambda t: t.exhaust_window(0), "needs a model with window layers, and this one has none"),
         (lambda t: t.exhaust_rows(2.5), "whole number >= 0, got 2.5"),
         (lambda t: t.exhaust_rows(5), "no more rows can be free"),
         (lambda t: t.exhaust_locks(1), "no more nodes can be unlocked"),
