@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -52,16 +52,19 @@ def sizes_of(**roots: object) -> dict[str, int]:
     """Entries of every container that can be reached, by its shortest path; all inside one container share a path."""
     sizes: dict[str, int] = {}
     seen: set[int] = set()
-    queue = deque(roots.items())
+    queue = deque((path, value) for path, value in roots.items() if _kind_of(type(value)) is not None)  # type: ignore[arg-type]
     while queue:
         path, value = queue.popleft()
-        kind = _kind_of(type(value))  # type: ignore[arg-type]
-        if kind is None or id(value) in seen:
+        if id(value) in seen:
             continue
         seen.add(id(value))
+        kind = _kind_of(type(value))  # type: ignore[arg-type]
         if kind is _Kind.CONTAINER:
             sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
-        queue.extend(_inside(path, value, kind))
+        # Most of what is inside are numbers and names: they are left out here, before they have a path.
+        queue.extend(
+            [(f"{path}{name}", item) for name, item in _inside(value, kind) if _kind_of(type(item)) is not None]  # type: ignore[arg-type]
+        )
     return sizes
 
 
@@ -81,23 +84,23 @@ def _kind_of(kind: Any) -> _Kind | None:
     return None if issubclass(kind, _LEAVES) else _Kind.OBJECT
 
 
-def _inside(path: str, value: Any, kind: _Kind) -> Iterator[tuple[str, object]]:
+def _inside(value: Any, kind: _Kind | None) -> Iterable[tuple[str, object]]:
+    """What an object holds, each with what its path has beyond that of the object."""
     if kind is _Kind.OBJECT:
-        yield from ((f"{path}.{name}", item) for name, item in _attributes(value) if name not in _BOUNDED)
-    elif isinstance(value, dict):
-        yield from ((f"{path}[]", item) for pair in value.items() for item in pair)
-    elif not isinstance(value, bytearray):
-        yield from ((f"{path}[]", item) for item in value)
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, object]]:
-    for name in _slots_of(type(value)):  # type: ignore[arg-type]
-        if hasattr(value, name):
-            yield name, getattr(value, name)
-    yield from getattr(value, "__dict__", {}).items()
+        own = getattr(value, "__dict__", {})
+        return [
+            *[(f".{name}", getattr(value, name)) for name in _slots_of(type(value)) if hasattr(value, name)],  # type: ignore[arg-type]
+            *[(f".{name}", item) for name, item in own.items() if name not in _BOUNDED],
+        ]
+    if not value or isinstance(value, bytearray):
+        return ()
+    if isinstance(value, dict):
+        return [("[]", item) for pair in value.items() for item in pair]
+    return [("[]", item) for item in value]
 
 
 @functools.cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
     slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
-    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))
+    every = (name for names in slots for name in ((names,) if isinstance(names, str) else names))
+    return tuple(name for name in every if name not in _BOUNDED)
