@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import Final
+
 from engine.messages import FinishReason
 
 __all__ = ["Counters"]
@@ -44,4 +47,7 @@ class Counters:
 
     def totals(self) -> dict[str, int]:
         """Every counter by its name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(zip(self.__slots__, _values_of(self), strict=True))
+
+
+_values_of: Final = attrgetter(*Counters.__slots__)
