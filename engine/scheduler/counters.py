@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import Final
-
 from engine.messages import FinishReason
 
 __all__ = ["Counters"]
@@ -44,10 +41,3 @@ class Counters:
             self.requests_aborted += 1
         else:
             self.requests_finished += 1
-
-    def totals(self) -> dict[str, int]:
-        """Every counter by its name."""
-        return dict(zip(self.__slots__, _values_of(self), strict=True))
-
-
-_values_of: Final = attrgetter(*Counters.__slots__)

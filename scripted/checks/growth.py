@@ -52,19 +52,19 @@ def sizes_of(**roots: object) -> dict[str, int]:
     """Entries of every container that can be reached, by its shortest path; all inside one container share a path."""
     sizes: dict[str, int] = {}
     seen: set[int] = set()
-    queue = deque((path, value) for path, value in roots.items() if _kind_of(type(value)) is not None)  # type: ignore[arg-type]
-    while queue:
-        path, value = queue.popleft()
-        if id(value) in seen:
+    kinds, queue = _KINDS, [*roots.items()]
+    for path, value in queue:  # It grows meanwhile.
+        kind = kinds[type(value)]
+        if kind is None or id(value) in seen:
             continue
         seen.add(id(value))
-        kind = _kind_of(type(value))  # type: ignore[arg-type]
-        if kind is _Kind.CONTAINER:
+        if kind is _OBJECT:
+            # Most of what is inside are numbers and names: they are left out here, before they have a path.
+            queue += [(f"{path}.{name}", item) for name, item in _attributes(value) if kinds[type(item)] is not None]
+            continue
+        if kind is _CONTAINER:
             sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
-        # Most of what is inside are numbers and names: they are left out here, before they have a path.
-        queue.extend(
-            [(f"{path}{name}", item) for name, item in _inside(value, kind) if _kind_of(type(item)) is not None]  # type: ignore[arg-type]
-        )
+        queue += [(f"{path}[]", item) for item in _items(value) if kinds[type(item)] is not None]
     return sizes
 
 
@@ -74,29 +74,43 @@ class _Kind(Enum):
     OBJECT = "object"
 
 
-@functools.cache
-def _kind_of(kind: Any) -> _Kind | None:
-    """What to do with objects of a class; None for those that hold nothing that can change."""
-    if issubclass(kind, _CONTAINERS):
-        return _Kind.CONTAINER
-    if issubclass(kind, tuple):
-        return _Kind.TUPLE
-    return None if issubclass(kind, _LEAVES) else _Kind.OBJECT
+_CONTAINER: Final = _Kind.CONTAINER
+_OBJECT: Final = _Kind.OBJECT
 
 
-def _inside(value: Any, kind: _Kind | None) -> Iterable[tuple[str, object]]:
-    """What an object holds, each with what its path has beyond that of the object."""
-    if kind is _Kind.OBJECT:
-        own = getattr(value, "__dict__", {})
-        return [
-            *[(f".{name}", getattr(value, name)) for name in _slots_of(type(value)) if hasattr(value, name)],  # type: ignore[arg-type]
-            *[(f".{name}", item) for name, item in own.items() if name not in _BOUNDED],
-        ]
-    if not value or isinstance(value, bytearray):
-        return ()
+class _Kinds(dict[type, _Kind | None]):
+    """What to do with objects of a class; None for those that hold nothing that can change. Filled as they are met."""
+
+    def __missing__(self, kind: type) -> _Kind | None:
+        if issubclass(kind, _CONTAINERS):
+            found: _Kind | None = _Kind.CONTAINER
+        elif issubclass(kind, tuple):
+            found = _Kind.TUPLE
+        else:
+            found = None if issubclass(kind, _LEAVES) else _Kind.OBJECT
+        self[kind] = found
+        return found
+
+
+_KINDS: Final = _Kinds()
+
+
+def _items(value: Any) -> Iterable[object]:
     if isinstance(value, dict):
-        return [("[]", item) for pair in value.items() for item in pair]
-    return [("[]", item) for item in value]
+        return (*value, *value.values())
+    return () if isinstance(value, bytearray) else value
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, object]]:
+    slots = _slots_of(type(value))  # type: ignore[arg-type]
+    own = getattr(value, "__dict__", None)
+    if own is not None and not slots:
+        return own.items() if own.keys().isdisjoint(_BOUNDED) else _unbounded(own)
+    return [*[(name, getattr(value, name)) for name in slots if hasattr(value, name)], *_unbounded(own or {})]
+
+
+def _unbounded(own: dict[str, object]) -> list[tuple[str, object]]:
+    return [(name, item) for name, item in own.items() if name not in _BOUNDED]
 
 
 @functools.cache
