@@ -170,7 +170,7 @@ class _CopyList:
         return place
 
     def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
-        place = self._append(value, _instance(type(value), names), value)
+        place = self._append(value, _instance(type(value), names), value)  # type: ignore[arg-type]
         for name in names:
             into = self.add(getattr(value, name))
             if into is not None:
@@ -233,7 +233,7 @@ def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None] | None:
 
 
 @functools.cache
-def _instance(kind: Any, names: tuple[str, ...]) -> _Shell:
+def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life. And
     # written out for each class, as dataclasses do: a loop over the names takes four times as long.
     lines = ["def copy(value):", "    new = make(kind)", *[f"    new.{name} = value.{name}" for name in names]]
