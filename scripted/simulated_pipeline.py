@@ -151,10 +151,10 @@ class SimulatedPipeline:
     # -- computing --
 
     def _compute(self, microbatch: Microbatch) -> Completion:
-        if microbatch.mode is ForwardMode.PROFILE:
-            return Completion(microbatch_id=microbatch.id)  # There is nothing to measure.
-        if microbatch.mode is ForwardMode.UPDATE:
-            return Completion(microbatch_id=microbatch.id, error=self._update(microbatch.weights))
+        if microbatch.is_control:
+            # Of a profile there is nothing to measure.
+            error = self._update(microbatch.weights) if microbatch.mode is ForwardMode.UPDATE else None
+            return Completion(microbatch_id=microbatch.id, error=error)
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         wanted = False

@@ -6,7 +6,6 @@ To be read last. It looks at everything, changes nothing, and raises IntegrityEr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from engine.errors import IntegrityError
 from engine.memory.kv import KVMemory
@@ -22,25 +21,29 @@ __all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_win
 
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
     """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""
+    pages, rows, tree = memory.pages, memory.rows, memory.tree
     locks: dict[Node, int] = {}
+    held: list[int] = []
+    owned_rows: set[int] = set()
     for lease in leases:
         _check_lease(memory, lease, locks)
+        held += lease.held_pages
+        owned_rows.add(lease.row)
     for pin in pins:
-        for node in memory.tree.path(pin):
+        for node in tree.path(pin):
             locks[node] = locks.get(node, 0) + 1
-    check_pages(memory.pages)
-    check_rows(memory.rows)
-    check_tree(memory.tree, memory.pages, locks)
-    held = list(chain.from_iterable([lease.held_pages for lease in leases]))
-    if len(held) != memory.pages.held or len(set(held)) != len(held):
-        raise IntegrityError(f"leases hold pages {sorted(held)}, but {memory.pages.held} pages are booked as held")
-    if not memory.pages.all_are(PageState.HELD, held):
+    check_pages(pages)
+    check_rows(rows)
+    check_tree(tree, pages, locks)
+    if len(held) != pages.held or len(set(held)) != len(held):
+        raise IntegrityError(f"leases hold pages {sorted(held)}, but {pages.held} pages are booked as held")
+    if not pages.all_are(PageState.HELD, held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, of which some are not HELD")
-    taken = memory.rows.total - memory.rows.free - memory.rows.reserved
-    if len({lease.row for lease in leases}) != len(leases) or len(leases) != taken:
+    taken = rows.total - rows.free - rows.reserved
+    if len(owned_rows) != len(leases) or len(leases) != taken:
         raise IntegrityError(f"leases own rows {[lease.row for lease in leases]}, but {taken} rows are taken")
     if memory.sliding_window is not None:
-        check_window(memory.sliding_window, memory.tree, leases)
+        check_window(memory.sliding_window, tree, leases)
 
 
 def check_pages(pages: PagePool) -> None:
@@ -55,29 +58,29 @@ def check_pages(pages: PagePool) -> None:
 
 def check_rows(rows: RowPool) -> None:
     """Free and reserved rows as booked are those that are counted."""
-    if rows.counted() != (rows.free, rows.reserved):
+    counted, booked = rows.counted(), (rows.free, rows.reserved)
+    if counted != booked:
         raise IntegrityError(
-            f"rows (free, reserved) are booked as {(rows.free, rows.reserved)}, "
-            f"but the rows say {rows.counted()} of {rows.total}"
+            f"rows (free, reserved) are booked as {booked}, but the rows say {counted} of {rows.total}"
         )
 
 
 def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
     """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes."""
-    size, nodes, locked = pages.page_size, list(tree.nodes()), 0
+    size, locked, nodes = pages.page_size, 0, list(tree.nodes())
+    owned: list[int] = []
     for node in nodes:
         _check_node(node, size)
-        if locks is not None and node.lock_ref != locks.get(node, 0):
-            raise IntegrityError(
-                f"node {node.id} has lock_ref {node.lock_ref}, but {locks.get(node, 0)} leases protect it"
-            )
-        if node.lock_ref:
+        lock_ref = node.lock_ref
+        if locks is not None and lock_ref != locks.get(node, 0):
+            raise IntegrityError(f"node {node.id} has lock_ref {lock_ref}, but {locks.get(node, 0)} leases protect it")
+        owned += node.pages
+        if lock_ref:
             locked += len(node.pages)
-    owned = list(chain.from_iterable([node.pages for node in nodes]))
     if len(set(owned)) != len(owned) or not pages.all_are(PageState.CACHED, owned):
         raise IntegrityError(_first_bad_node(nodes, pages))
-    sums, booked = (len(owned), locked, len(nodes)), (pages.cached, tree.locked_pages, tree.node_count)
-    if sums != booked:
+    if (len(owned), locked, len(nodes)) != (pages.cached, tree.locked_pages, tree.node_count):
+        sums, booked = (len(owned), locked, len(nodes)), (pages.cached, tree.locked_pages, tree.node_count)
         raise IntegrityError(f"the tree has (pages, locked pages, nodes) {sums}, but booked are {booked}")
 
 
@@ -110,13 +113,15 @@ def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Le
 
 def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None:
     """Its cached pages are those of its node's path, and its row is taken; it locks that path."""
-    above = lease.cached_pages
-    memory.tree.check_own(lease.node)
-    for node in memory.tree.path(lease.node):
-        if lease.pages[above - len(node.pages) : above] != node.pages:
+    pages, above, node = lease.pages, lease.cached_pages, lease.node
+    memory.tree.check_own(node)
+    while (parent := node.parent) is not None:
+        before = above - len(node.pages)
+        if pages[before:above] != node.pages:
             raise IntegrityError(f"{lease} does not use the pages of its prefix: node {node.id} has {node.pages}")
-        above -= len(node.pages)
+        above = before
         locks[node] = locks.get(node, 0) + 1
+        node = parent
     if above:
         raise IntegrityError(f"{lease} counts {above} cached pages more than its prefix has")
     if lease.released or not memory.rows.is_taken(lease.row):
@@ -125,13 +130,13 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
 
 def _check_node(node: Node, page_size: int) -> None:
     """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
-    parent = node.parent
-    if parent is None or parent.children.get(node.tokens[:page_size]) is not node:
+    parent, tokens, pages = node.parent, node.tokens, node.pages
+    if parent is None or parent.children.get(tokens[:page_size]) is not node:
         raise IntegrityError(f"{node} is not a child of {parent}")
     if node.lock_ref > parent.lock_ref and parent.parent is not None:
         raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
-    if len(node.tokens) != len(node.pages) * page_size or not node.pages:
-        raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens in {len(node.pages)} pages")
+    if len(tokens) != len(pages) * page_size or not pages:
+        raise IntegrityError(f"node {node.id} has {len(tokens)} tokens in {len(pages)} pages")
 
 
 def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:

@@ -132,11 +132,12 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children, in order of insertion."""
-        stack = list(reversed(self._root.children.values()))
+        stack = [*reversed(self._root.children.values())]
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(reversed(node.children.values()))
+            if node.children:
+                stack += reversed(node.children.values())
 
     def path(self, node: Node) -> Iterator[Node]:
         """A node and its ancestors, the root left out."""

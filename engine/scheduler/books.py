@@ -114,10 +114,11 @@ class Books:
 
         One that is dispatched is found only in the microbatches in flight.
         """
-        flying = [request for launched in self.in_flight for request in launched.requests]
-        dispatched = dict.fromkeys([request for request in flying if request.place is Place.DISPATCHED])
+        place = Place.DISPATCHED
+        dispatched = [one for launched in self.in_flight for one in launched.requests if one.place is place]
         chunked = () if self.chunked is None else (self.chunked,)
-        return [*self.waiting, *chunked, *self.running.values(), *self.retracting, *self.releasing, *dispatched]
+        others = (*self.waiting, *chunked, *self.running.values(), *self.retracting, *self.releasing)
+        return [*others, *dict.fromkeys(dispatched)] if dispatched else [*others]
 
 
 def _arrival(request: Request) -> int:

@@ -41,7 +41,3 @@ class Counters:
             self.requests_aborted += 1
         else:
             self.requests_finished += 1
-
-    def totals(self) -> dict[str, int]:
-        """Every counter by its name."""
-        return {name: getattr(self, name) for name in self.__slots__}

@@ -16,8 +16,15 @@ from engine.scheduler.request import Place, Request
 
 __all__ = ["check_integrity"]
 
+# Constants, because an enum's member costs four times as much to look up, and this is asked after every step.
+_WAITING: Final = Place.WAITING
+_CHUNKED: Final = Place.CHUNKED
+_RUNNING: Final = Place.RUNNING
+_RETRACTING: Final = Place.RETRACTING
+_RELEASING: Final = Place.RELEASING
+_GONE: Final = Place.GONE
 # Requests that have nothing in flight leave these places at once.
-_ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, Place.RETRACTING, Place.RELEASING)
+_ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, _RETRACTING, _RELEASING)
 
 
 def check_integrity(books: Books, memory: KVMemory, pressure: Pressure) -> None:
@@ -50,12 +57,12 @@ def _check_books(books: Books, live: list[Request]) -> None:
 def _check_request(books: Books, request: Request) -> None:
     """One request by itself: it is where it says, registered while it lives, and owns what its place allows."""
     place, lease = request.place, request.lease
-    ended = place is Place.RELEASING or place is Place.GONE
+    ended = place is _RELEASING or place is _GONE
     if not _is_in_place(books, request):
         raise IntegrityError(f"{request} is not where it says")
     if (books.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
         raise IntegrityError(f"{request} (end: {request.finish_reason}) is registered or alive, but not both")
-    if (lease is None) is not (place is Place.WAITING or place is Place.GONE):
+    if (lease is None) is not (place is _WAITING or place is _GONE):
         raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
     if not request.in_flight and place in _ONLY_IN_FLIGHT:
         raise IntegrityError(f"{request} is not in flight")
@@ -63,15 +70,15 @@ def _check_request(books: Books, request: Request) -> None:
 
 def _is_in_place(books: Books, request: Request) -> bool:
     place = request.place
-    if place is Place.RUNNING:
+    if place is _RUNNING:
         return books.running.get(request.rid) is request
-    if place is Place.CHUNKED:
+    if place is _CHUNKED:
         return books.chunked is request
-    if place is Place.WAITING:
+    if place is _WAITING:
         index = bisect.bisect_left(books.waiting, request.arrival, key=lambda one: one.arrival)
         return index < len(books.waiting) and books.waiting[index] is request
-    if place is Place.RETRACTING or place is Place.RELEASING:
-        return request in (books.retracting if place is Place.RETRACTING else books.releasing)
+    if place is _RETRACTING or place is _RELEASING:
+        return request in (books.retracting if place is _RETRACTING else books.releasing)
     return True
 
 

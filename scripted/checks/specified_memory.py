@@ -59,7 +59,8 @@ class SpecifiedMemory:
 
     def match(self, ids: Sequence[int]) -> list[Page]:
         """**Hit**: the longest cached prefix in full pages, never with the last token."""
-        size, page, hit = self._limits.page_size, self._cache, list[Page]()
+        size, page = self._limits.page_size, self._cache
+        hit: list[Page] = []
         for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
             below = page.below.get(tuple(ids[start : start + size]))
             if below is None:
