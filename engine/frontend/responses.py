@@ -21,10 +21,11 @@ from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.messages import Generate
 
-__all__ = ["RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
+__all__ = ["JSON_TYPE", "RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
 
 # When a client that found the queue full may ask again: by then a request or two have ended.
 RETRY_AFTER_S = "1"
+JSON_TYPE = "application/json"
 
 
 class Shape(Protocol):
@@ -99,7 +100,7 @@ def error_answer(
 
 def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with a JSON body."""
-    return Response(msgspec.json.encode(data), status, headers, "application/json")
+    return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)
 
 
 async def _events(
