@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.choices import Choices, IndexedPiece
@@ -66,10 +67,16 @@ class EventStream(StreamingResponse):
 async def respond(
     request: Request, front: FrontEnd, messages: Sequence[Generate], shape: Shape, *, stream: bool
 ) -> Response:
-    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails."""
-    choices = Choices(front.client, front.tokenizer, front.metrics, messages)
+    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails.
+
+    Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
+    """
+    choices = Choices(front.client, front.tokenizer, front.metrics)
     watch = asyncio.create_task(_abort_on_disconnect(request, choices))
     try:
+        if not await choices.send(messages):
+            await choices.whole()
+            raise ClientDisconnect
         if not stream:
             answers = await choices.whole()
             watch.cancel()
