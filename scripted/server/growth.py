@@ -80,7 +80,7 @@ class ServerGrowth:
         The client's end of one stays open when the front end has closed it for idleness, until the next request. The
         front end's own end counts as soon as its client has left.
         """
-        kept = sum(
+        kept: int = sum(
             connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (self._port,)
             for connection in process.net_connections("tcp")
         )
