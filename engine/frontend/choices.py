@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Final
 
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
@@ -17,25 +18,49 @@ from engine.frontend.metrics import Metrics
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Generate
 
-__all__ = ["Choices", "IndexedPiece"]
+__all__ = ["TOKENS_A_TURN", "Choices", "IndexedPiece"]
+
+# Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
+TOKENS_A_TURN: Final = 262_144
 
 IndexedPiece = tuple[int, GenerateAnswer]
 
 
 class Choices:
-    """The answers of one or more requests. Construction sends all, or none: it raises ApiError when one is refused."""
+    """The answers of one or more requests, which ``send`` sends."""
 
-    def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics, messages: Sequence[Generate]) -> None:
+    def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics) -> None:
+        self._client = client
+        self._decoder = decoder
+        self._metrics = metrics
         self._generations: list[Generation] = []
+        self._aborted = False
+
+    async def send(self, messages: Sequence[Generate]) -> bool:
+        """Send all in order; the event loop turns in between when prompts are long. False when ``abort`` came first.
+
+        What was sent by then is aborted, and nothing else is sent. Raises ApiError when one is refused: the others are
+        aborted.
+        """
+        tokens = 0
         try:
             for message in messages:
-                self._generations.append(Generation(client, decoder, message, metrics.begin()))
-        except ApiError:
+                if tokens >= TOKENS_A_TURN:
+                    tokens = 0
+                    await asyncio.sleep(0)
+                if self._aborted:
+                    return False
+                generation = Generation(self._client, self._decoder, message, self._metrics.begin())
+                self._generations.append(generation)
+                tokens += len(message.prompt_ids)
+        except (ApiError, asyncio.CancelledError):
             self.abort()
             raise
+        return True
 
     def abort(self) -> None:
         """Ask the scheduler to end all of them; a no-op for those that have ended."""
+        self._aborted = True
         for generation in self._generations:
             generation.abort()
 

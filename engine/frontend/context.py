@@ -1,4 +1,4 @@
-"""The front end as its routes see it: settings, numbers, tokenizer, orders, access rules, client, and its state.
+"""The front end as its routes see it: settings, numbers, tokenizer, orders, tokens, access rules, client, state.
 
 Owns nothing of a request; made once a process, before the first request.
 """
@@ -17,6 +17,7 @@ from engine.frontend.engine_client import EngineClient
 from engine.frontend.metrics import Metrics
 from engine.frontend.orders import OrderTaker
 from engine.frontend.origins import Origins
+from engine.frontend.token_answers import TokenAnswers
 from engine.limits import Limits
 from engine.settings import ServerSettings
 
@@ -36,6 +37,7 @@ class FrontEnd:
     client: EngineClient
     access: Access
     orders: OrderTaker
+    token_answers: TokenAnswers
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))

@@ -106,6 +106,11 @@ class EngineClient:
         """Requests without a terminal reply."""
         return len(self._open) + sum(map(len, self._ending.values()))
 
+    @property
+    def open_calls(self) -> int:
+        """Calls and questions that are not answered."""
+        return len(self._calls)
+
     def start(self, message: Generate) -> OpenRequest:
         """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone.
 

@@ -6,11 +6,10 @@ Owns the form in which an order passes between processes. Small whatever the bod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from engine.frontend.errors import ApiError, ErrorDetail
 from engine.messages import Generate
 
 __all__ = ["Order", "packed", "unpacked"]
@@ -33,38 +32,28 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """An order without its prompts, and each prompt once; or the error instead."""
+    """An order without its prompts, and each prompt once."""
 
-    order: Order | None
-    prompts: tuple[msgspec.Raw, ...] = ()
-    error: ErrorDetail | None = None
+    order: Order
+    prompts: tuple[msgspec.Raw, ...]
 
 
 _packed_decoder = msgspec.msgpack.Decoder(_Packed)
 _prompt_decoder = msgspec.msgpack.Decoder(tuple[int, ...])
 _encode = msgspec.msgpack.Encoder().encode
 
-Orders = Mapping[str, Callable[[bytes], Order]]
 
-
-def packed(question: bytes, orders: Orders) -> bytes:
-    """The order of a body, or the ApiError, as bytes. ``question`` is the order's kind, a line end and the body."""
-    kind, _, data = question.partition(b"\n")
-    try:
-        order = orders[kind.decode()](data)
-    except ApiError as exc:
-        return _encode(_Packed(None, error=exc.body.error))
+def packed(data: bytes, take: Callable[[bytes], Order]) -> bytes:
+    """The order that ``take`` makes of a body, as bytes."""
+    order = take(data)
     prompts = tuple(msgspec.Raw(_encode(message.prompt_ids)) for message in order.messages[:: order.n])
     bare = tuple(msgspec.structs.replace(message, prompt_ids=()) for message in order.messages)
     return _encode(_Packed(msgspec.structs.replace(order, messages=bare), prompts))
 
 
-async def unpacked(answer: bytes) -> Order:
-    """The order, taken apart in steps between which the event loop turns. Raises the ApiError that was packed."""
+async def unpacked(answer: bytes | memoryview) -> Order:
+    """The order, taken apart in steps between which the event loop turns."""
     found = _packed_decoder.decode(answer)
-    if found.error is not None:
-        raise ApiError.of_detail(found.error)
-    assert found.order is not None, "a packed order has neither an order nor an error"
     messages: list[Generate] = []
     for index, prompt in enumerate(found.prompts):
         ids = _prompt_decoder.decode(prompt)

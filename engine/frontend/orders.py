@@ -6,55 +6,44 @@ A short body is worked on at once, a long one in a process of its own. Decides n
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import Request
 
 from engine.frontend.admission import Admission
 from engine.frontend.body_reader import BodyReader
-from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.forked_work import WorkLostError
+from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
 from engine.frontend.openai.requests import chat_order, completion_order
-from engine.frontend.order import Order, Orders, packed, unpacked
+from engine.frontend.order import Order, packed, unpacked
 from engine.frontend.protocol import GenerateBody, parse_body
 
-__all__ = ["CHAT", "COMPLETION", "LONG_BODY_BYTES", "NATIVE", "OrderTaker", "order_work"]
+__all__ = ["CHAT", "COMPLETION", "NATIVE", "OrderTaker", "order_works"]
 
 NATIVE = "native"
 COMPLETION = "completion"
 CHAT = "chat"
-# The worst body of this length takes 10 ms in the event loop; the goal for any body is 50 ms. To fork a process
-# takes as long.
-LONG_BODY_BYTES = 32_768
+
+Orders = Mapping[str, Callable[[bytes], Order]]
 
 
-def order_work(admission: Admission) -> Callable[[bytes], bytes]:
-    """The work of the process that long bodies are given to."""
-    return functools.partial(packed, orders=_orders(admission))
+def order_works(admission: Admission) -> dict[str, BodyWork]:
+    """What becomes of long bodies, by the kind of order."""
+    return {kind: functools.partial(packed, take=take) for kind, take in _orders(admission).items()}
 
 
 class OrderTaker:
-    """Takes orders. ``work`` is ``order_work``, called elsewhere."""
+    """Takes orders. ``long_bodies`` must know ``order_works``."""
 
-    def __init__(self, admission: Admission, work: Callable[[bytes], Awaitable[bytes]]) -> None:
-        self.admission = admission
+    def __init__(self, admission: Admission, long_bodies: LongBodies) -> None:
         self._orders = _orders(admission)
-        self._work = work
+        self._long_bodies = long_bodies
 
     async def take(self, kind: str, request: Request, bodies: BodyReader) -> Order:
         """The order of a request to the route of a kind. Raises ApiError."""
         async with bodies.body_of(request) as data:
             if len(data) <= LONG_BODY_BYTES:
                 return self._orders[kind](data)
-            try:
-                answer = await self._work(f"{kind}\n".encode() + data)
-            except WorkLostError as exc:
-                raise ApiError(
-                    503,
-                    ErrorType.UNAVAILABLE,
-                    f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or "
-                    "send a shorter one",
-                ) from exc
+            answer = await self._long_bodies.work_on(kind, data)
         return await unpacked(answer)
 
 

@@ -24,7 +24,9 @@ from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
-from engine.frontend.orders import OrderTaker, order_work
+from engine.frontend.long_bodies import LongBodies, body_work
+from engine.frontend.orders import OrderTaker, order_works
+from engine.frontend.token_answers import TokenAnswers, token_works
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
@@ -50,7 +52,7 @@ def run_frontend(
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
     admission = Admission(tokenizer, template, limits, settings.model_name)
-    reading = ForkedWork.start(READER, order_work(admission))
+    reading = ForkedWork.start(READER, body_work(order_works(admission) | token_works(admission)))
     try:
         asyncio.run(_serve(control, settings, admission, reading, listener, folder))
     except ProcessDiedError as exc:
@@ -154,13 +156,15 @@ async def _serve(
 ) -> None:
     client = EngineClient(folder.path)
     access = Access.of(settings, listener.getsockname()[0])
+    long_bodies = LongBodies(reading.run)
     front = FrontEnd(
         settings=settings,
         limits=admission.limits,
         tokenizer=admission.tokenizer,
         client=client,
         access=access,
-        orders=OrderTaker(admission, reading.run),
+        orders=OrderTaker(admission, long_bodies),
+        token_answers=TokenAnswers(admission, long_bodies),
     )
     life = _Life(control, front)
     loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.choices import Choices, IndexedPiece
@@ -21,10 +22,11 @@ from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 from engine.messages import Generate
 
-__all__ = ["RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
+__all__ = ["JSON_TYPE", "RETRY_AFTER_S", "EventStream", "Shape", "error_answer", "json_answer", "respond"]
 
 # When a client that found the queue full may ask again: by then a request or two have ended.
 RETRY_AFTER_S = "1"
+JSON_TYPE = "application/json"
 
 
 class Shape(Protocol):
@@ -65,10 +67,16 @@ class EventStream(StreamingResponse):
 async def respond(
     request: Request, front: FrontEnd, messages: Sequence[Generate], shape: Shape, *, stream: bool
 ) -> Response:
-    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails."""
-    choices = Choices(front.client, front.tokenizer, front.metrics, messages)
+    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails.
+
+    Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
+    """
+    choices = Choices(front.client, front.tokenizer, front.metrics)
     watch = asyncio.create_task(_abort_on_disconnect(request, choices))
     try:
+        if not await choices.send(messages):
+            await choices.whole()
+            raise ClientDisconnect
         if not stream:
             answers = await choices.whole()
             watch.cancel()
@@ -99,7 +107,7 @@ def error_answer(
 
 def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with a JSON body."""
-    return Response(msgspec.json.encode(data), status, headers, "application/json")
+    return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)
 
 
 async def _events(

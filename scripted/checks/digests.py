@@ -29,10 +29,15 @@ DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[
 def check_digest(step: DigestedStep) -> None:
     """Change every field of a step in turn. Raises Violation that names one that the digest leaves out."""
     full, plans = _digests(step)
-    for path, other in _changed(step, "step"):
-        if len(other) == len(step) and _digests(other)[0] == full:
-            raise Violation(f"the digest leaves out {path}: two steps that differ in it have the digest {full}")
     events, microbatch, replies, sizes = step
+    changed: list[tuple[str, DigestedStep]] = []
+    changed += [(path, (other, microbatch, replies, sizes)) for path, other in _changed(events, "events")]
+    changed += [(path, (events, other, replies, sizes)) for path, other in _changed(microbatch, "microbatch")]
+    changed += [(path, (events, microbatch, other, sizes)) for path, other in _changed(replies, "replies")]
+    changed += [(path, (events, microbatch, replies, other)) for path, other in _changed(sizes, "sizes")]
+    for path, other in changed:
+        if _digests(other)[0] == full:
+            raise Violation(f"the digest leaves out {path}: two steps that differ in it have the digest {full}")
     others = [(path, other, sizes) for path, other in _changed(microbatch, "microbatch", leaving_out=_NOT_IN_PLANS)]
     others += [(path, microbatch, other) for path, other in _changed(sizes, "sizes")]
     for path, other_microbatch, other_sizes in others:

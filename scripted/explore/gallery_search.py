@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +17,20 @@ import msgspec
 from scripted.explore.campaign import Campaign
 from scripted.explore.units import Finding, SearchPlan
 from scripted.explore.workloads import WORKLOADS
-from scripted.gallery import MUTANTS, Mutant, mutant_named
+from scripted.gallery import ESCAPES, RACES, Mutant, mutant_named
 from scripted.script.loader import find_test
 
 __all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
 
 _HEADING: Final = "### "
+_SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))
+_FIRST_HEADING: Final = re.compile(r"^###? ", re.MULTILINE)
 _WIDTH_COLUMNS: Final = 100
 _README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
+_README_COUNTS: Final = (
+    (re.compile(r"^\d+(?= races and scheduling bugs )", re.MULTILINE), len(RACES)),
+    (re.compile(r"^\d+(?= more were found by review )", re.MULTILINE), len(ESCAPES)),
+)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -48,16 +54,16 @@ def find_mutant(name: str) -> Found:
 def gallery_markdown(found: Iterable[Found]) -> str:
     """The gallery as Markdown: of each mutant the origin, the bug, the test that catches it, what finding it took."""
     by_name = {one.mutant: one for one in found}
-    return "\n".join(_entry(mutant, by_name.get(mutant.name)) for mutant in MUTANTS)
+    return "\n".join(_section(title, mutants, by_name) for title, mutants in _SECTIONS)
 
 
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
-    """Write the page's entries; what stands above the first of them stays.
+    """Write the page's entries; what stands above the first heading of them stays.
 
-    A README beside the page's folder gets the same figures, in the rows of its own table.
+    A README beside the page's folder gets the same figures, in the rows of its own table, and the numbers of entries.
     """
     found = list(found)
-    above = page.read_text(encoding="utf-8").partition(_HEADING)[0] if page.exists() else ""
+    above = _FIRST_HEADING.split(page.read_text(encoding="utf-8"), maxsplit=1)[0] if page.exists() else ""
     page.write_text(above + gallery_markdown(found), encoding="utf-8")
     readme = page.parent.parent / "README.md"
     if readme.exists():
@@ -65,7 +71,13 @@ def write_gallery(page: Path, found: Iterable[Found]) -> None:
         text = _README_ROW.sub(
             lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
         )
+        for number, count in _README_COUNTS:
+            text = number.sub(str(count), text)
         readme.write_text(text, encoding="utf-8")
+
+
+def _section(title: str, mutants: Iterable[Mutant], found: Mapping[str, Found]) -> str:
+    return f"## {title}\n\n" + "\n".join(_entry(mutant, found.get(mutant.name)) for mutant in mutants)
 
 
 def _entry(mutant: Mutant, found: Found | None) -> str:

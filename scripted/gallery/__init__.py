@@ -3,6 +3,6 @@
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.mutant import Mutant
-from scripted.gallery.mutants import MUTANTS, UnknownMutant, mutant_named
+from scripted.gallery.mutants import MUTANTS, RACES, UnknownMutant, mutant_named
 
-__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "Mutant", "UnknownMutant", "mutant_named"]
+__all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "RACES", "Mutant", "UnknownMutant", "mutant_named"]

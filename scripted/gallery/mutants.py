@@ -1,4 +1,7 @@
-"""The gallery's table: every mutant, in the order of the races that they put back, and how one is found by name."""
+"""The gallery's table: every mutant that is listed and searched for, and how one is found by name.
+
+``RACES`` are bugs of real engines, in the order of the races that they put back; the escapes follow them.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,20 @@ from scripted.gallery.mutant import Mutant
 from scripted.gallery.planning import PLANNING
 from scripted.gallery.retracting import RETRACTING
 
-__all__ = ["MUTANTS", "UnknownMutant", "mutant_named", "switched_on"]
+__all__ = ["MUTANTS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
 
 
 class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-MUTANTS: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS)
+RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS)
+MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 
 def mutant_named(name: str) -> Mutant:
     """The mutant of this name, a contract's included. Raises UnknownMutant with the nearest names."""
-    every = (*MUTANTS, *CONTRACTS, *ESCAPES)
+    every = (*MUTANTS, *CONTRACTS)
     for mutant in every:
         if mutant.name == name:
             return mutant

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
+import psutil
 import zmq
 
 from engine.config import EngineConfig
@@ -30,6 +31,7 @@ from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
+from scripted.checks.violation import Violation
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
@@ -38,6 +40,7 @@ from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
+from scripted.server.growth import ServerGrowth
 from scripted.server.stacks import dump_stacks
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
 from scripted.sim.runner import config_text
@@ -84,6 +87,7 @@ class ScriptedServer:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._limits: Limits | None = None
         self._position: tuple[Frame, ...] = ()
+        self._growth: ServerGrowth | None = None
         with ExitStack() as stack:
             parent = parent or stack.enter_context(PreloadedParent.start())
             self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
@@ -201,6 +205,7 @@ class ScriptedServer:
             report = read_death_report(self._folder)
             cause = report.cause if report is not None else self._log_tail()
             raise StartupError(f"the server did not get to its first script: {cause}")
+        self._growth = ServerGrowth(self.serving)
 
     def _await_result(self, command: RunScript) -> ScriptSucceeded:
         reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
@@ -208,6 +213,8 @@ class ScriptedServer:
             sys.stdout.write(reply.printed)
         if isinstance(reply, ScriptSucceeded) and self.is_alive:
             self.usable = not reply.spent
+            if self.usable:
+                self._check_growth(command)
             return reply
         if isinstance(reply, ScriptSucceeded):
             raise self._error(self._died(command))
@@ -215,6 +222,17 @@ class ScriptedServer:
             sys.stdout.write(reply.report.printed)
             raise self._error(reply.report)
         raise self._error(self._overdue(command) if reply is None and self.is_alive else self._died(command))
+
+    def _check_growth(self, command: RunScript) -> None:
+        """A server that has grown is of no further use: the next script would be blamed for it."""
+        assert self._growth is not None
+        try:
+            self._growth.check()
+        except (Violation, psutil.Error) as exc:
+            self.usable = False
+            if not self.is_alive:
+                raise self._error(self._died(command)) from exc
+            raise self._error(self._bare(command, FailureKind.FAILED, f"{type(exc).__name__}: {exc}")) from exc
 
     def _next_reply(self, deadline: float) -> HookReady | ScriptSucceeded | ScriptFailedReply | None:
         """The gate's next message; None when the server ended without one, or when the time is up."""

@@ -16,14 +16,14 @@ import pytest
 from ci.register import register_cpu_ci
 from scripted import ScriptedSim, ScriptError
 from scripted.cli.single_run import show_mutant
-from scripted.gallery import CONTRACTS, ESCAPES, MUTANTS, mutant_named
+from scripted.gallery import CONTRACTS, MUTANTS, mutant_named
 from scripted.script.loader import find_test, load_test
 from scripted.script.options import ScriptOptions
 
 register_cpu_ci(est_time=12, suite="base-cpu")
 
 REGISTERED = Path(__file__).parent
-ALL = (*MUTANTS, *CONTRACTS, *ESCAPES)
+ALL = (*MUTANTS, *CONTRACTS)
 NAMES = [mutant.name for mutant in ALL]
 # Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
 MUTANT_MAX_STEPS = 3000

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
 from scripted.cli import app as scripted_app
-from scripted.gallery import MUTANTS
+from scripted.gallery import ESCAPES, MUTANTS, RACES
 from scripted.rig.clients import Call, ClientView
 from scripted.rig.handle import RequestHandle
 from scripted.script.state import KVState, MicrobatchInFlight, RowState, State, TreeState
@@ -173,7 +173,10 @@ def test_prose_wraps(page):
 
 def test_mutants_in_the_readme_exist():
     known = {mutant.name for mutant in MUTANTS}
-    named = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    assert f"{len(RACES)} races and scheduling bugs" in text
+    assert f"{len(ESCAPES)} more were found by review" in text
+    named = re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)
     assert named
     assert [name for name in named if name not in known] == []
 

@@ -13,9 +13,9 @@ from fastapi.responses import PlainTextResponse
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
-from engine.frontend.errors import ApiError
 from engine.frontend.origins import require_json
 from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, Body, PauseBody, UpdateWeightsBody, parse_body
+from engine.frontend.routes.queries import read_timeout
 from engine.messages import (
     Abort,
     AbortAll,
@@ -50,7 +50,7 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
     @router.post("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
     async def flush_cache(request: Request) -> Response:
         """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
-        timeout_s = _read_timeout(request)
+        timeout_s = read_timeout(request, MAX_CALL_TIMEOUT_S)
         return _call_answer(await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s)))
 
     @router.post("/update_weights_from_disk", **description.route(body=UpdateWeightsBody, errors=(400, 429), tag=ADMIN))
@@ -101,24 +101,6 @@ def new_trace_folder(parent: str) -> str:
     """The name of a folder for one profile: in ``parent``, or among the temporary files; the stages make it."""
     name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     return str(Path(parent or tempfile.gettempdir()).absolute() / name)
-
-
-def _read_timeout(request: Request) -> float | None:
-    """The ``timeout`` of a deferred flush in seconds. Raises ApiError (400)."""
-    unknown = set(request.query_params) - {"timeout"}
-    if unknown:
-        message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
-        raise ApiError.invalid(message, param=min(unknown))
-    text = request.query_params.get("timeout")
-    if text is None:
-        return None
-    try:
-        timeout_s = float(text)
-    except ValueError as exc:
-        raise ApiError.invalid(f"timeout must be a number of seconds, got {text!r}", param="timeout") from exc
-    if not 0 <= timeout_s <= MAX_CALL_TIMEOUT_S:
-        raise ApiError.invalid(f"timeout must be from 0 to {MAX_CALL_TIMEOUT_S} seconds, got {text}", param="timeout")
-    return timeout_s
 
 
 def _call_answer(answer: CallAnswer) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -12,6 +12,7 @@ from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
 from engine.frontend.errors import ApiError
 from engine.frontend.responses import json_answer
+from engine.frontend.routes.queries import read_timeout
 from engine.limits import Limits
 from engine.messages import EngineStats
 
@@ -20,6 +21,10 @@ __all__ = ["ModelInfo", "ServerInfo", "VersionInfo", "add_health", "add_informat
 INFORMATION = "information"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
 STATS_TIMEOUT_S = 1.0
+MAX_STATS_TIMEOUT_S = 60.0
+INFO_QUERY = (
+    ("timeout", MAX_STATS_TIMEOUT_S, "wait so many seconds for the scheduler's counters; 0: do not ask for them"),
+)
 # What /server_info does not show: keys, and the free text of a harness.
 HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options"})
 
@@ -41,13 +46,14 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer within the bound."""
+    """The answer of ``/server_info``. ``stats`` is null when the scheduler did not answer in time."""
 
     version: str
     settings: dict[str, str | int | float | bool | None]
     limits: Limits
     processes: dict[str, int]
     open_requests: int
+    open_calls: int
     stats: EngineStats | None
 
 
@@ -86,9 +92,14 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
             )
         )
 
-    @router.get("/server_info", **description.route(answer=ServerInfo, tag=INFORMATION))
-    async def server_info() -> Response:
+    @router.get(
+        "/server_info", **description.route(query=INFO_QUERY, answer=ServerInfo, errors=(400,), tag=INFORMATION)
+    )
+    async def server_info(request: Request) -> Response:
         """Describe the server: settings without secrets, processes, counters."""
+        asked_s = read_timeout(request, MAX_STATS_TIMEOUT_S)
+        timeout_s = STATS_TIMEOUT_S if asked_s is None else asked_s
+        open_calls = front.client.open_calls  # Without the question that this one asks.
         return json_answer(
             ServerInfo(
                 version=__version__,
@@ -96,7 +107,8 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
                 limits=front.limits,
                 processes=front.pids,
                 open_requests=front.client.open_requests,
-                stats=await front.client.stats(STATS_TIMEOUT_S),
+                open_calls=open_calls,
+                stats=await front.client.stats(timeout_s) if timeout_s else None,
             )
         )
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
+from scripted.gallery import ESCAPES, RACES
 from scripted.refusals import ScriptDefinitionError
 
 RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
@@ -77,12 +78,19 @@ def test_replay_passes_without_the_mutant() -> None:
 def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
     page, readme = tmp_path / "docs" / "gallery.md", tmp_path / "README.md"
     page.parent.mkdir()
-    readme.write_text("| `decode-runs-twice` | origin | schedule 0, 0.00 s |\n| `other` | origin | schedule 7 |\n")
+    page.write_text("# The gallery\n\nAbove.\n\n### stale\n\n- Search: never.\n")
+    rows = "| `decode-runs-twice` | origin | schedule 0, 0.00 s |\n| `other` | origin | schedule 7 |\n"
+    readme.write_text(rows + "0 races and scheduling bugs that\n0 more were found by review of\n")
     status, output = run("gallery", "find", "decode-runs-twice", "--markdown", str(page))
     assert status == 0
     assert "decode-runs-twice: schedule " in output
-    assert "### decode-runs-twice\n" in page.read_text(encoding="utf-8")
-    first, other = readme.read_text().splitlines()
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# The gallery\n\nAbove.\n\n## Races of real engines\n\n### ")
+    assert "### decode-runs-twice\n" in text
+    assert "stale" not in text
+    first, other, races, escapes = readme.read_text().splitlines()
+    assert races == f"{len(RACES)} races and scheduling bugs that"
+    assert escapes == f"{len(ESCAPES)} more were found by review of"
     assert first.startswith("| `decode-runs-twice` | origin | schedule ")
     assert "schedule 0," not in first
     assert other == "| `other` | origin | schedule 7 |"

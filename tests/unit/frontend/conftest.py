@@ -21,7 +21,9 @@ from engine.frontend.auth import Access
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.orders import OrderTaker, order_work
+from engine.frontend.long_bodies import LongBodies, body_work
+from engine.frontend.orders import OrderTaker, order_works
+from engine.frontend.token_answers import TokenAnswers, token_works
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, decode_client_message, encode
@@ -103,22 +105,25 @@ class Stage:
         # What a process of its own does in a server.
         self.long_bodies: list[bytes] = []
         admission = Admission(self.tokenizer, ChatTemplate(self.template_source), self.limits, self.settings.model_name)
-        self._work = order_work(admission)
+        self.work_elsewhere = body_work(order_works(admission) | token_works(admission))
+        long_bodies = LongBodies(self._work_on_long_body)
         self.front = FrontEnd(
             settings=self.settings,
             limits=self.limits,
             tokenizer=self.tokenizer,
             client=self.client,
             access=Access.of(self.settings, address),
-            orders=OrderTaker(admission, self._read_long_body),
+            orders=OrderTaker(admission, long_bodies),
+            token_answers=TokenAnswers(admission, long_bodies),
             serving=True,
         )
         self.app = build_app(self.front)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://127.0.0.1")
 
-    async def _read_long_body(self, question: bytes) -> bytes:
+    async def _work_on_long_body(self, question: bytes) -> bytes:
         self.long_bodies.append(question)
-        return self._work(question)
+        answer = self.work_elsewhere(question)
+        return await answer if isinstance(answer, Awaitable) else answer
 
 
 Scene = Callable[[Stage], Awaitable[None]]

@@ -7,7 +7,18 @@ import asyncio
 import pytest
 from connections import Connection
 
-from engine.messages import Abort, FinishReason, Refusal, RefusalKind, TokenLogprob, TokenOutput
+from engine.frontend import choices
+from engine.frontend.engine_client import OpenRequest
+from engine.messages import (
+    Abort,
+    ContinueGeneration,
+    FinishReason,
+    Generate,
+    Refusal,
+    RefusalKind,
+    TokenLogprob,
+    TokenOutput,
+)
 
 
 def _post(stage, **body):
@@ -146,6 +157,74 @@ def test_hostile_json_is_400(play, path: str, body: bytes) -> None:
         response = await stage.http.post(path, content=body)
         assert response.status_code == 400, response.text
         assert response.json()["error"]["type"] == "invalid_request_error"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_choices_that_a_client_did_not_wait_for_are_never_sent(
+    play, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """C05: the loop turns between the choices of a long prompt, and the client may leave there."""
+    monkeypatch.setattr(choices, "TOKENS_A_TURN", 3)
+
+    async def scene(stage) -> None:
+        body = {"prompt": [1, 2, 3], "rid": "r", "n": 5, "stream": stream}
+        connection = Connection(stage.app, body, "/v1/completions")
+        start = stage.client.start
+
+        def start_and_leave(message: Generate) -> OpenRequest:
+            if message.rid == "r-1":
+                connection.gone.set()
+            return start(message)
+
+        stage.client.start = start_and_leave
+        request_task = asyncio.create_task(connection.run())
+        messages = [await stage.scheduler.receive() for _ in range(4)]
+        assert [type(message) for message in messages] == [Generate, Generate, Abort, Abort]
+        assert [message.rid for message in messages] == ["r-0", "r-1", "r-0", "r-1"]
+        assert stage.client.open_requests == 2
+        for rid in ("r-0", "r-1"):
+            assert not request_task.done()
+            await stage.scheduler.reply(TokenOutput(rid=rid, finish_reason=FinishReason.ABORT))
+        await request_task
+        assert stage.client.open_requests == 0
+        # The next thing that the scheduler hears is not a third choice.
+        call = asyncio.create_task(stage.http.post("/continue_generation"))
+        assert isinstance(await stage.scheduler.receive(), ContinueGeneration)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("tokens_a_turn", "turns"), [(3, 4), (6, 2), (100, 0)])
+def test_the_loop_turns_between_the_choices_of_a_long_prompt(
+    play, monkeypatch: pytest.MonkeyPatch, tokens_a_turn: int, turns: int
+) -> None:
+    """64 choices of 131,072 tokens kept every stream waiting for 50 ms; their order is the same."""
+    monkeypatch.setattr(choices, "TOKENS_A_TURN", tokens_a_turn)
+
+    async def scene(stage) -> None:
+        sent_in: list[int] = []
+        turn = 0
+        start = stage.client.start
+
+        def start_and_note(message: Generate) -> OpenRequest:
+            sent_in.append(turn)
+            return start(message)
+
+        stage.client.start = start_and_note
+        answer = _post(stage, prompt=[1, 2, 3], n=5, max_tokens=1)
+        while len(sent_in) < 5:
+            turn += 1
+            await asyncio.sleep(0)
+        assert len(set(sent_in)) == turns + 1
+        rids = [(await stage.scheduler.receive()).rid for _ in range(5)]
+        assert rids == [f"r-{index}" for index in range(5)]
+        for rid in rids:
+            await stage.scheduler.reply(TokenOutput(rid=rid, token_ids=(97,), finish_reason=FinishReason.LENGTH))
+        assert (await answer).status_code == 200
 
     play(scene)
 

@@ -107,7 +107,8 @@ def test_only_so_many_work_at_once() -> None:
 
 def test_the_parents_end_is_noticed_and_every_piece_is_lost() -> None:
     async def scene(forked: ForkedWork) -> None:
-        parents = [child for child in psutil.Process().children() if child.name() == "engine-test"]
+        while not (parents := [child for child in psutil.Process().children() if child.name() == "engine-test"]):
+            await asyncio.sleep(0.01)
         assert len(parents) == 1
         piece = asyncio.create_task(forked.run(b"wait"))
         while not parents[0].children():

@@ -12,8 +12,9 @@ from engine.config import EngineConfig
 from engine.frontend.admission import Admission
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import WorkLostError
+from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.order import Order, unpacked
-from engine.frontend.orders import CHAT, COMPLETION, LONG_BODY_BYTES, NATIVE, OrderTaker, order_work
+from engine.frontend.orders import CHAT, COMPLETION, NATIVE, OrderTaker, order_works
 from engine.frontend.protocol import GenerateBody
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -38,14 +39,22 @@ def inline(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
         raise AssertionError
 
     try:
-        return OrderTaker(admission, never)._orders[kind](body)
+        return OrderTaker(admission, LongBodies(never))._orders[kind](body)
     except ApiError as exc:
         return exc
 
 
 def elsewhere(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
+    work = body_work(order_works(admission))
+
+    async def ask(question: bytes) -> bytes:
+        return work(question)
+
+    async def order() -> Order:
+        return await unpacked(await LongBodies(ask).work_on(kind, body))
+
     try:
-        return asyncio.run(unpacked(order_work(admission)(f"{kind}\n".encode() + body)))
+        return asyncio.run(order())
     except ApiError as exc:
         return exc
 
@@ -85,7 +94,7 @@ def test_a_body_comes_to_the_same_wherever_it_is_read(admission: Admission, kind
 def test_a_prompt_is_packed_once_for_all_its_choices(admission: Admission) -> None:
     def size(n: int) -> int:
         body = {"prompt": [[255] * 4000], "n": n, "max_tokens": 1}
-        return len(order_work(admission)(b"completion\n" + json.dumps(body).encode()))
+        return len(order_works(admission)[COMPLETION](json.dumps(body).encode()))
 
     assert size(100) < 8 * size(1)
 
@@ -151,7 +160,7 @@ def test_a_lost_worker_is_503_and_says_what_to_do(play) -> None:
         async def lost(_: bytes) -> bytes:
             raise WorkLostError("it ended")
 
-        stage.front.orders._work = lost
+        stage.work_elsewhere = lost
         answer = await stage.http.post("/generate", json={"text": "x" * LONG_BODY_BYTES})
         assert answer.status_code == 503
         assert "it ended; try again" in answer.json()["error"]["message"]
@@ -169,7 +178,7 @@ def test_large_bodies_together_are_bounded_and_small_ones_pass(play) -> None:
             await release.wait()
             raise WorkLostError("late")
 
-        stage.front.orders._work = slow
+        stage.work_elsewhere = slow
         body = json.dumps({"text": "a" * 90_000}).encode()
         tasks = [asyncio.create_task(stage.http.post("/generate", content=body)) for _ in range(40)]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

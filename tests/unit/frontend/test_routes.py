@@ -359,7 +359,19 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
         assert frozen["settings"]["pp_size"] == 1
         assert "secret-option" not in str(frozen)
         assert isinstance(await stage.scheduler.receive(), GetStats)
+        unasked = (await stage.http.get("/server_info?timeout=0")).json()
+        assert (unasked["stats"], unasked["open_requests"], unasked["open_calls"]) == (None, 0, 0)
+        refused = await stage.http.get("/server_info?timeout=61")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timeout")
         monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 5.0)
+        call = asyncio.create_task(stage.http.post("/continue_generation"))
+        # The next message: what asked for no counters sent none.
+        answered = await stage.scheduler.receive()
+        assert isinstance(answered, ContinueGeneration)
+        assert (await stage.http.get("/server_info?timeout=0")).json()["open_calls"] == 1
+        await stage.scheduler.reply(CallAnswer(call_id=answered.call_id, ok=True, message="done"))
+        assert (await call).status_code == 200
+        assert (await stage.http.get("/server_info?timeout=0")).json()["open_calls"] == 0
         answer = asyncio.create_task(stage.http.get("/server_info"))
         asked = await stage.scheduler.receive()
         numbers = {name: 3 for name in EngineStats.__struct_fields__ if name != "paused"}

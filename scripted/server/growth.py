@@ -1,0 +1,96 @@
+"""Nothing grows around the scheduler: descriptors of a server's processes, and what its front end waits for.
+
+Looks from the test process, between two scripts, when the engine is idle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+
+from engine.process.control import Serving
+from scripted.checks.violation import Violation
+
+__all__ = ["ServerGrowth"]
+
+# A front end that has just told a client the last word still closes the connection.
+SETTLE_TIMEOUT_S: Final = 2.0
+_INTERVAL_S: Final = 0.005
+# It answers at once: it does not ask the scheduler, which stands still between two scripts.
+_PATH: Final = "/server_info?timeout=0"
+
+
+class _Registries(msgspec.Struct):
+    """The sizes of the front end's registries, among what ``/server_info`` tells."""
+
+    open_requests: int
+    open_calls: int
+
+
+class ServerGrowth:
+    """Compares a server that is idle again with what it was when this was made. Make it before the first script."""
+
+    def __init__(self, serving: Serving) -> None:
+        address = urlsplit(serving.base_url)
+        self._address, self._port = address.netloc, address.port
+        front_end = psutil.Process(serving.pids["frontend"])
+        readers = {f"{child.name()} of the front end": child for child in front_end.children()}
+        self._processes = {name: psutil.Process(pid) for name, pid in serving.pids.items()} | readers
+        self._before = self._descriptors()
+
+    def check(self) -> None:
+        """Raise Violation that names what has grown, or that the front end does not answer."""
+        _settle(self._grown_registries)
+        _settle(self._grown_descriptors)
+
+    def _grown_registries(self) -> list[str]:
+        found = msgspec.structs.asdict(self._registries())
+        return [f"the front end has {size} {name.replace('_', ' ')}" for name, size in found.items() if size]
+
+    def _registries(self) -> _Registries:
+        connection = HTTPConnection(self._address, timeout=SETTLE_TIMEOUT_S)
+        try:
+            connection.request("GET", _PATH)
+            return msgspec.json.decode(connection.getresponse().read(), type=_Registries)
+        except (OSError, HTTPException, msgspec.DecodeError) as exc:
+            raise Violation(f"the front end must tell what it waits for, but {_PATH} failed: {exc}") from exc
+        finally:
+            connection.close()
+
+    def _grown_descriptors(self) -> list[str]:
+        now = self._descriptors()
+        return [
+            f"{name} has {count} open descriptors, before the first script {self._before[name]}"
+            for name, count in now.items()
+            if count > self._before[name]
+        ]
+
+    def _descriptors(self) -> Mapping[str, int]:
+        return {name: self._descriptors_of(process) for name, process in self._processes.items()}
+
+    def _descriptors_of(self, process: psutil.Process) -> int:
+        """Open descriptors without the connections that clients keep: the harness's, up to 64, and a test's own.
+
+        The client's end of one stays open when the front end has closed it for idleness, until the next request. The
+        front end's own end counts as soon as its client has left.
+        """
+        kept: int = sum(
+            connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (self._port,)
+            for connection in process.net_connections("tcp")
+        )
+        descriptors: int = process.num_fds()
+        return descriptors - kept
+
+
+def _settle(grown: Callable[[], list[str]]) -> None:
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while found := grown():
+        if time.monotonic() > deadline:
+            raise Violation(f"the server is idle, but it has grown: {'; '.join(found)}")
+        time.sleep(_INTERVAL_S)
