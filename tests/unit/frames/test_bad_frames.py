@@ -55,7 +55,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
     "hidden header": (decode_hidden_header, HiddenFailed(1, "text")),
     "child message": (decode_child_message, Dying(error="text", traceback="text")),
-    "script": (decode_command, RunScript(file="f", name="n", args=("x", [1], {"y": 2.0}))),
+    "script": (decode_command, RunScript(file="f", name="n", args=["x", [1], {"y": 2.0}])),
     "gate": (decode_gate_reply, ScriptSucceeded(steps=1, digest="d", plan_digest="p", reached={"w": 1})),
     "order": (decode_order, ORDER),
 }
