@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 60.0
 
 ENDLESS = """
+import signal
 import sys
 from pathlib import Path
 from engine import EngineConfig
@@ -41,6 +42,8 @@ def endless(t, started):
 
 
 if __name__ == "__main__":
+    # A shell starts what it runs in the background with interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ScriptedServer.start(EngineConfig()) as server:
         server.run(endless, sys.argv[1], options=ScriptOptions(max_steps=10**9))
 """
