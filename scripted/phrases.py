@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["plural", "printable", "short_rid"]
+__all__ = ["nearest", "plural", "printable", "short_rid"]
 
 # A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
 _RID_CHARACTERS: Final = 14
@@ -28,3 +30,9 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
+    found = difflib.get_close_matches(word, sorted(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""

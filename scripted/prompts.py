@@ -1,13 +1,11 @@
-"""The prompts of scripts and schedules, and the weights that they update to: made from numbers, equal everywhere."""
+"""The prompts of scripts and schedules: made from numbers, equal everywhere."""
 
 from __future__ import annotations
 
 import functools
 from typing import Final
 
-from engine.config import EMBEDDED_MODEL
-
-__all__ = ["prompt_ids", "prompt_of", "seed_of", "weights_of"]
+__all__ = ["prompt_ids", "prompt_of"]
 
 # Prompts are printable ASCII, so that their text is one character a token with the embedded tokenizer.
 _FIRST_PROMPT_ID: Final = 32
@@ -34,14 +32,3 @@ def prompt_ids(length: int, seed: int, shared: int = 0, tail: int = 0) -> tuple[
     if not shared:
         return tuple(prompt_of(length, seed))
     return (*prompt_of(min(shared, length), seed), *prompt_of(max(0, length - shared), tail))
-
-
-def weights_of(seed: int) -> str:
-    """The embedded model's weights of ``seed``, as an update names them."""
-    return f"{EMBEDDED_MODEL}:{seed}"
-
-
-def seed_of(weights: str | None) -> int | None:
-    """The seed of the embedded model's weights that an update names; None for any others."""
-    model, _, seed = (weights or "").partition(":")
-    return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BadCommand", "ScriptDefinitionError"]
+__all__ = ["BadCommand", "HarnessError", "ScriptDefinitionError"]
 
 
 class ScriptDefinitionError(Exception):
@@ -11,3 +11,7 @@ class ScriptDefinitionError(Exception):
 
 class BadCommand(ScriptDefinitionError):
     """A line that is no command of the shell; nothing was done."""
+
+
+class HarnessError(Exception):
+    """The harness itself failed while it ran a schedule: nothing is said about the scheduler. A defect to report."""

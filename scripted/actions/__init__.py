@@ -5,22 +5,21 @@ order in which these modules define them.
 """
 
 # isort: off
-from scripted.actions.action import Action, AdministrativeCall, Intervention, Recipe, SearchBase, all_actions
+from scripted.subject.action import Action, SearchBase
+from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.actions.action import AdministrativeCall, EngineAction, Intervention, Recipe, all_actions
 from scripted.actions.calls import PAUSE_MODES, AbortEverything, Flush, Pause, Resume
 from scripted.actions.results_and_stages import (
-    AdvanceClock,
     FailStage,
-    HoldResults,
     KillStage,
-    ReleaseResults,
     ResumeStage,
     StallStage,
 )
 from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 from scripted.actions.from_events import action_of, name_in_answers, words_of
-from scripted.actions.placed import Placed, parse_placed
-from scripted.actions.verb import Verb, variable_of
+from scripted.subject.placed import Placed, parse_placed
+from scripted.subject.verb import Verb, variable_of
 
 # isort: on
 
@@ -32,6 +31,7 @@ __all__ = [
     "AdministrativeCall",
     "AdvanceClock",
     "DisconnectClient",
+    "EngineAction",
     "Evict",
     "FailStage",
     "Flush",

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from engine.messages import AbortAll, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
-from scripted.actions.action import Action, AdministrativeCall, EventReader, SearchBase, SearchedEngine
-from scripted.actions.shell_words import ShellWord, alone, only, seconds
-from scripted.actions.verb import Verb
+from scripted.actions.action import AdministrativeCall, EventReader
 from scripted.refusals import BadCommand
+from scripted.subject.action import Action, SearchBase
+from scripted.subject.run import Run
+from scripted.subject.shell_words import ShellWord, alone, only, seconds
+from scripted.subject.verb import Verb
 
 __all__ = ["DEFERRED_S", "PAUSE_MODES", "AbortEverything", "Flush", "Pause", "Resume", "as_seconds"]
 
@@ -100,8 +102,8 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     def message(self, call_id: str) -> AbortAll:
         return AbortAll(call_id=call_id)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return not engine.is_settled
+    def reaches(self, run: Run) -> bool:
+        return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("abort_all"),)
@@ -129,8 +131,8 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def message(self, call_id: str) -> PauseGeneration:
         return PauseGeneration(call_id=call_id, mode=self.mode)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return not engine.is_settled
+    def reaches(self, run: Run) -> bool:
+        return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("pause_generation", self.mode.value),)
@@ -162,9 +164,9 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     def message(self, call_id: str) -> ContinueGeneration:
         return ContinueGeneration(call_id=call_id)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """There is a pause."""
-        return engine.is_paused
+        return bool(run.judge.is_paused)
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("continue_generation"),)

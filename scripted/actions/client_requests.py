@@ -8,12 +8,14 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
-from scripted.actions.action import Action, AdministrativeCall, EventReader, SearchBase, SearchedEngine
-from scripted.actions.shell_words import ShellWord, only, whole
-from scripted.actions.verb import Code, Verb, variable_of
+from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
+from scripted.subject.action import Action, SearchBase
+from scripted.subject.run import Run
+from scripted.subject.shell_words import ShellWord, only, whole
+from scripted.subject.verb import Code, Verb, variable_of
 
 __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
 
@@ -80,8 +82,8 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     def message(self, call_id: str) -> Abort:
         return Abort(rid=self.rid, call_id=call_id)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return engine.is_live(self.rid)
+    def reaches(self, run: Run) -> bool:
+        return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("abort", self.rid),)
@@ -103,7 +105,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
         return f"abort {short_rid(event.rid)}"
 
 
-class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
+class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
     """A request's client goes away, and the front end aborts the request."""
 
     rid: str
@@ -117,12 +119,12 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
     def target_rid(self) -> str:
         return self.rid
 
-    def apply(self, engine: SearchedEngine) -> None:
+    def apply(self, run: Run) -> None:
         """The next step sees the front end's abort."""
-        engine.give(Abort(rid=self.rid))
+        run.give(Abort(rid=self.rid))
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return engine.is_live(self.rid)
+    def reaches(self, run: Run) -> bool:
+        return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.disconnect(a)``, of a handle."""
@@ -152,7 +154,7 @@ class DisconnectClient(Action, frozen=True, kw_only=True, omit_defaults=True, ta
         return AbortRequest.words(event)
 
 
-class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
@@ -171,6 +173,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     draw: int | None = None
     penalty: float = 0.0
 
+    is_start: ClassVar[bool] = True
     examples: ClassVar = (
         "start b prompt=20 new=3",
         "start b prompt=40 seed=1 priority=1 stop=7",
@@ -203,9 +206,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         )
         return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
 
-    def apply(self, engine: SearchedEngine) -> None:
+    def apply(self, run: Run) -> None:
         """The next step sees the message."""
-        engine.give(self.message())
+        run.give(self.message())
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.start_req(rid="a", prompt_len=125, prompt_seed=0, max_new_tokens=2)``."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.messages import Event
-from scripted.actions.action import Action, EventReader, all_actions
+from scripted.actions.action import EventReader, all_actions
+from scripted.subject.action import Action
 
 __all__ = ["action_of", "name_in_answers", "words_of"]
 

@@ -8,61 +8,22 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from engine.messages import Completion, PipelineFailed
-from scripted.actions.action import Action, EventReader, SearchedEngine
-from scripted.actions.shell_words import ShellWord, alone, numbered, seconds
-from scripted.actions.verb import Verb
+from scripted.actions.action import EngineAction, EventReader, take_in
 from scripted.phrases import printable
+from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.subject.run import Run
+from scripted.subject.shell_words import numbered
+from scripted.subject.verb import Verb
 
-__all__ = ["AdvanceClock", "FailStage", "HoldResults", "KillStage", "ReleaseResults", "ResumeStage", "StallStage"]
+__all__ = ["FailStage", "KillStage", "ResumeStage", "StallStage"]
 
 _STAGE: Final = "stage-"
 
 
-def _read_advance(words: list[str]) -> Verb:
-    return Verb("clock.advance", seconds("advance", words))
+take_in(HoldResults, ReleaseResults)
 
 
-class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
-    """Results stay away from this step on."""
-
-    examples: ClassVar = ("hold",)
-    is_extra: ClassVar[bool] = True
-    is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
-
-    def apply(self, engine: SearchedEngine) -> None:
-        engine.hold_results()
-
-    def reaches(self, engine: SearchedEngine) -> bool:
-        """There may be results."""
-        return not engine.is_settled
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("hold_results"),)
-
-
-class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):
-    """``count`` held results may come, oldest first; without a count all of them, and nothing is held any more."""
-
-    count: int | None = None
-
-    examples: ClassVar = ("release", "release count=2")
-    is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (
-        numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
-    )
-
-    def apply(self, engine: SearchedEngine) -> None:
-        engine.release_results(self.count)
-
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return engine.is_holding
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("release_results") if self.count is None else Verb("release_results", self.count),)
-
-
-class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
+class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
     """The next microbatch fails in this stage; the engine goes on."""
 
     stage: int = 0
@@ -73,13 +34,13 @@ class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("fail", "N", "fail a stage's next microbatch", "fail_next_step"),)
 
-    def apply(self, engine: SearchedEngine) -> None:
+    def apply(self, run: Run) -> None:
         """Fail the stage's next microbatch."""
-        engine.fail_next_step(self.stage % engine.limits.pp_size)
+        run.pipeline.fail_next_step(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """There may be a microbatch."""
-        return not engine.is_settled
+        return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("fail_next_step", self.stage),)
@@ -94,7 +55,7 @@ class FailStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
         return f"result #{event.microbatch_id} FAILED: {printable(event.error or '')}"
 
 
-class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
+class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
     """A stage dies; nothing in flight comes back."""
 
     stage: int = 0
@@ -105,12 +66,15 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
 
-    def apply(self, engine: SearchedEngine) -> None:
-        engine.kill_stage(self.stage % engine.limits.pp_size)
+    def apply(self, run: Run) -> None:
+        if run.machine.scheduler.failure is None:
+            run.pipeline.kill_stage(self.stage % run.machine.limits.pp_size)
+            run.lose_results()
+            run.give(run.pipeline.next_completion(0))
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """Something can be lost."""
-        return not engine.is_settled
+        return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("kill_stage", self.stage),)
@@ -127,7 +91,7 @@ class KillStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="kill
         return f"{printable(event.process)} DIED: {printable(event.cause)}"
 
 
-class StallStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
+class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
     """A stage stops: nothing completes until it is resumed. A search adds held results instead, which are the same."""
 
     stage: int = 0
@@ -136,18 +100,18 @@ class StallStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="sta
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
 
-    def apply(self, engine: SearchedEngine) -> None:
-        engine.stall_stage(self.stage % engine.limits.pp_size)
+    def apply(self, run: Run) -> None:
+        run.stalled.add(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """There may be results."""
-        return not engine.is_settled
+        return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("stall_stage", self.stage),)
 
 
-class ResumeStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
+class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
     """A stopped stage goes on."""
 
     stage: int = 0
@@ -156,28 +120,15 @@ class ResumeStage(Action, frozen=True, kw_only=True, omit_defaults=True, tag="re
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
 
-    def apply(self, engine: SearchedEngine) -> None:
+    def apply(self, run: Run) -> None:
         """Let it go on."""
-        engine.resume_stage(self.stage % engine.limits.pp_size)
+        run.stalled.discard(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return self.stage % engine.limits.pp_size in engine.stalled_stages
+    def reaches(self, run: Run) -> bool:
+        return self.stage % run.machine.limits.pp_size in run.stalled
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("resume_stage", self.stage),)
 
 
-class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="advance"):
-    """Virtual time moves."""
-
-    seconds: float
-
-    examples: ClassVar = ("advance seconds=1.5",)
-    is_control: ClassVar[bool] = True
-    shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
-
-    def apply(self, engine: SearchedEngine) -> None:
-        engine.clock.advance(self.seconds)
-
-    def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("clock.advance", self.seconds),)
+take_in(AdvanceClock)

@@ -7,20 +7,15 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from engine.config import EMBEDDED_MODEL
 from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
-from scripted.actions.action import (
-    Action,
-    AdministrativeCall,
-    EventReader,
-    Intervention,
-    SearchBase,
-    SearchedEngine,
-)
+from scripted.actions.action import AdministrativeCall, EventReader, Intervention
 from scripted.actions.calls import DEFERRED_S, as_seconds
-from scripted.actions.shell_words import ShellWord, alone, numbered, only
-from scripted.actions.verb import Verb
 from scripted.phrases import plural, printable
-from scripted.prompts import seed_of, weights_of
+from scripted.subject.action import Action, SearchBase
+from scripted.subject.run import Run
+from scripted.subject.shell_words import ShellWord, alone, numbered, only
+from scripted.subject.verb import Verb
 
 __all__ = ["Evict", "Press", "Relieve", "Update"]
 
@@ -29,6 +24,17 @@ _LEFT_PAGES: Final = 1
 
 def _read_update(words: list[str]) -> Verb:
     return Verb("update_weights", only("update", words, "weights, for instance embedded:7"))
+
+
+def _weights_of(seed: int) -> str:
+    """The embedded model's weights of ``seed``, as an update names them."""
+    return f"{EMBEDDED_MODEL}:{seed}"
+
+
+def _seed_of(weights: str | None) -> int | None:
+    """The seed of the embedded model's weights that an update names; None for any others."""
+    model, _, seed = (weights or "").partition(":")
+    return int(seed) if model == EMBEDDED_MODEL and seed.isdecimal() else None
 
 
 class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="update"):
@@ -56,7 +62,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     @property
     def weights(self) -> str:
         """The new weights, as the route takes them."""
-        return weights_of(self.seed) if self.path_of_weights is None else self.path_of_weights
+        return _weights_of(self.seed) if self.path_of_weights is None else self.path_of_weights
 
     @property
     def body(self) -> Mapping[str, Any]:
@@ -82,7 +88,7 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     @classmethod
     def read_back(cls, event: UpdateWeights, reader: EventReader) -> Update:
         """The embedded weights as they were; embedded ones stand in for any others."""
-        seed = seed_of(event.model_path)
+        seed = _seed_of(event.model_path)
         return cls(timeout_s=event.timeout_s) if seed is None else cls(seed=seed, timeout_s=event.timeout_s)
 
     @classmethod
@@ -125,11 +131,11 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
             leave_window_pages=self.window,
         )
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
-        if self.window is not None and not engine.limits.window_tokens:
+        if self.window is not None and not run.machine.limits.window_tokens:
             return False
-        pressure = engine.scheduler.pressure
+        pressure = run.machine.scheduler.pressure
         most = (
             pressure.most_free_pages,
             pressure.most_free_rows,
@@ -187,8 +193,8 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
         """What the operator does."""
         return ReleasePressure()
 
-    def reaches(self, engine: SearchedEngine) -> bool:
-        return engine.is_pressed
+    def reaches(self, run: Run) -> bool:
+        return bool(run.machine.is_pressed)
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("release_exhausted"),)
@@ -209,9 +215,9 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         """What the operator does."""
         return EvictCache(pages=self.pages)
 
-    def reaches(self, engine: SearchedEngine) -> bool:
+    def reaches(self, run: Run) -> bool:
         """Whether this much can be evicted."""
-        return engine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0)
+        return bool(run.machine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0))
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("evict") if self.pages is None else Verb("evict", self.pages),)

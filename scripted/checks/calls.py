@@ -13,7 +13,7 @@ from engine.messages import (
     StopProfile,
     UpdateWeights,
 )
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["Calls"]
 

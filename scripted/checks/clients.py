@@ -38,8 +38,8 @@ from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
 from scripted.checks.calls import Calls
 from scripted.checks.pages import Pages, Tenancy
-from scripted.checks.violation import Violation
 from scripted.rig.handle import RequestHandle
+from scripted.subject.violation import Violation
 
 __all__ = ["Clients", "Life", "Totals", "check_answers"]
 

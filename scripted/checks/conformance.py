@@ -24,7 +24,7 @@ from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specification import Specification
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["RULES", "Conformance", "Nonconformance", "why_not_covered"]
 

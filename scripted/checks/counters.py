@@ -8,7 +8,7 @@ from typing import Final
 from engine.messages import EngineStats
 from engine.scheduler import Place, Scheduler
 from scripted.checks.clients import Clients, Totals
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["check_hits", "check_idle", "compare_counts"]
 

@@ -13,7 +13,7 @@ import msgspec
 from engine.instruments import DigestChain
 from engine.plan import Microbatch
 from engine.scheduler import StepRecord
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["DigestedStep", "check_digest", "check_digests"]
 

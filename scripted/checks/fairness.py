@@ -15,7 +15,7 @@ from engine.scheduler import Request, Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
 from scripted.checks.clients import Clients
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["Fairness"]
 

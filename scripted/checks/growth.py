@@ -17,7 +17,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import Scheduler
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["check_growth", "sizes_of"]
 

@@ -12,7 +12,7 @@ from engine.limits import Limits
 from engine.memory import PageState, SlidingWindowPool
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Books, Request, Scheduler
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["Pages", "Tenancy", "check_leases"]
 

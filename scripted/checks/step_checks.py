@@ -17,7 +17,7 @@ from scripted.checks.counters import check_hits, check_idle, compare_counts
 from scripted.checks.fairness import Fairness
 from scripted.checks.growth import check_growth
 from scripted.checks.pages import check_leases
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["Checks"]
 

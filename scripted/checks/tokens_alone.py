@@ -18,10 +18,10 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import CallAnswer, Event, FinishReason, Generate, Reply, SamplingParams, TokenOutput, UpdateWeights
 from engine.scheduler import Scheduler
 from scripted.checks.clients import Life
-from scripted.checks.violation import Violation
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.subject.violation import Violation
 
 __all__ = ["Compared", "Oracle", "check_tokens", "tokens_alone"]
 

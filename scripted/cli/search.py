@@ -12,11 +12,13 @@ import typer
 
 from scripted.explore.strategies.base import StrategyName
 from scripted.refusals import ScriptDefinitionError
+from scripted.subject.named import OWN
 
 __all__ = ["add_commands"]
 
 EXIT_FAILED = 1
 _SECONDS_PER_MINUTE = 60.0
+_SUBJECT = typer.Option(metavar="SUBJECT", help="the scheduler: lockstep, vllm, FILE.py with a SUBJECT, or MODULE:NAME")
 
 
 def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
@@ -42,26 +44,29 @@ def explore(
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
+    subject: Annotated[str, _SUBJECT] = OWN,
 ) -> None:
-    """Search for schedules that break the engine; shrink what is found. Exit status 1 when something was."""
+    """Search for schedules that break a scheduler; shrink what is found. Exit status 1 when something was."""
     from scripted.explore.console import search
-    from scripted.explore.targets import target_named
+    from scripted.explore.targets import is_one_word, target_named
     from scripted.explore.units import SearchPlan
-    from scripted.explore.workloads import WORKLOADS
-    from scripted.gallery.mutants import switched_on
+    from scripted.subject.named import subject_named
+    from scripted.subject.schedule import Schedule
 
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
             f"--minutes takes more than 0, got {minutes:g}: a search without time finds nothing"
         )
-    with switched_on(mutant):
-        pass  # An unknown name is refused before anything runs.
     if target is not None:
-        target_named(target)
+        if "::" not in target and not is_one_word(target, subject):
+            subject = Schedule.parse(target, of=subject).of
+        target_named(target, subject)
+    with subject_named(subject).switched_on(mutant):
+        pass  # An unknown name is refused before anything runs.
     endless = strategy in (StrategyName.RANDOM, StrategyName.PCT)
     unbounded = endless and minutes is None and schedules is None
     plan = SearchPlan(
-        targets=tuple(WORKLOADS) if target is None else (target,),
+        targets=tuple(subject_named(subject).workloads) if target is None else (target,),
         strategy=strategy,
         seed=seed,
         schedules=schedules,
@@ -69,6 +74,7 @@ def explore(
         jobs=jobs,
         ray=ray,
         mutant=mutant,
+        subject=subject,
     )
     if not search(plan, to_script=to_script, coverage=coverage):
         raise typer.Exit(EXIT_FAILED)
@@ -83,14 +89,14 @@ def replay(
     twice: Annotated[
         bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
     ] = False,
+    subject: Annotated[str, _SUBJECT] = OWN,
 ) -> None:
     """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
     from scripted.explore.console import plain_console
-    from scripted.explore.schedule import Schedule
-    from scripted.explore.targets import is_one_word
-    from scripted.explore.workloads import workload_named
+    from scripted.explore.targets import is_one_word, workload_named
     from scripted.replay import is_recording
     from scripted.replay.printing import replay_recording, replay_schedule
+    from scripted.subject.schedule import Schedule
 
     console = plain_console()
     if is_recording(what):
@@ -98,7 +104,7 @@ def replay(
             console, Path(what), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
         )
     else:
-        schedule = workload_named(what) if is_one_word(what) else Schedule.parse(what)
+        schedule = workload_named(what, subject) if is_one_word(what, subject) else Schedule.parse(what, of=subject)
         if not schedule.placed:
             raise ScriptDefinitionError(f"the schedule {what!r} has no actions, so replaying it shows nothing")
         passed = replay_schedule(
@@ -112,13 +118,17 @@ def find(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
+    subject: Annotated[str, _SUBJECT] = OWN,
 ) -> None:
     """Search for a mutant unaided: which schedule shows it, after how many, in how much process time."""
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     from scripted.explore.console import search_for_mutants
-    from scripted.gallery import MUTANTS
+    from scripted.subject.named import subject_named
 
-    names = [mutant.name for mutant in MUTANTS] if name is None else [name]
-    if not search_for_mutants(names, markdown=markdown):
+    known = subject_named(subject)
+    found = search_for_mutants(known.mutant_names if name is None else [name], subject)
+    if markdown is not None:
+        known.write_mutants(markdown, found)
+    if any(one.finding is None for one in found):
         raise typer.Exit(EXIT_FAILED)

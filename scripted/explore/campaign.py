@@ -16,7 +16,7 @@ from typing import Final
 from scripted.explore.coverage import Coverage
 from scripted.explore.ray_pool import ray_pool
 from scripted.explore.units import Finding, SearchPlan, Unit, UnitResult, run_unit, strategy_of
-from scripted.gallery.mutants import switched_on
+from scripted.subject.named import subject_named
 
 __all__ = ["Campaign", "Report"]
 
@@ -111,7 +111,7 @@ class Campaign:
                 yield Unit(target, part, parts, count, until)
 
     def _run_here(self, units: Iterator[Unit]) -> bool:
-        with switched_on(self._plan.mutant):
+        with subject_named(self._plan.subject).switched_on(self._plan.mutant):
             for unit in units:
                 if self._is_over():
                     return False
@@ -121,7 +121,7 @@ class Campaign:
     def _run_in_processes(self, units: Iterator[Unit]) -> bool:
         # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.mutant,)) as pool:
+        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.subject, self._plan.mutant)) as pool:
             ended = self._run_in(units, lambda unit: pool.submit(run_unit, unit, self._plan), self._plan.jobs)
             pool.shutdown(wait=True, cancel_futures=True)
         return ended
@@ -162,6 +162,6 @@ class Campaign:
         )
 
 
-def _begin(mutant: str | None) -> None:
+def _begin(subject: str, mutant: str | None) -> None:
     """In each process, once, for its whole life."""
-    _for_life.enter_context(switched_on(mutant))
+    _for_life.enter_context(subject_named(subject).switched_on(mutant))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from scripted.explore.campaign import Campaign, Report
-from scripted.explore.execution import is_not_covered
-from scripted.explore.gallery_search import Found, find_mutant, write_gallery
-from scripted.explore.script_writer import script_text
+from scripted.explore.execution import Prefixes
+from scripted.explore.mutant_search import Found, find_mutant
 from scripted.explore.shrinking import shrink
-from scripted.explore.targets import ScriptTarget, target_named
+from scripted.explore.targets import target_named, workload_named
 from scripted.explore.units import Finding, SearchPlan
-from scripted.explore.workloads import WORKLOADS
-from scripted.gallery.mutants import switched_on
+from scripted.subject.named import subject_named
 
 __all__ = ["search", "search_for_mutants"]
 
@@ -33,25 +32,23 @@ def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
     report = _run_with_progress(plan, console)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
-    console.print(_summary(report))
+    console.print(_summary(report, plan.subject))
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
-        _show_finding(console, finding, plan.mutant, to_script)
+        _show_finding(console, finding, plan, to_script)
         to_script = None
     return not report.findings
 
 
-def search_for_mutants(names: list[str], *, markdown: Path | None) -> bool:
-    """Search for mutants one by one and show what it took; True when all were found."""
+def search_for_mutants(names: Sequence[str], of: str) -> list[Found]:
+    """Search for a subject's mutants one by one and show what it took."""
     console = plain_console()
     found = []
     for name in names:
-        found.append(find_mutant(name))
+        found.append(find_mutant(name, of))
         console.print(_found_text(found[-1]), soft_wrap=True)
     missed = [one.mutant for one in found if one.finding is None]
     console.print(f"found {len(found) - len(missed)} of {len(found)}{', not ' if missed else ''}{', '.join(missed)}")
-    if markdown is not None:
-        write_gallery(markdown, found)
-    return not missed
+    return found
 
 
 def plain_console() -> Console:
@@ -73,33 +70,39 @@ def _run_with_progress(plan: SearchPlan, console: Console) -> Report:
         return Campaign(plan, show).run()
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Report, of: str) -> str:
     how = "complete" if report.complete else "stopped before the end"
     return (
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
-        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure{_not_covered(report)}"
+        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
+        f"{_not_covered(report, of)}"
     )
 
 
-def _not_covered(report: Report) -> str:
+def _not_covered(report: Report, of: str) -> str:
     """How many runs the executable specification does not cover, and of which workloads."""
-    names = [name for name in report.by_target if name in WORKLOADS and is_not_covered(WORKLOADS[name])]
+    subject = subject_named(of)
+    names = [
+        name
+        for name in report.by_target
+        if name in subject.workloads and subject.why_not_covered(workload_named(name, of).config) is not None
+    ]
     runs = sum(report.by_target[name] for name in names)
     return f"; {runs} runs without the specification, of {', '.join(names)}" if names else ""
 
 
-def _show_finding(console: Console, finding: Finding, mutant: str | None, to_script: Path | None) -> None:
+def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_script: Path | None) -> None:
     console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
-    target = target_named(finding.target)
-    if isinstance(target, ScriptTarget):
+    subject, mutant = subject_named(plan.subject), plan.mutant
+    target = target_named(finding.target, plan.subject)
+    if not isinstance(target, Prefixes):
         added = "; ".join(map(str, finding.extra))
         by_itself = "it fails by itself, with nothing added: mend it with pytest first"
         console.print(f"  added to the script: {added}" if added else f"  {by_itself}", soft_wrap=True)
         return
-    with switched_on(mutant):
+    with subject.switched_on(mutant):
         shrunk = shrink(target.base.with_placed(finding.extra))
-        text = script_text(shrunk.schedule, name=_name_of(finding), mutant=mutant)
     flag = f" --mutant {mutant}" if mutant else ""
     console.print(
         f"  shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):",
@@ -107,6 +110,8 @@ def _show_finding(console: Console, finding: Finding, mutant: str | None, to_scr
     )
     console.print(f"  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)
     if to_script is not None:
+        with subject.switched_on(mutant):
+            text = subject.script_text(shrunk.schedule, name=_name_of(finding), mutant=mutant)
         to_script.write_text(text, encoding="ascii")
         console.print(f"  written as {to_script}", soft_wrap=True)
 

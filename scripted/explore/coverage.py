@@ -1,6 +1,6 @@
 """Coverage of a search: which kind of event met a request in which state at which position of the pipeline.
 
-A cell is counted when an action is applied, from the scheduler's own books. It never judges.
+A cell is counted when an action is applied, from what the machine says of itself. It never judges.
 """
 
 from __future__ import annotations
@@ -12,14 +12,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from engine.plan import ForwardMode
-from engine.scheduler import Place, Scheduler
-from engine.scheduler.books import Launched
-from scripted.actions import Action
+__all__ = ["Cell", "Coverage"]
 
-__all__ = ["Cell", "Coverage", "cell_of"]
-
-_OUT_OF_REACH = "not alive"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # With the names of events beside it, no wider than 100 columns.
 _STATES_WIDTH_COLUMNS = 70
@@ -31,35 +25,6 @@ class Cell(msgspec.Struct, frozen=True):
     kind: str
     state: str
     pipeline: str
-
-
-def cell_of(action: Action, scheduler: Scheduler) -> Cell:
-    """The cell of an action that the next step will see."""
-    rid = action.target_rid
-    if rid is None:
-        places = sorted({request.place.value for request in scheduler.books.live()})
-        state = "+".join(places) or "no request"
-    else:
-        request = scheduler.find_request(rid)
-        state = _OUT_OF_REACH if request is None else request.place.value
-    return Cell(action.kind, state, _pipeline(scheduler))
-
-
-def _pipeline(scheduler: Scheduler) -> str:
-    """Empty, full, or the kinds of what is in flight; a last chunk is what a first token comes from."""
-    flights = scheduler.books.in_flight
-    if not flights:
-        return "empty"
-    kinds = {_kind(launched) for launched in flights}
-    full = "full: " if len(flights) >= scheduler.limits.depth else ""
-    return full + "+".join(sorted(kinds))
-
-
-def _kind(launched: Launched) -> str:
-    mode = launched.microbatch.mode
-    if mode is not ForwardMode.PREFILL:
-        return mode.value
-    return "last chunk" if launched.requests[0].place is Place.DISPATCHED else "chunk"
 
 
 class Coverage:

@@ -1,33 +1,27 @@
 """One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
 
-A failure is whatever a run raises: an audit of the engine, a broken promise, an assertion of the core.
+A failure is a broken promise, or whatever the subject raises in a step. Any other exception is the harness's own.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-import zlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from engine.scheduler import StepRecord, run_loop
-from scripted.actions import Placed
-from scripted.checks.conformance import Conformance, why_not_covered
-from scripted.checks.digests import check_digests
-from scripted.checks.violation import Violation
 from scripted.explore.coverage import Cell
-from scripted.explore.forks import Frozen
-from scripted.explore.schedule import Schedule, limits_of
-from scripted.explore.schedule_gate import SimulatedGate
+from scripted.explore.schedule_gate import Phase, ScheduleGate
+from scripted.refusals import HarnessError
+from scripted.subject.placed import Placed
+from scripted.subject.protocol import Freezer
+from scripted.subject.schedule import Schedule
+from scripted.subject.violation import Violation
 
-__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "is_not_covered", "is_specified", "record"]
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
-# The executable specification costs half as much again as all other checks. Of the runs that share a beginning, one in
-# this many is compared with it, and every run that starts from its beginning.
-SPECIFIED_EVERY_RUNS: Final = 2
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -42,9 +36,9 @@ class Failure(msgspec.Struct, frozen=True):
     signature: str
 
     @classmethod
-    def of(cls, exc: Exception, gate: SimulatedGate) -> Failure:
+    def of(cls, exc: Exception, gate: ScheduleGate) -> Failure:
         """What an exception that ended a run says."""
-        rids = sorted({life.message.rid for life in gate.checks.clients.lives}, key=len, reverse=True)
+        rids = sorted(set(gate.judge.names), key=len, reverse=True)
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", str(exc).partition(":")[0])
         place = traceback.extract_tb(exc.__traceback__)[-1].name
@@ -67,44 +61,39 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def execute(schedule: Schedule) -> Outcome:
-    """Run a schedule from its beginning."""
-    return finish(SimulatedGate(schedule))
+    """Run a schedule from its beginning. Raises HarnessError."""
+    return finish(ScheduleGate(schedule))
 
 
-def record(schedule: Schedule) -> tuple[Outcome, list[StepRecord]]:
-    """Run a schedule and keep every step, the one that it dies in included."""
-    gate = SimulatedGate(schedule, record=True)
+def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
+    """Run a schedule and keep every step, the one that it dies in included. Raises HarnessError."""
+    gate = ScheduleGate(schedule, record=True)
     outcome = finish(gate)
     assert gate.records is not None
     return outcome, gate.records
 
 
-def is_specified(extra: tuple[Placed, ...]) -> bool:
-    """Whether a run with these additions is compared with the executable specification from where it forks."""
-    return zlib.crc32(repr(extra).encode()) % SPECIFIED_EVERY_RUNS == 0
-
-
-def is_not_covered(schedule: Schedule) -> bool:
-    """Whether the executable specification says nothing of such an engine."""
-    return why_not_covered(limits_of(schedule.config)) is not None
-
-
-def finish(gate: SimulatedGate) -> Outcome:
-    """Run a gate to its end."""
+def finish(gate: ScheduleGate) -> Outcome:
+    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step."""
     failure = None
     try:
-        run_loop(gate, gate.scheduler, gate.pipeline, gate)
-    except Exception as exc:  # noqa: BLE001 - whatever a broken engine raises is the finding
+        gate.subject.drive(gate)
+    except Exception as exc:
+        if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
+            raise HarnessError(
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {exc}; this says nothing about the "
+                "scheduler, and is a defect of the harness or of the adapter"
+            ) from exc
         failure = Failure.of(exc, gate)
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
 
 
-def _with_digests_checked(schedule: Schedule) -> Outcome:
-    """The search keeps no digests; whether they stand for their steps is seen from the steps of a run of its own."""
-    gate = SimulatedGate(schedule, record=True)
+def _with_records_checked(schedule: Schedule) -> Outcome:
+    """The search keeps no records; what can only be judged from them is seen from a run of its own."""
+    gate = ScheduleGate(schedule, record=True)
     outcome = finish(gate)
     try:
-        check_digests(gate.records or ())
+        gate.subject.check_records(gate.records or ())
     except Violation as exc:
         return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
     return outcome
@@ -113,42 +102,36 @@ def _with_digests_checked(schedule: Schedule) -> Outcome:
 class Prefixes:
     """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
 
-    Which of them are compared with the executable specification depends on what is added alone, so that it is the same
-    in every process. ``steps`` ends with the first one in which the base had to be settled; what is added later would
-    have come first.
+    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    Where a run cannot be copied, every schedule starts at the beginning.
     """
 
     def __init__(self, base: Schedule) -> None:
         self.base = base
-        self._frozen: list[tuple[Frozen[SimulatedGate], Frozen[Conformance]]] = []
-        gate = SimulatedGate(base, watch=self._freeze)
+        self.steps = 0
+        self._frozen: list[Freezer] = []
+        gate = ScheduleGate(base, watch=self._freeze)
         self.outcome = finish(gate)
         if self.outcome.failure is None:
-            self.outcome = _with_digests_checked(base)
-
-    @property
-    def steps(self) -> int:
-        """Steps that can be added to."""
-        return len(self._frozen)
+            self.outcome = _with_records_checked(base)
 
     def execute(self, *extra: Placed) -> Outcome:
-        """Run the base schedule with these actions more."""
+        """Run the base schedule with these actions more. Raises HarnessError."""
         schedule = self.base.with_placed(extra)
         first = min(placed.step for placed in extra)
-        if first > self.steps:
+        if first > len(self._frozen):
             return execute(schedule)
-        frozen, conformance = self._frozen[first - 1]
-        gate = frozen.thaw()
-        gate.checks.conformance = conformance.thaw() if is_specified(extra) else None
+        gate = self._frozen[first - 1].thaw(extra)
+        assert isinstance(gate, ScheduleGate)
         gate.follow(schedule)
         return finish(gate)
 
-    def _freeze(self, gate: SimulatedGate) -> None:
+    def _freeze(self, gate: ScheduleGate) -> None:
         gate.watch = None
         if gate.implied:
             return
-        conformance, gate.checks.conformance = gate.checks.conformance, None
-        assert conformance is not None, "a run from its beginning is compared with the specification"
-        self._frozen.append((Frozen(gate), Frozen(conformance)))
-        gate.checks.conformance = conformance
+        self.steps += 1
+        frozen = gate.subject.freeze(gate)
+        if frozen is not None:
+            self._frozen.append(frozen)
         gate.watch = self._freeze

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from scripted.actions import Action, SearchBase, StartRequest, all_actions
-from scripted.explore.schedule import Schedule, limits_of
+from scripted.subject.action import Action, SearchBase
+from scripted.subject.schedule import Schedule
 
 __all__ = ["extras_of"]
 
@@ -16,11 +16,12 @@ _TARGETS_LIMIT: Final = 4
 def extras_of(schedule: Schedule) -> tuple[Action, ...]:
     """Everything that can be added to a workload, in a fixed order."""
     actions = [placed.action for placed in schedule.placed]
-    starts = [action for action in actions if isinstance(action, StartRequest)]
+    starts = [action for action in actions if action.is_start]
+    subject = schedule.subject
     base = SearchBase(
         schedule.config,
-        limits_of(schedule.config),
+        subject.limits_of(schedule.config),
         starts=tuple(starts[:_TARGETS_LIMIT]),
         kinds=frozenset(map(type, actions)),
     )
-    return tuple(extra for action in all_actions() for extra in action.extras(base))
+    return tuple(extra for action in subject.actions for extra in action.extras(base))

@@ -1,40 +1,78 @@
-"""Forks: copies of a running engine, made many times faster than ``copy.deepcopy`` would.
+"""Forks: copies of a running machine, made many times faster than ``copy.deepcopy`` would.
 
-What a copy consists of is found out once, when the engine is frozen; each thaw then runs down that list, without a
-question asked. Copies by structure, knowing no class but those that hold what changes inside frozen shells; frozen
-structs are shared.
+What a copy consists of is found out once, when the machine is frozen; each thaw then runs down that list, without a
+question asked. Copies by structure, knowing no class but those that a ``Copier`` is told of; frozen structs are shared.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import logging
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
-from engine.scheduler import Launched
-
-__all__ = ["Frozen"]
+__all__ = ["Copier", "Frozen"]
 
 _T = TypeVar("_T")
 _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]
 
-_ATOMS: Final[set[type]] = {
+_ATOMS: Final[frozenset[type]] = frozenset({
     int, float, bool, str, bytes, type(None), type, frozenset, types.FunctionType, types.BuiltinFunctionType
-}  # fmt: skip
+})  # fmt: skip
+_SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
 _MAKE: Final[Callable[[type], Any]] = object.__new__
+# Also of what says that it is frozen.
+_SET: Final = object.__setattr__
+
+
+class Copier:
+    """How the objects of one kind of machine are copied; what it has learned of a class serves all later copies.
+
+    ``shared`` are further classes whose objects never change, or may be shared although they do. ``rebuilt`` are
+    classes of shells that cannot be filled later: the objects in one, and what makes a new one of the old and them.
+    ``uniform`` promises that the items of a list or of a long tuple are alike: if the last cannot change, none can.
+    """
+
+    def __init__(
+        self,
+        *,
+        shared: Iterable[type] = (),
+        rebuilt: Mapping[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any, list[Any]], Any]]] | None = None,
+        uniform: bool = False,
+    ) -> None:
+        self.atoms: set[type] = set(_ATOMS)
+        self.planners: dict[type, Callable[[_CopyList, Any], int | None]] = dict(
+            _UNIFORM_PLANNERS if uniform else _PLANNERS
+        )
+        self._shared = (*_SHARED, *shared)
+        for kind, (items_of, build) in (rebuilt or {}).items():
+            self.planners[kind] = _rebuilding(items_of, build)
+
+    def planner_of(self, kind: type) -> Callable[[_CopyList, Any], int | None] | None:
+        """How to copy objects of a class; None when they never change."""
+        if kind in self.atoms:
+            return None
+        planner = self.planners.get(kind)
+        if planner is None:
+            if issubclass(kind, self._shared):
+                self.atoms.add(kind)
+                return None
+            planner = self.planners[kind] = _planner_of(kind)
+        return planner
 
 
 class Frozen(Generic[_T]):
     """A copy of ``engine`` as it is now, which never runs itself and can be thawed any number of times."""
 
-    def __init__(self, engine: _T) -> None:
-        plan = _CopyList()
+    def __init__(self, engine: _T, copier: Copier) -> None:
+        plan = _CopyList(copier)
         plan.add(engine)
         self._plan = plan
         # The first thaw is what all others are copied from: the engine itself goes on and changes.
@@ -54,13 +92,16 @@ class _CopyList:
     ``made`` says whether that entry is such an object itself, or what it takes to make one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._atoms = copier.atoms
         self.shells: list[_Shell] = []
         self.sources: list[Any] = []
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
         self._items: list[tuple[int, Any, int]] = []  # a container, an index or a key of it, what belongs there
         self._attributes: list[tuple[int, str, int]] = []  # an object, an attribute of it, what belongs there
+        self._guarded: list[tuple[int, str, int]] = []  # the same of objects that object to it
         self._members: list[tuple[int, list[Any]]] = []  # a set, its members
         self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
         self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
@@ -74,6 +115,8 @@ class _CopyList:
             new[place][key] = new[item]
         for place, name, item in self._attributes:
             setattr(new[place], name, new[item])
+        for place, name, item in self._guarded:
+            _SET(new[place], name, new[item])
         for place, members in self._members:
             new[place].update([new[item.place] if type(item) is _At else item for item in members])
         for place, keys, values in self._pairs:
@@ -85,19 +128,13 @@ class _CopyList:
     def add(self, value: Any) -> int | None:
         """The place of an object's copy; None for what never changes and is shared."""
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in self._atoms:
             return None
         place = self._places.get(id(value))
         if place is not None:
             return place
-        planner = _PLANNERS.get(kind)
-        if planner is None:
-            planner = _planner_of(kind)
-            if planner is None:
-                _ATOMS.add(kind)
-                return None
-            _PLANNERS[kind] = planner
-        return planner(self, value)
+        planner = self._copier.planner_of(kind)
+        return None if planner is None else planner(self, value)
 
     def _append(self, value: Any, shell: _Shell, source: Any, *, made: bool = True) -> int:
         place = self._places[id(value)] = len(self.shells)
@@ -111,8 +148,10 @@ class _CopyList:
         return value if place is None else _At(place)
 
     def add_list(self, value: list[Any]) -> int:
-        # Lists are uniform: when the last item cannot change, none can.
-        if not value or type(value[-1]) in _ATOMS:
+        return self._indexed(value, list.copy, enumerate(value))
+
+    def add_uniform_list(self, value: list[Any]) -> int:
+        if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
             # The pages of KV: lists of numbers that nobody else refers to, and half of all that there is to copy.
@@ -123,7 +162,7 @@ class _CopyList:
         return self._indexed(value, deque.copy, enumerate(value))
 
     def add_dict(self, value: dict[Any, Any]) -> int:
-        if all(type(key) in _ATOMS or self.add(key) is None for key in value):
+        if all(type(key) in self._atoms or self.add(key) is None for key in value):
             return self._indexed(value, dict.copy, value.items())
         place = self._append(value, _empty, dict, made=False)
         self._pairs.append((place, [self._at(key) for key in value], [self._at(item) for item in value.values()]))
@@ -132,7 +171,7 @@ class _CopyList:
     def _indexed(self, value: Any, shell: _Shell, items: Any) -> int:
         place = self._append(value, shell, value)
         for key, item in items:
-            if type(item) not in _ATOMS:
+            if type(item) not in self._atoms:
                 into = self.add(item)
                 if into is not None:
                     self._items.append((place, key, into))
@@ -150,31 +189,55 @@ class _CopyList:
         return self._append(value, bytearray.copy, value)
 
     def add_tuple(self, value: tuple[Any, ...]) -> int | None:
-        # What changes is first or last in the tuples here: (last_used, id, node) in the heap, (node, pages) in the
-        # audit. Long ones are token ids, and to look at each of those would take longer than all the rest.
-        if not value or (type(value[-1]) in _ATOMS and type(value[0]) in _ATOMS):
-            return None
         items = [self._at(item) for item in value]
-        return self._built(value, _build_tuple, None, items) if any(type(item) is _At for item in items) else None
+        if not any(type(item) is _At for item in items):
+            return None
+        return self._built(value, _build_tuple, type(value), items)
+
+    def add_uniform_tuple(self, value: tuple[Any, ...]) -> int | None:
+        # What changes is first or last, as in (last_used, id, node). Long ones are token ids, and to look at each of
+        # those would take longer than all the rest.
+        if not value or (type(value[-1]) in self._atoms and type(value[0]) in self._atoms):
+            return None
+        return self.add_tuple(value)
 
     def add_method(self, value: types.MethodType) -> int:
         return self._built(value, _build_method, value.__func__, [self._at(value.__self__)])
 
-    def add_launched(self, value: Launched) -> int:
-        # Frozen itself, but its requests are the live ones.
-        return self._built(value, _build_launched, value, [self._at(request) for request in value.requests])
+    def add_partial(self, value: functools.partial[Any]) -> int:
+        parts = [value.func, *value.args, *(value.keywords.values())]
+        names = tuple(value.keywords)
+        return self._built(value, _build_partial, names, [self._at(part) for part in parts])
+
+    def add_rebuilt(self, value: Any, build: _Build, items: Iterable[Any]) -> int:
+        return self._built(value, build, value, [self._at(item) for item in items])
 
     def _built(self, value: Any, build: _Build, what: Any, items: list[Any]) -> int:
         place = self._append(value, _nothing, None, made=False)
         self._builds.append((place, build, what, items))
         return place
 
+    def add_container(self, value: Any) -> int:
+        """A subclass of a container: its own copy, then its items, then its attributes."""
+        items = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
+        place = self._indexed(value, copy.copy, items)
+        for name, item in getattr(value, "__dict__", {}).items():
+            into = self.add(item)
+            if into is not None:
+                self._attributes.append((place, name, into))
+        return place
+
+    def add_opaque(self, value: Any) -> int:
+        """What has neither attributes nor slots, and is no container: an iterator, an array. It knows how to copy."""
+        return self._append(value, copy.copy, value)
+
     def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
         place = self._append(value, _instance(type(value), names), value)  # type: ignore[arg-type]
+        attributes = self._attributes if _is_plain(cast(Any, type(value))) else self._guarded
         for name in names:
             into = self.add(getattr(value, name))
             if into is not None:
-                self._attributes.append((place, name, into))
+                attributes.append((place, name, into))
         return place
 
 
@@ -199,17 +262,24 @@ def _empty(kind: type) -> Any:
     return kind()
 
 
-def _build_tuple(what: None, items: list[Any]) -> tuple[Any, ...]:
-    del what
-    return tuple(items)
+def _build_tuple(kind: Any, items: list[Any]) -> Any:
+    return tuple(items) if kind is tuple else kind._make(items) if hasattr(kind, "_make") else kind(items)
+
+
+def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partial[Any]:
+    positional = len(items) - len(names)
+    function, *arguments = items[:positional]
+    return functools.partial(function, *arguments, **dict(zip(names, items[positional:], strict=True)))
 
 
 def _build_method(what: Callable[..., Any], items: list[Any]) -> types.MethodType:
     return types.MethodType(what, items[0])
 
 
-def _build_launched(what: Launched, items: list[Any]) -> Launched:
-    return Launched(what.microbatch, tuple(items), what.step)
+def _rebuilding(
+    items_of: Callable[[Any], Iterable[Any]], build: Callable[[Any, list[Any]], Any]
+) -> Callable[[_CopyList, Any], int]:
+    return lambda plan, value: plan.add_rebuilt(value, build, items_of(value))
 
 
 _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
@@ -220,23 +290,44 @@ _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
     deque: _CopyList.add_deque,
     bytearray: _CopyList.add_bytearray,
     types.MethodType: _CopyList.add_method,
-    Launched: _CopyList.add_launched,
+    functools.partial: _CopyList.add_partial,
 }
+_UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple: _CopyList.add_uniform_tuple}
 
 
-def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None] | None:
-    """How to copy objects of a class; None when they never change."""
-    if issubclass(kind, msgspec.Struct | Enum | type):
-        return None
-    slots = tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
-    return lambda plan, value: plan.add_instance(value, slots or tuple(value.__dict__))
+def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None]:
+    """How to copy objects of a class that can change."""
+    if issubclass(kind, tuple):
+        return _CopyList.add_tuple
+    if issubclass(kind, list | dict | set | deque):
+        return _CopyList.add_container
+    slots = tuple(name for base in kind.__mro__ for name in _slots_of(base))
+    if not slots and not kind.__dictoffset__:
+        return _CopyList.add_opaque
+    return lambda plan, value: plan.add_instance(
+        value,
+        tuple(name for name in slots if hasattr(value, name)) + tuple(getattr(value, "__dict__", ())),
+    )
+
+
+def _slots_of(base: type) -> tuple[str, ...]:
+    slots = base.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Whether attributes of such objects are simply set; those of frozen dataclasses are not."""
+    return "__setattr__" not in {name for base in kind.__mro__[:-1] for name in base.__dict__}
 
 
 @functools.cache
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
     # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life. And
     # written out for each class, as dataclasses do: a loop over the names takes four times as long.
-    lines = ["def copy(value):", "    new = make(kind)", *[f"    new.{name} = value.{name}" for name in names]]
-    scope: dict[str, Any] = {"make": _MAKE, "kind": kind}
+    line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
+    lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names]]
+    scope: dict[str, Any] = {"make": _MAKE, "put": _SET, "kind": kind}
     exec("\n".join([*lines, "    return new"]), scope)  # noqa: S102 - names of attributes, which are identifiers
     return scope["copy"]  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from scripted.refusals import ScriptDefinitionError
+from scripted.subject.named import subject_named
 
 if TYPE_CHECKING:
     from scripted.explore.units import SearchPlan, Unit, UnitResult
@@ -109,7 +110,6 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
 
 def _run_switched_on(unit: Unit, plan: SearchPlan) -> UnitResult:
     from scripted.explore.units import run_unit
-    from scripted.gallery.mutants import switched_on
 
-    with switched_on(plan.mutant):
+    with subject_named(plan.subject).switched_on(plan.mutant):
         return run_unit(unit, plan)

@@ -11,11 +11,10 @@ from typing import Final
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from scripted.actions import Placed
 from scripted.explore.execution import execute
-from scripted.explore.schedule import Schedule, config_values
+from scripted.refusals import HarnessError
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
 
 __all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink"]
 
@@ -64,7 +63,7 @@ class _Search:
         self.runs += 1
         try:
             failure = execute(candidate).failure
-        except ConfigError:
+        except (ValueError, HarnessError):
             return False  # Settings that need one another.
         if failure is None or failure.signature != self.signature:
             return False
@@ -79,7 +78,7 @@ class _Search:
             while index < len(self.best.placed):
                 placed = self.best.placed
                 rest = placed[:index] + placed[index + size :]
-                if not self._fails(Schedule(self.best.config, rest)):
+                if not self._fails(self.best.of_placed(rest)):
                     index += size
             size //= 2
 
@@ -96,7 +95,7 @@ def _earlier(schedule: Schedule) -> Iterator[Schedule]:
         gap = one.step - (placed[index - 1].step if index else 1)
         for less in sorted({gap, gap // 2, min(gap, 1)} - {0}, reverse=True):
             moved = tuple(Placed(later.step - less, later.action) for later in placed[index:])
-            yield Schedule(schedule.config, placed[:index] + moved)
+            yield schedule.of_placed(placed[:index] + moved)
 
 
 def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
@@ -104,17 +103,9 @@ def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
     for index, one in enumerate(schedule.placed):
         for action in one.action.smaller():
             placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
-            yield Schedule(schedule.config, placed)
+            yield schedule.of_placed(placed)
 
 
 def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
     """One setting at its default."""
-    values = config_values(schedule.config)
-    for name in values:
-        try:
-            config = EngineConfig(**{other: value for other, value in values.items() if other != name})
-        except ConfigError:
-            continue
-        # A pool of the default size makes every run slow and the numbers no easier to read.
-        if name != "max_total_tokens":
-            yield Schedule(config, schedule.placed)
+    return map(schedule.with_config, schedule.subject.smaller_configs(schedule.config))

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 
 import msgspec
 
-from scripted.actions import Placed
 from scripted.explore.coverage import Cell, Coverage
 from scripted.explore.execution import Failure
 from scripted.explore.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
 from scripted.explore.targets import Target, target_named
+from scripted.subject.named import OWN
+from scripted.subject.placed import Placed
 
 __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "run_unit", "strategy_of"]
 
 
 class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search: targets as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it, None does not.
+    """What to search: targets of ``subject``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it.
 
     ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
     """
@@ -32,6 +33,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     ray: str | None = None
     mutant: str | None = None
     stop_at_first: bool = False
+    subject: str = OWN
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ def strategy_of(plan: SearchPlan) -> Strategy:
 def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
     """Do one unit of a campaign in this process."""
     started, counted = time.process_time(), Coverage()
-    target = target_named(unit.target)
+    target = target_named(unit.target, plan.subject)
     findings: dict[str, Finding] = {}
     schedules = unreached = 0
     for extra in _extras(unit, plan, target):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from scripted.errors import BadCall
-from scripted.rig.values import nearest
+from scripted.phrases import nearest
 from scripted.script.t import ScriptContext
 
 __all__ = ["Departure", "error_text", "without_debugger"]

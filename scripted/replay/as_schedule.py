@@ -29,7 +29,8 @@ from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
 from scripted.actions import Action, AdvanceClock, HoldResults, Placed, Recipe, ReleaseResults, action_of
 from scripted.explore.execution import record
-from scripted.explore.schedule import Schedule, limits_of
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.configs import limits_of
 
 __all__ = ["Translation", "translate"]
 

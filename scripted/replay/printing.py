@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.recording import Recording, RecordingError, read_recording
-from scripted.explore.schedule import Schedule
-from scripted.explore.script_writer import script_text
 from scripted.explore.shrinking import shrink
 from scripted.gallery.mutants import switched_on
 from scripted.replay.as_schedule import translate
@@ -19,6 +19,8 @@ from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh
 from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
 from scripted.report.wording import event_text
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.script_writer import script_text
 
 __all__ = ["replay_recording", "replay_schedule"]
 
@@ -42,9 +44,11 @@ def replay_schedule(
     run = rerun(text, until=until, mutant=mutant)
     _show(console, run)
     if trace is not None:
-        _write_trace(trace, run, schedule.config, title="schedule", mutant=mutant)
+        _write_trace(trace, run, schedule.subject.config_words(schedule.config), title="schedule", mutant=mutant)
     if to_script is not None:
-        to_script.write_text(script_text(schedule, name="schedule", mutant=mutant), encoding="ascii")
+        with schedule.subject.switched_on(mutant):
+            text = schedule.subject.script_text(schedule, name="schedule", mutant=mutant)
+        to_script.write_text(text, encoding="ascii")
         console.print(f"written as {to_script}", soft_wrap=True)
     return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
 
@@ -73,7 +77,7 @@ def replay_recording(
         speed = run.recorded_s / seconds
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
     if trace is not None:
-        _write_trace(trace, run, EngineConfig(), title=path.name, mutant=mutant)
+        _write_trace(trace, run, EngineConfig().model_dump(), title=path.name, mutant=mutant)
     if to_script is not None:
         with switched_on(mutant):
             _write_script(console, path, run, until, to_script, mutant)
@@ -144,11 +148,11 @@ def _same_again(console: Console, target: str, run: Rerun, until: int | None, mu
     return True
 
 
-def _write_trace(path: Path, run: Rerun, config: EngineConfig, *, title: str, mutant: str | None) -> None:
+def _write_trace(path: Path, run: Rerun, config: Mapping[str, Any], *, title: str, mutant: str | None) -> None:
     header = TraceHeader(
         title=title,
         tier="sim",
-        config=config.model_dump(),
+        config=dict(config),
         limits=run.limits,
         outcome=run.differs or run.error or run.broken or "passed",
         mutant=mutant,

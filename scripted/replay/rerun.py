@@ -17,11 +17,11 @@ from engine.recording.checkpoint import restored
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.checks.step_checks import Checks
-from scripted.checks.violation import Violation
 from scripted.explore.execution import record
-from scripted.explore.schedule import Schedule, limits_of
 from scripted.gallery.mutants import switched_on
 from scripted.rig.history import record_step
+from scripted.subject.schedule import Schedule
+from scripted.subject.violation import Violation
 
 __all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_in_fresh_process"]
 
@@ -59,8 +59,12 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
 
     ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
     """
-    with switched_on(mutant):
-        return _replay(Path(target), until, last_steps) if is_recording(target) else _run(Schedule.parse(target), until)
+    if is_recording(target):
+        with switched_on(mutant):
+            return _replay(Path(target), until, last_steps)
+    schedule = Schedule.parse(target)
+    with schedule.subject.switched_on(mutant):
+        return _run(schedule, until)
 
 
 def is_recording(target: str) -> bool:
@@ -99,7 +103,8 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
     outcome, records = record(schedule)
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
-    return Rerun(tuple(records[:until]), limits_of(schedule.config), error)
+    shown, limits = schedule.subject.as_trace(records[:until], schedule.config)
+    return Rerun(tuple(shown), limits, error)
 
 
 class _WatchedGate(ReplayGate):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.clock import VirtualClock
 from engine.messages import (
     Abort,
     AbortAll,
@@ -25,9 +24,10 @@ from engine.messages import (
 )
 from engine.scheduler import Scheduler, Step
 from scripted.rig.history import Handles, History
-from scripted.rig.results import Results
 from scripted.rig.start_over import start_over
 from scripted.rig.world import World
+from scripted.subject.clock import VirtualClock
+from scripted.subject.results import Results
 
 __all__ = ["HARNESS_CALL", "Rig"]
 

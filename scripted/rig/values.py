@@ -5,22 +5,16 @@ A comparison that can only come out one way is refused where it is written, beca
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from scripted.errors import BadCall
+from scripted.phrases import nearest
 
-__all__ = ["Listed", "ListedList", "Nameless", "Word", "nearest"]
+__all__ = ["Listed", "ListedList", "Nameless", "Word"]
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
-    found = difflib.get_close_matches(word, sorted(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 class Nameless:

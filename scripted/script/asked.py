@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from scripted.errors import BadCall, UnknownName
-from scripted.rig.values import Nameless, nearest
+from scripted.phrases import nearest
+from scripted.rig.values import Nameless
 
 __all__ = ["Asked", "Method", "check_count", "truth_of"]
 

@@ -6,17 +6,18 @@ import math
 
 import msgspec
 
-from engine.clock import VirtualClock
 from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepRecord
 from scripted.errors import BadCall
+from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle, status_of
 from scripted.rig.rig import Rig
-from scripted.rig.values import Listed, ListedList, nearest
+from scripted.rig.values import Listed, ListedList
 from scripted.script.asked import Asked
 from scripted.script.state import State, mode_of, take_state
+from scripted.subject.clock import VirtualClock
 
 __all__ = ["Queries", "ScriptClock"]
 

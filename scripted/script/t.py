@@ -11,9 +11,9 @@ from typing import NoReturn, cast
 from engine.messages import Completion
 from engine.scheduler import StepRecord
 from scripted.errors import BadCall
+from scripted.phrases import nearest
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
-from scripted.rig.values import nearest
 from scripted.script.asked import truth_of
 from scripted.script.verbs import Verbs
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Final
 
 from scripted.errors import BadCall, BudgetSpent
+from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
-from scripted.rig.values import Nameless, nearest
+from scripted.rig.values import Nameless
 from scripted.script.asked import check_count, truth_of
 from scripted.script.causes import causes_of
 from scripted.script.queries import Queries

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from engine.process.control import Serving
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 __all__ = ["ServerGrowth"]
 

@@ -31,7 +31,6 @@ from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
-from scripted.checks.violation import Violation
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
@@ -44,6 +43,7 @@ from scripted.server.growth import ServerGrowth
 from scripted.server.stacks import dump_stacks
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
 from scripted.sim.runner import config_text
+from scripted.subject.violation import Violation
 
 __all__ = ["ScriptedServer"]
 

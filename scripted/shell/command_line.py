@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from scripted.actions import Action, AdministrativeCall, DisconnectClient, StartRequest, Verb, all_actions
-from scripted.actions.shell_words import ShellWord, only, whole
 from scripted.refusals import BadCommand
 from scripted.script.verbs import Verbs
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
+from scripted.subject.shell_words import ShellWord, only, whole
 
 __all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from engine.config import EngineConfig
 from scripted.errors import ScriptError
-from scripted.explore.schedule import config_values
 from scripted.new_files import render_source, write_new
 from scripted.refusals import ScriptDefinitionError
 from scripted.rig.clients import Call
@@ -19,6 +18,7 @@ from scripted.rig.handle import RequestHandle
 from scripted.script.waits import Steps
 from scripted.shell.statements import Names, Statement, lines_of
 from scripted.sim.runner import ScriptedSim
+from scripted.subjects.lockstep.configs import config_values
 
 __all__ = ["save_session"]
 

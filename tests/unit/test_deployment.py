@@ -15,11 +15,11 @@ from packaging.specifiers import SpecifierSet
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cli import app
-from engine.clock import VirtualClock
 from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats, FinishReason
 from engine.settings import ServerSettings
 from engine.settings_sources import ENVIRONMENT_PREFIX
+from scripted.subject.clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

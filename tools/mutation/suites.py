@@ -13,7 +13,7 @@ import pytest
 
 from scripted.explore.strategies import Exhaustive
 from scripted.explore.targets import target_named
-from scripted.explore.workloads import WORKLOADS
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 __all__ = ["PytestUnit", "SearchUnit", "Suite", "Unit", "with_units"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Protocol
 
-from scripted.actions import Placed
-from scripted.explore.schedule import Schedule
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
 
 __all__ = ["Strategy", "StrategyName"]
 

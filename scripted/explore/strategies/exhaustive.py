@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from scripted.actions import Action, Placed
 from scripted.explore.extras import extras_of
-from scripted.explore.schedule import Schedule
+from scripted.subject.action import Action
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
 
 __all__ = ["Exhaustive"]
 

@@ -11,9 +11,11 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from scripted.actions import Action, HoldResults, Placed, ReleaseResults
 from scripted.explore.extras import extras_of
-from scripted.explore.schedule import Schedule
+from scripted.subject.action import Action
+from scripted.subject.common_actions import HoldResults, ReleaseResults
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
 
 __all__ = ["Pct"]
 

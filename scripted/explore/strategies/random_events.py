@@ -6,9 +6,9 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from scripted.actions import Placed, ReleaseResults, Relieve, Resume
 from scripted.explore.extras import extras_of
-from scripted.explore.schedule import Schedule
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
 
 __all__ = ["RandomEvents"]
 
@@ -28,7 +28,7 @@ class RandomEvents:
 
     def additions(self, name: str, base: Schedule, steps: int, *, first: int = 0) -> Iterator[tuple[Placed, ...]]:
         """Endless; run ``i`` depends on the seed, the workload and ``i`` alone."""
-        extras = (*extras_of(base), Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve())
+        extras = (*extras_of(base), *base.subject.undoing)
         for run in itertools.count(first):
             rng = random.Random(f"{self._seed}/{name}/{run}")  # noqa: S311 - the same from the same seed
             count = rng.randint(1, self._most_events)

@@ -47,9 +47,6 @@ from scripted.actions import (
 )
 from scripted.explore.execution import execute, record
 from scripted.explore.extras import extras_of
-from scripted.explore.schedule import Schedule
-from scripted.explore.script_writer import script_text
-from scripted.explore.workloads import WORKLOADS
 from scripted.prompts import prompt_of
 from scripted.refusals import BadCommand
 from scripted.report.wording import call_names, event_text
@@ -59,6 +56,9 @@ from scripted.script.t import ScriptContext
 from scripted.shell.command_line import HELP, read_command
 from scripted.shell.statements import lines_of
 from scripted.sim.runner import ScriptedSim
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.schedules import WORKLOADS
+from scripted.subjects.lockstep.script_writer import script_text
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
@@ -91,7 +91,9 @@ WITHOUT_ACTION: Final = {
 TYPED_AS: Final = {AbortEverything: "abort all"}
 
 ALL: Final = all_actions()
-EXAMPLES: Final = [pytest.param(parse_placed(f"{STEP} {text}").action, id=text) for cls in ALL for text in cls.examples]
+EXAMPLES: Final = [
+    pytest.param(parse_placed(f"{STEP} {text}", all_actions()).action, id=text) for cls in ALL for text in cls.examples
+]
 each_example = pytest.mark.parametrize("action", EXAMPLES)
 each_action = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 
@@ -146,7 +148,7 @@ def values_of(action: Action) -> dict[str, Any]:
 @each_action
 def test_an_action_has_examples_of_its_own_kind(kind: type[Action]) -> None:
     assert kind.examples, f"{kind.__name__} has no example of its clause"
-    assert all(type(parse_placed(f"1 {text}").action) is kind for text in kind.examples)
+    assert all(type(parse_placed(f"1 {text}", all_actions()).action) is kind for text in kind.examples)
 
 
 def test_no_two_actions_have_a_word_in_common() -> None:
@@ -159,7 +161,7 @@ def test_no_two_actions_have_a_word_in_common() -> None:
 @each_example
 def test_its_text_is_what_is_read(action: Action) -> None:
     placed = Placed(STEP, action)
-    assert parse_placed(str(placed)) == placed
+    assert parse_placed(str(placed), all_actions()) == placed
 
 
 @each_action
@@ -196,7 +198,7 @@ def test_what_is_smaller_is_another_one_and_ends(action: Action) -> None:
     while smaller := list(seen[-1].smaller()):
         seen.append(smaller[0])
         assert len(set(seen)) == len(seen) < 1_000, f"{action} is shrunk for ever"
-    assert all(parse_placed(str(Placed(1, one))).action == one for one in seen)
+    assert all(parse_placed(str(Placed(1, one)), all_actions()).action == one for one in seen)
 
 
 # -- scripts --
@@ -264,7 +266,7 @@ def test_a_report_has_words_for_it(action: Action) -> None:
 @each_action
 def test_it_can_be_typed_in_the_shell(kind: type[Action]) -> None:
     """What is typed is the line of script of one of its examples, and the help has the word."""
-    verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}").action.verbs()]
+    verbs = [verb for text in kind.examples for verb in parse_placed(f"1 {text}", all_actions()).action.verbs()]
     lines = {str(verb) for verb in verbs}
     typed = [TYPED_AS[kind]] if kind in TYPED_AS else []
     for word in kind.shell_words:

@@ -32,7 +32,7 @@ from scripted import ScriptedSim, ScriptFailed
 from scripted.checks import step_checks
 from scripted.checks.clients import Clients
 from scripted.checks.counters import compare_counts
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64, page_size=16)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)

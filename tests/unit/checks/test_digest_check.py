@@ -10,10 +10,11 @@ from engine.instruments import DigestChain
 from engine.messages import Abort, CallAnswer, TokenOutput
 from scripted.checks import digests
 from scripted.checks.digests import DigestedStep, check_digest, check_digests
-from scripted.checks.violation import Violation
 from scripted.explore.execution import record
-from scripted.explore.workloads import FLAGSHIP, workload_named
+from scripted.explore.targets import workload_named
 from scripted.gallery import mutant_named
+from scripted.subject.violation import Violation
+from scripted.subjects.lockstep.workloads import FLAGSHIP
 
 STEP: DigestedStep = ((Abort(rid="a"),), None, (TokenOutput(rid="a", token_ids=(1, 2)),), (1, 0, 3, 0, 2))
 

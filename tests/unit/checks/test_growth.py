@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.scheduler import Scheduler
 from scripted.checks.growth import check_growth, sizes_of
-from scripted.checks.violation import Violation
+from scripted.subject.violation import Violation
 
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
 

@@ -16,9 +16,9 @@ from engine.plan import Microbatch
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks import conformance, specification
 from scripted.checks.conformance import RULES, Conformance, Nonconformance, why_not_covered
-from scripted.explore.execution import SPECIFIED_EVERY_RUNS, is_specified
 from scripted.explore.strategies import Exhaustive
-from scripted.explore.workloads import WORKLOADS
+from scripted.subjects.lockstep.copies import SPECIFIED_EVERY_RUNS, is_specified
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 _ROOT = Path(conformance.__file__).parents[2]
 _PAGES = sorted(Path(specification.__file__).parent.glob("specifi*.py"))

@@ -44,7 +44,7 @@ def test_explore_passes_on_the_engine() -> None:
 def test_a_scenario_is_a_schedule_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "scenarios.py"
     file.write_text(
-        "from scripted.explore.schedule import Schedule\nTINY = Schedule.parse('default; 1 start a prompt=3 new=1')\n",
+        "from scripted.subject.schedule import Schedule\nTINY = Schedule.parse('default; 1 start a prompt=3 new=1')\n",
         encoding="ascii",
     )
     assert run("explore", f"{file}::TINY", "--strategy", "random", "--schedules", "20")[0] == 0

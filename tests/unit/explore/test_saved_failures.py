@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import msgspec
 
 from scripted.explore.execution import Prefixes, record
-from scripted.explore.schedule import Schedule
 from scripted.explore.strategies import Exhaustive
-from scripted.explore.workloads import WORKLOADS
 from scripted.gallery import mutant_named
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 FAILURES = 100
 EACH = 10

@@ -20,10 +20,11 @@ from scripted.actions import (
     Update,
 )
 from scripted.explore.extras import extras_of
-from scripted.explore.schedule import Schedule
 from scripted.explore.strategies import Exhaustive, Pairs, Pct, RandomEvents
-from scripted.explore.workloads import WORKLOADS, workload_named
+from scripted.explore.targets import workload_named
 from scripted.refusals import ScriptDefinitionError
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

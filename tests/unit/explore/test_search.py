@@ -12,17 +12,19 @@ from scripted.actions import KillStage, Placed
 from scripted.errors import ScriptError
 from scripted.explore.campaign import Campaign
 from scripted.explore.execution import execute
-from scripted.explore.gallery_search import Found, find_mutant, gallery_markdown
-from scripted.explore.schedule import Schedule
-from scripted.explore.script_writer import script_text
+from scripted.explore.mutant_search import Found, find_mutant
 from scripted.explore.shrinking import shrink
 from scripted.explore.strategies import RandomEvents, StrategyName
+from scripted.explore.targets import workload_named
 from scripted.explore.units import SearchPlan
-from scripted.explore.workloads import FLAGSHIP, workload_named
 from scripted.gallery import ESCAPES, RACES, UnknownMutant
 from scripted.gallery.mutants import switched_on
 from scripted.script.loader import load_test
 from scripted.sim.runner import ScriptedSim
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.gallery_page import gallery_markdown
+from scripted.subjects.lockstep.script_writer import script_text
+from scripted.subjects.lockstep.workloads import FLAGSHIP
 
 FLUSH = "flush-ignores-in-flight"
 # Mutants of each kind of bug, all found early: in the workloads alone or in the sweep of the first.

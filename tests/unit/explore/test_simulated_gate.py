@@ -14,14 +14,16 @@ from engine.scheduler import StepRecord
 from scripted.actions import Flush, KillStage, Placed, StartRequest
 from scripted.explore.execution import Prefixes, execute, record
 from scripted.explore.forks import Frozen
-from scripted.explore.schedule import Schedule
-from scripted.explore.schedule_gate import SimulatedGate
-from scripted.explore.script_writer import script_text
+from scripted.explore.schedule_gate import ScheduleGate
 from scripted.explore.strategies import Exhaustive
-from scripted.explore.targets import target_named
-from scripted.explore.workloads import FLAGSHIP, WORKLOADS, workload_named
+from scripted.explore.targets import target_named, workload_named
 from scripted.script.options import ScriptOptions
 from scripted.sim.runner import ScriptedSim
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.copies import COPIER
+from scripted.subjects.lockstep.schedules import WORKLOADS
+from scripted.subjects.lockstep.script_writer import script_text
+from scripted.subjects.lockstep.workloads import FLAGSHIP
 
 # Of every workload's sweep, one run in this many is enough to see a fork that differs.
 SAMPLE_EVERY = 97
@@ -51,14 +53,14 @@ def test_the_sweep_of_the_flagship_passes_on_the_engine() -> None:
 
 
 def test_a_fork_shares_nothing_that_changes() -> None:
-    gate = SimulatedGate(workload_named("warm-prefix"), record=False)
+    gate = ScheduleGate(workload_named("warm-prefix"), record=False)
     gate.next_step(None)
-    other = Frozen(gate).thaw()
-    assert other.scheduler is not gate.scheduler
-    assert other.scheduler.planner._books is other.scheduler.books
-    assert other.checks.clients is not gate.checks.clients
-    other.scheduler.memory.pages.allocate(3)
-    assert gate.scheduler.memory.pages.held == 0
+    other = Frozen(gate, COPIER).thaw()
+    assert other.machine.scheduler is not gate.machine.scheduler
+    assert other.machine.scheduler.planner._books is other.machine.scheduler.books
+    assert other.judge.checks.clients is not gate.judge.checks.clients
+    other.machine.scheduler.memory.pages.allocate(3)
+    assert gate.machine.scheduler.memory.pages.held == 0
 
 
 def test_events_that_meet_nothing_are_counted() -> None:

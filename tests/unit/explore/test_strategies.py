@@ -8,10 +8,10 @@ import pytest
 
 from scripted.explore.campaign import Campaign
 from scripted.explore.execution import Prefixes, execute
-from scripted.explore.schedule import Schedule
 from scripted.explore.strategies import Pairs, StrategyName
 from scripted.explore.units import SearchPlan
-from scripted.explore.workloads import WORKLOADS
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 # Small, and each with another part of the planner at its limit.
 TIGHT = ("full-pages", "full-pages-deep", "priorities", "mixed-turns", "one-row", "deferred-flush")

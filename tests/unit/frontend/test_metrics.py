@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from real_servers import RealServer
 
-from engine.clock import VirtualClock
 from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats, FinishReason, TokenOutput
+from scripted.subject.clock import VirtualClock
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "serving.md"
 

@@ -321,7 +321,7 @@ def test_administrative_call(play, path: str, body: Any, message: msgspec.Struct
     play(scene)
 
 
-CALLS = [parse_placed(f"1 {text}").action for kind in all_actions() for text in kind.examples]
+CALLS = [parse_placed(f"1 {text}", all_actions()).action for kind in all_actions() for text in kind.examples]
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if isinstance(call, AdministrativeCall)], ids=str)

@@ -31,15 +31,16 @@ from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, run_loop
 from scripted.actions import Flush, Placed, StartRequest
 from scripted.errors import ScriptError
-from scripted.explore.schedule import Schedule, limits_of
-from scripted.explore.schedule_gate import SimulatedGate
-from scripted.explore.workloads import WORKLOADS
+from scripted.explore.schedule_gate import ScheduleGate
 from scripted.gallery.mutants import switched_on
 from scripted.replay import first_difference, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
 from scripted.replay.printing import replay_recording
 from scripted.script.loader import load_test
 from scripted.sim.runner import ScriptedSim
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.configs import limits_of
+from scripted.subjects.lockstep.schedules import WORKLOADS
 
 FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")
@@ -47,8 +48,8 @@ RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 sta
 
 def record_to(
     path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()
-) -> SimulatedGate:
-    inner = SimulatedGate(schedule, record=True)
+) -> ScheduleGate:
+    inner = ScheduleGate(schedule, record=True)
     gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
     run_loop(gate, inner.scheduler, inner.pipeline, inner)
     return inner
@@ -92,7 +93,7 @@ def test_fingerprints_depend_on_the_key(tmp_path: Path) -> None:
 def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path: Path) -> None:
     path = tmp_path / "crash.rec"
     with switched_on("flush-ignores-in-flight"):
-        inner = SimulatedGate(RACE, record=True)
+        inner = ScheduleGate(RACE, record=True)
         # Production does not check after each step: there, the crash comes with the result.
         inner.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
@@ -243,7 +244,7 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 
 def test_a_damaged_checkpoint_is_refused() -> None:
     """What does not balance is found before the first step."""
-    inner = SimulatedGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
+    inner = ScheduleGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
     run_loop(inner, inner.scheduler, inner.pipeline, inner)
     inner.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
@@ -336,7 +337,7 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
     path, script = tmp_path / "crash.rec", tmp_path / "test_crash.py"
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
     with switched_on(FLUSH):
-        inner = SimulatedGate(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
+        inner = ScheduleGate(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
         inner.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path)], redactor=redactor)

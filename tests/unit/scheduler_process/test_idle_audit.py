@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler
 from engine.scheduler_process.idle_audit import AUDIT_INTERVAL_S, IdleAudit
+from scripted.subject.clock import VirtualClock
 
 
 def engine() -> tuple[Scheduler, VirtualClock, IdleAudit]:

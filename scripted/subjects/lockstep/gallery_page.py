@@ -1,4 +1,4 @@
-"""How soon the search finds each mutant of the gallery, unaided: it knows neither the window nor the workload.
+"""The gallery as a page: of each mutant the bug, the test that catches it, and how soon the search finds it.
 
 The gallery's page and the figures in the README are made from this.
 """
@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from scripted.explore.campaign import Campaign
-from scripted.explore.units import Finding, SearchPlan
-from scripted.explore.workloads import WORKLOADS
-from scripted.gallery import ESCAPES, RACES, Mutant, mutant_named
+from scripted.explore.mutant_search import Found
+from scripted.gallery import ESCAPES, RACES, Mutant
 from scripted.script.loader import find_test
 
-__all__ = ["Found", "find_mutant", "gallery_markdown", "write_gallery"]
+__all__ = ["gallery_markdown", "write_gallery"]
 
 _HEADING: Final = "### "
 _SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))
@@ -31,24 +26,6 @@ _README_COUNTS: Final = (
     (re.compile(r"^\d+(?= races and scheduling bugs )", re.MULTILINE), len(RACES)),
     (re.compile(r"^\d+(?= more were found by review )", re.MULTILINE), len(ESCAPES)),
 )
-
-
-class Found(msgspec.Struct, frozen=True):
-    """One search for one mutant; ``finding`` None means that the whole sweep passed with it."""
-
-    mutant: str
-    finding: Finding | None
-    schedules: int
-    cpu_s: float
-
-
-def find_mutant(name: str) -> Found:
-    """Sweep the base workloads with a mutant on, from a cold start, up to the first failure. Raises UnknownMutant."""
-    mutant_named(name)
-    started = time.process_time()
-    report = Campaign(SearchPlan(targets=tuple(WORKLOADS), mutant=name, stop_at_first=True)).run()
-    finding = next(iter(report.findings.values()), None)
-    return Found(name, finding, report.schedules, time.process_time() - started)
 
 
 def gallery_markdown(found: Iterable[Found]) -> str:
@@ -67,7 +44,7 @@ def write_gallery(page: Path, found: Iterable[Found]) -> None:
     page.write_text(above + gallery_markdown(found), encoding="utf-8")
     readme = page.parent.parent / "README.md"
     if readme.exists():
-        results = {one.mutant: _result(one) for one in found}
+        results = {one.mutant: one.result for one in found}
         text = _README_ROW.sub(
             lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
         )
@@ -83,7 +60,7 @@ def _section(title: str, mutants: Iterable[Mutant], found: Mapping[str, Found]) 
 def _entry(mutant: Mutant, found: Found | None) -> str:
     test = mutant.test.rpartition("/")[2].partition("::")[0]
     tiers = " and ".join(find_test(mutant.test).tiers)
-    result = "not searched for" if found is None else _result(found)
+    result = "not searched for" if found is None else found.result
     lines = [
         f"Origin: {mutant.origin}.",
         f"Bug: {mutant.bug}.",
@@ -92,9 +69,3 @@ def _entry(mutant: Mutant, found: Found | None) -> str:
     ]
     items = [textwrap.fill(line, _WIDTH_COLUMNS, initial_indent="- ", subsequent_indent="  ") for line in lines]
     return f"{_HEADING}{mutant.name}\n\n" + "\n".join(items) + "\n"
-
-
-def _result(found: Found) -> str:
-    if found.finding is None:
-        return f"not by a sweep ({found.schedules:,} schedules)"
-    return f"schedule {found.schedules:,}, {found.cpu_s:.2f} s"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripted.actions.verb import Verb
 from scripted.refusals import BadCommand
+from scripted.subject.verb import Verb
 
 __all__ = ["ShellWord", "alone", "numbered", "only", "seconds", "whole"]
 

@@ -11,11 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from scripted.explore.schedule import Schedule
-from scripted.refusals import ScriptDefinitionError
-from scripted.rig.values import nearest
-
-__all__ = ["FLAGSHIP", "STOP_TOKENS", "WORKLOADS", "workload_named"]
+__all__ = ["FLAGSHIP", "STOP_TOKENS", "TEXTS"]
 
 FLAGSHIP: Final = "chunked-alone"
 # What the prompt of 40 tokens and seed 0 says, token by token.
@@ -62,7 +58,7 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         )
 
 
-_TEXTS: Final = {
+TEXTS: Final[dict[str, str]] = {
     # The flagship: between the last chunk and its result every queue is empty.
     FLAGSHIP: f"{_PP4}; 1 start a prompt=125 new=2",
     "one-stage": f"{_PP1}; 1 start a prompt=70 new=3",
@@ -221,13 +217,3 @@ _TEXTS: Final = {
     },
     **dict(_boundaries()),
 }  # fmt: skip
-
-WORKLOADS: Final = {name: Schedule.parse(text) for name, text in _TEXTS.items()}
-
-
-def workload_named(name: str) -> Schedule:
-    """The base workload of this name. Raises ScriptDefinitionError with all names."""
-    if name not in WORKLOADS:
-        guess = nearest(name, WORKLOADS)
-        raise ScriptDefinitionError(f"no workload is called {name!r}{guess}; there are {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.config import EngineConfig
-from scripted.actions import Action, Flush, Placed, StartRequest, variable_of
+from scripted.actions import Flush, StartRequest
 from scripted.explore.execution import Failure, finish
-from scripted.explore.schedule import Schedule, config_values
-from scripted.explore.schedule_gate import SimulatedGate
+from scripted.explore.schedule_gate import ScheduleGate
+from scripted.subject.action import Action
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
+from scripted.subject.verb import variable_of
+from scripted.subjects.lockstep.configs import config_values
 
 __all__ = ["script_text"]
 
@@ -21,9 +25,9 @@ _INDENT: Final = "    "
 
 def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> str:
     """A registered test of a schedule that fails; ``mutant`` is named as what it fails with."""
-    gate = SimulatedGate(schedule)
+    gate = ScheduleGate(schedule)
     outcome = finish(gate)
-    refused = {life.message.rid for life in gate.checks.clients.lives if life.refused}
+    refused = {life.message.rid for life in gate.judge.checks.clients.lives if life.refused}
     # What settled the run is part of it; the flush that ends every run of the search is not.
     implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
     writer = _Writer(schedule, refused)

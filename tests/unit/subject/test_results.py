@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripted.rig.results import Results
+from scripted.subject.results import Results
 
 
 def results_of(*launches: int, depth: int = 2) -> Results:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from scripted.actions.action import Action, all_actions
 from scripted.refusals import ScriptDefinitionError
+from scripted.subject.action import Action
 
 __all__ = ["Placed", "parse_placed"]
 
@@ -25,11 +26,11 @@ class Placed(msgspec.Struct, frozen=True):
         return " ".join(words + [f"{name}={value}" for name, value in values.items()])
 
 
-def parse_placed(text: str) -> Placed:
-    """The inverse of ``str(placed)``. Raises ScriptDefinitionError that names the clause."""
+def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
+    """The inverse of ``str(placed)``, among these actions. Raises ScriptDefinitionError that names the clause."""
     step, _, rest = text.strip().partition(" ")
     kind, *words = rest.split() or [""]
-    kinds = {str(action.__struct_config__.tag): action for action in all_actions()}
+    kinds = {str(action.__struct_config__.tag): action for action in actions}
     values: dict[str, Any] = {}
     for word in words:
         name, separator, value = word.partition("=")
