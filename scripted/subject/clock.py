@@ -1,0 +1,26 @@
+"""Virtual time: a clock that stands still until a script or a schedule moves it."""
+
+from __future__ import annotations
+
+__all__ = ["VirtualClock"]
+
+
+class VirtualClock:
+    """A clock that stands still until it is advanced."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now(self) -> float:
+        """Seconds that this clock was advanced by, in all."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward. Raises ValueError for a negative number: time never goes back."""
+        if seconds < 0:
+            raise ValueError(f"advance() takes seconds >= 0, got {seconds}")
+        self._now_s += seconds
+
+    def reset(self) -> None:
+        """Back to zero, for the next script; only the harness does this, between two runs."""
+        self._now_s = 0.0

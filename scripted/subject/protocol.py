@@ -1,0 +1,228 @@
+"""The subject protocol: what a scheduler must offer so that it can be searched, replayed, shrunk and written down.
+
+A *subject* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *pipeline*, which
+computes what the machine launches; and a *judge*, which says what was promised. The gate of the search drives them from
+a schedule. Lockstep's own scheduler is a subject like any other (``scripted.subjects.lockstep``). For a scheduler of
+the usual shape everything but the machine is ready made: see ``scripted.portable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from scripted.subject.action import Action
+from scripted.subject.placed import Placed
+from scripted.subject.run import Run
+
+__all__ = ["Freezer", "Judge", "Machine", "Microbatch", "Pipeline", "Stepped", "Subject"]
+
+
+class Microbatch(Protocol):
+    """What one step launched: any object with an id that no other launch of the run has."""
+
+    @property
+    def id(self) -> int: ...
+
+
+class Stepped(Protocol):
+    """The output of one step of the machine.
+
+    ``microbatch`` is what it launched, or None. ``replies`` are what clients are told, in order. ``again`` says that a
+    step without any event may do more. ``deadline`` is the time, in seconds of the clock that steps are given, at which
+    a step is due although nothing happens; None for none.
+    """
+
+    @property
+    def microbatch(self) -> Microbatch | None: ...
+
+    @property
+    def replies(self) -> Sequence[Any]: ...
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Machine(Protocol):
+    """The scheduler and its memory, frozen between two steps.
+
+    An exception that ``step`` raises is a finding. Nothing in it may depend on time, randomness or the order of a hash:
+    the same events give the same steps.
+    """
+
+    depth: int
+    """Steps from a launch to its result: the result of what step ``n`` launches is an event of step ``n + depth``."""
+
+    def step(self, events: Sequence[Any], now: float) -> Stepped:
+        """Take these events, in order, and do one step of the scheduler at this time, in seconds."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        ...
+
+    def what_is_busy(self) -> str:
+        """Counts that say why it is not idle, for reports: ``waiting=1 running=0 in_flight=2``."""
+        ...
+
+    def where(self, rid: str | None) -> tuple[str, str]:
+        """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
+        ...
+
+    def obstacle(self, run: Run) -> Action | None:
+        """What undoes the next thing that keeps an open request from its end, such as a pause; None when nothing does.
+
+        Held results are not the machine's and are released without it.
+        """
+        ...
+
+
+class Pipeline(Protocol):
+    """Computes what the machine launches, in launch order, and keeps each result until it is due."""
+
+    def launch(self, microbatch: Any) -> None:
+        """Compute this, at once. Raises Violation for what cannot be computed as it was planned."""
+        ...
+
+    def next_completion(self, timeout_s: float | None) -> Any:
+        """The event that brings the oldest result to the machine; None when there is none. Never waits."""
+        ...
+
+
+class Judge(Protocol):
+    """What the subject promises. Its violations are findings; it changes nothing."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        ...
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The rids of all requests: what two failures of one kind may differ in."""
+        ...
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        ...
+
+    def after_step(self, events: Sequence[Any], stepped: Any, machine: Any, pipeline: Any) -> None:
+        """Look at one step. Raises Violation."""
+        ...
+
+    def at_rest(self, machine: Any) -> None:
+        """Every request has ended, and the cache is still there. Raises Violation."""
+        ...
+
+    def at_end(self, machine: Any) -> None:
+        """The machine was brought to its end by ``Subject.finale``. Raises Violation."""
+        ...
+
+
+class Freezer(Protocol):
+    """A run as it was before one of its steps."""
+
+    def thaw(self, extra: tuple[Placed, ...]) -> Run:
+        """A run that goes on from there, which is to have these actions more; it shares nothing that can change."""
+        ...
+
+
+class Subject(Protocol):
+    """A scheduler that can be searched. ``violations`` are the exceptions of its own audits, which are findings too.
+
+    ``undoing`` are the actions that random schedules need beside what can be added to a workload: they undo others.
+    ``workloads`` are the base schedules, as text without the subject's name.
+    """
+
+    name: str
+    actions: tuple[type[Action], ...]
+    undoing: tuple[Action, ...]
+    violations: tuple[type[Exception], ...]
+
+    @property
+    def workloads(self) -> Mapping[str, str]: ...
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> Any:
+        """The configuration that these ``name=value`` words say. Raises ValueError, as this subject's own users see."""
+        ...
+
+    def config_words(self, config: Any) -> Mapping[str, Any]:
+        """The inverse: every value that is not at its default."""
+        ...
+
+    def smaller_configs(self, config: Any) -> Iterator[Any]:
+        """Configurations with one setting less, for shrinking."""
+        ...
+
+    def limits_of(self, config: Any) -> Any:
+        """What the actions of this subject need to know of a configuration to make up additions."""
+        ...
+
+    # -- a run --
+
+    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, Any, Any]:
+        """A machine, a pipeline and a judge, as good as new. ``record``: every step will be kept."""
+        ...
+
+    def new_step(self, events: tuple[Any, ...], now: float) -> Any:
+        """What the loop hands to the machine: an object with ``events`` and ``now``."""
+        ...
+
+    def drive(self, run: Any) -> None:
+        """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
+        ...
+
+    def finale(self, run: Run) -> Iterable[Any]:
+        """The last events of every run, given when all requests have ended: what ``judge.at_end`` looks at."""
+        ...
+
+    def record_step(self, step: Any, stepped: Any | None, machine: Any, error: str | None) -> Any:
+        """One step written down; with ``error``, without ``stepped``, the one that the machine died in."""
+        ...
+
+    def as_trace(self, records: Sequence[Any], config: Any) -> tuple[Sequence[Any], Any]:
+        """The steps in the terms of traces, which the table and the timeline show: step records, and limits."""
+        ...
+
+    def check_records(self, records: Sequence[Any]) -> None:
+        """What can only be judged from a whole run that was written down. Raises Violation."""
+        ...
+
+    def why_not_covered(self, config: Any) -> str | None:
+        """Why some check says nothing of such a machine, for the search's summary; None when all of them do."""
+        ...
+
+    def freeze(self, run: Any) -> Freezer | None:
+        """The run as it is now, to be gone on from any number of times; None when it cannot be copied."""
+        ...
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """A bug that is put in for as long as this is open; None is no bug. Raises ValueError for an unknown one."""
+        ...
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]: ...
+
+    def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
+        """Write into a Markdown page how soon the search found each mutant."""
+        ...
+
+    # -- tests --
+
+    def script_target(self, target: str) -> Any:
+        """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
+        ...
+
+    def script_text(self, schedule: Any, *, name: str, mutant: str | None) -> str:
+        """A failing schedule as a pytest file. Raises ScriptDefinitionError where the subject has no scripts."""
+        ...

@@ -1,0 +1,58 @@
+"""The judge of the search: all checks of scripts, over the engine's machine and the simulated pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.limits import Limits
+from engine.messages import Event
+from engine.scheduler import StepResult
+from scripted.checks.step_checks import Checks
+from scripted.checks.tokens_alone import check_tokens
+from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.subjects.lockstep.machine import EngineMachine
+
+__all__ = ["EngineJudge"]
+
+
+class EngineJudge:
+    """``checks`` are those of scripts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.checks = Checks(limits)
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        return self.checks.clients.is_settled
+
+    @property
+    def is_paused(self) -> bool:
+        """Generation is paused, as far as clients were told."""
+        return self.checks.clients.paused is not None
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The rids of all requests."""
+        return (life.message.rid for life in self.checks.clients.lives)
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        return rid in self.checks.clients.live
+
+    def after_step(
+        self, events: Sequence[Event], stepped: StepResult, machine: EngineMachine, pipeline: SimulatedPipeline
+    ) -> None:
+        """Look at one step. Raises Violation or IntegrityError."""
+        self.checks.after_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
+
+    def at_rest(self, machine: EngineMachine) -> None:
+        """Every request has ended, and the cache is still there. Raises Violation."""
+        self.checks.at_rest(machine.scheduler)
+
+    def at_end(self, machine: EngineMachine) -> None:
+        """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
+        self.checks.at_end(machine.scheduler)
+        clients = self.checks.clients
+        for life in clients.lives:
+            check_tokens(life, clients.calls.weights)

@@ -1,0 +1,140 @@
+"""The subject ``lockstep``: the engine's own scheduler, driven by the engine's own loop, judged by all its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import Event, GetStats
+from engine.scheduler import Step, StepRecord, StepResult, run_loop
+from scripted.actions import Flush, Relieve, Resume, all_actions
+from scripted.checks.conformance import why_not_covered
+from scripted.checks.digests import check_digests
+from scripted.explore.mutant_search import Found
+from scripted.explore.schedule_gate import ScheduleGate
+from scripted.gallery import MUTANTS
+from scripted.gallery.mutants import switched_on
+from scripted.rig.history import record_step
+from scripted.script.loader import find_test
+from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.subject.action import Action
+from scripted.subject.common_actions import ReleaseResults
+from scripted.subject.named import OWN
+from scripted.subject.placed import Placed
+from scripted.subject.run import Run
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.configs import config_values, limits_of, smaller_configs
+from scripted.subjects.lockstep.copies import FrozenRun
+from scripted.subjects.lockstep.gallery_page import write_gallery
+from scripted.subjects.lockstep.judge import EngineJudge
+from scripted.subjects.lockstep.machine import EngineMachine
+from scripted.subjects.lockstep.script_target import ScriptTarget
+from scripted.subjects.lockstep.script_writer import script_text
+from scripted.subjects.lockstep.workloads import TEXTS
+
+__all__ = ["SUBJECT", "LockstepSubject"]
+
+
+class LockstepSubject:
+    """Implements the subject protocol. Its configurations are those of the engine."""
+
+    name: str = OWN
+    actions: tuple[type[Action], ...] = all_actions()
+    undoing: tuple[Action, ...] = (Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve())
+    violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
+    workloads: Mapping[str, str] = TEXTS
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> EngineConfig:
+        """Raises ConfigError."""
+        return EngineConfig(**words)
+
+    def config_words(self, config: EngineConfig) -> Mapping[str, Any]:
+        """Every value that is not at its default."""
+        return config_values(config)
+
+    def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
+        """One setting at its default."""
+        return smaller_configs(config)
+
+    def limits_of(self, config: EngineConfig) -> Limits:
+        return limits_of(config)
+
+    # -- a run --
+
+    def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineJudge]:
+        """The scheduler, the simulated pipeline, all checks. Digests are kept by runs that are recorded only."""
+        limits = limits_of(config)
+        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineJudge(limits)
+
+    def new_step(self, events: tuple[Event, ...], now: float) -> Step:
+        return Step(events, now)
+
+    def drive(self, run: ScheduleGate) -> None:
+        """The loop that runs the server."""
+        run_loop(run, run.machine.scheduler, run.pipeline, run)
+
+    def finale(self, run: Run) -> Iterable[Event]:
+        """A flush, and the question for the counters."""
+        flush = Flush()
+        run.implied.append(Placed(run.step, flush))
+        return flush.message(run.new_call_id()), GetStats(call_id="stats")
+
+    def record_step(
+        self, step: Step, stepped: StepResult | None, machine: EngineMachine, error: str | None
+    ) -> StepRecord:
+        """As scripts record it."""
+        scheduler = machine.scheduler
+        if stepped is None:
+            stepped = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
+        return record_step(step, stepped, scheduler, error=error)
+
+    def as_trace(self, records: Sequence[StepRecord], config: EngineConfig) -> tuple[Sequence[StepRecord], Limits]:
+        """As they are."""
+        return records, limits_of(config)
+
+    def check_records(self, records: Sequence[StepRecord]) -> None:
+        """The digests stand for their steps. Raises Violation."""
+        check_digests(records)
+
+    def why_not_covered(self, config: EngineConfig) -> str | None:
+        """Where the executable specification says nothing."""
+        return why_not_covered(limits_of(config))
+
+    def freeze(self, run: ScheduleGate) -> FrozenRun:
+        """As it is now."""
+        return FrozenRun(run)
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """A mutant of the gallery. Raises UnknownMutant."""
+        return switched_on(mutant)
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        """The gallery's, in its order."""
+        return tuple(mutant.name for mutant in MUTANTS)
+
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
+        """The gallery's page, and its figures in the README beside it."""
+        write_gallery(page, found)
+
+    # -- tests --
+
+    def script_target(self, target: str) -> ScriptTarget:
+        """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
+        return ScriptTarget(find_test(target))
+
+    def script_text(self, schedule: Schedule, *, name: str, mutant: str | None) -> str:
+        """A registered test."""
+        return script_text(schedule, name=name, mutant=mutant)
+
+
+SUBJECT: Final = LockstepSubject()
