@@ -62,7 +62,8 @@ class ScheduleGate:
         self._results = Results(self.machine.depth)
         self._events: list[Any] = []
         self._previous: Any = None
-        self._holding = self._ended = False
+        self._holding = False
+        self._turn = 0
         self._already = 0
         self._calls = 0
         self.follow(schedule)
@@ -111,7 +112,7 @@ class ScheduleGate:
         if self.watch is not None:
             self.watch(self)
         if self.step >= STEPS_LIMIT:
-            raise Violation(f"not settled after {STEPS_LIMIT} steps: {self.machine.what_is_busy()}")
+            raise Violation(f"not settled after {STEPS_LIMIT} steps: {self.subject.what_is_busy(self)}")
         self.step += 1
         self._events = []
         self._already = 0
@@ -165,20 +166,24 @@ class ScheduleGate:
         if self._holding:
             self._imply(ReleaseResults())
             self._take_due()
-        elif (undo := self.machine.obstacle(self)) is not None:
+        elif (undo := self.subject.obstacle(self)) is not None:
             self._imply(undo)
             self._take_due()
         elif deadline is not None:
             self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
-        elif not self._ended:
-            self._ended = True
+        else:
+            return self._wind_up()
+        return True
+
+    def _wind_up(self) -> bool:
+        """Give the next of the last events; False when there are no more."""
+        if not self._turn:
             self.phase = Phase.JUDGE
             self.judge.at_rest(self.machine)
             self.phase = Phase.HARNESS
-            self._events.extend(self.subject.finale(self))
-        else:
-            return False
-        return True
+        self._events.extend(self.subject.finale(self, self._turn))
+        self._turn += 1
+        return bool(self._events)
 
     def _imply(self, action: Action) -> None:
         self.implied.append(Placed(self.step, action))
@@ -190,7 +195,7 @@ class ScheduleGate:
         for placed in here:
             action = placed.action
             if not action.is_start:
-                self.cells.append(Cell(action.kind, *self.machine.where(action.target_rid)))
+                self.cells.append(Cell(action.kind, *self.subject.where(self, action.target_rid)))
                 if not action.reaches(self):
                     self.unreached.append(placed)
             action.apply(self)

@@ -2,7 +2,7 @@
 
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.escapes import ESCAPES
-from scripted.gallery.mutant import Mutant
 from scripted.gallery.mutants import MUTANTS, RACES, UnknownMutant, mutant_named
+from scripted.subject.mutant import Mutant
 
 __all__ = ["CONTRACTS", "ESCAPES", "MUTANTS", "RACES", "Mutant", "UnknownMutant", "mutant_named"]

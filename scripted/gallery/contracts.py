@@ -38,8 +38,8 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import FirstCome, HighestPriority, Policy
 from engine.scheduler.replies import output_of
-from scripted.gallery.mutant import Mutant
 from scripted.gallery.window_layers import WINDOW_LAYERS
+from scripted.subject.mutant import Mutant
 
 __all__ = ["CONTRACTS"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.messages import Abort, AbortAll, FinishReason, PauseMode, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request, Scheduler
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["ENDING"]
 

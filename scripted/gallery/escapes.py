@@ -23,7 +23,7 @@ from engine.scheduler import Request, Scheduler
 from engine.scheduler.books import Books
 from engine.scheduler.planner import Planner
 from engine.scheduler.quiescent_calls import QuiescentCalls
-from scripted.gallery.mutant import Mutant
+from scripted.subject.mutant import Mutant
 
 __all__ = ["ESCAPES"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.messages import FinishReason, PipelineFailed
 from engine.scheduler import Request, Scheduler
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["FAULTS"]
 

@@ -8,7 +8,7 @@ from engine.memory import KVMemory
 from engine.messages import CallAnswer, FlushCache
 from engine.scheduler import Books
 from engine.scheduler.quiescent_calls import QuiescentCalls
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["FLUSHING"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from engine.memory import KVMemory, Lease, Node, RadixTree
 from engine.scheduler import Request
 from engine.scheduler.planner import Plan, Planner
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["MEMORY"]
 

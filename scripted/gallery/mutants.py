@@ -14,9 +14,9 @@ from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
 from scripted.gallery.memory import MEMORY
-from scripted.gallery.mutant import Mutant
 from scripted.gallery.planning import PLANNING
 from scripted.gallery.retracting import RETRACTING
+from scripted.subject.mutant import Mutant
 
 __all__ = ["MUTANTS", "RACES", "UnknownMutant", "mutant_named", "switched_on"]
 

@@ -13,7 +13,7 @@ from engine.scheduler import Request
 from engine.scheduler.admission import Admission
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import HighestPriority, LongestPrefix
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["PLANNING"]
 

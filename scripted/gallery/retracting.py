@@ -10,7 +10,7 @@ from engine.memory import KVMemory, Lease
 from engine.plan import Microbatch
 from engine.scheduler import Books, Place, Request, Scheduler
 from engine.scheduler.planner import Planner
-from scripted.gallery.mutant import GALLERY_TESTS, Mutant
+from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["RETRACTING"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.instruments import Pressure
 from engine.memory import KVMemory, Lease, SlidingWindowPool
-from scripted.gallery.mutant import Mutant
+from scripted.subject.mutant import Mutant
 
 __all__ = ["WINDOW_LAYERS"]
 

@@ -67,19 +67,8 @@ class Machine(Protocol):
         """Nothing waits, runs or is in flight."""
         ...
 
-    def what_is_busy(self) -> str:
-        """Counts that say why it is not idle, for reports: ``waiting=1 running=0 in_flight=2``."""
-        ...
-
-    def where(self, rid: str | None) -> tuple[str, str]:
-        """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
-        ...
-
-    def obstacle(self, run: Run) -> Action | None:
-        """What undoes the next thing that keeps an open request from its end, such as a pause; None when nothing does.
-
-        Held results are not the machine's and are released without it.
-        """
+    def counts(self) -> Mapping[str, int]:
+        """Sizes that say how busy it is and what it owns: requests by state, free blocks, batches in flight."""
         ...
 
 
@@ -180,8 +169,26 @@ class Subject(Protocol):
         """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
         ...
 
-    def finale(self, run: Run) -> Iterable[Any]:
-        """The last events of every run, given when all requests have ended: what ``judge.at_end`` looks at."""
+    def what_is_busy(self, run: Any) -> str:
+        """Counts that say why a run does not end, for reports: ``waiting=1 running=0 in_flight=2``."""
+        ...
+
+    def where(self, run: Any, rid: str | None) -> tuple[str, str]:
+        """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
+        ...
+
+    def obstacle(self, run: Any) -> Action | None:
+        """What undoes the next thing that keeps an open request from its end, such as a pause; None when nothing does.
+
+        Held results are released without it.
+        """
+        ...
+
+    def finale(self, run: Any, turn: int) -> Sequence[Any]:
+        """The last events of every run, given when all requests have ended, turn by turn from 0 until there are none.
+
+        ``judge.at_end`` looks at what is left.
+        """
         ...
 
     def record_step(self, step: Any, stepped: Any | None, machine: Any, error: str | None) -> Any:

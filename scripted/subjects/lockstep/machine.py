@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.instruments import Pressure
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.messages import Event, OperatorEvent, ReleasePressure, SetPressure
-from engine.plan import ForwardMode
-from engine.scheduler import Place, Scheduler, StepResult
-from engine.scheduler.books import Launched
-from scripted.actions import Relieve, Resume, ResumeStage
-from scripted.subject.action import Action
-from scripted.subject.run import Run
+from engine.scheduler import Scheduler, StepResult
 from scripted.subject.violation import Violation
 from scripted.subjects.lockstep.silent_digests import SilentDigests
 
 __all__ = ["EngineMachine"]
-
-_OUT_OF_REACH = "not alive"
 
 
 class EngineMachine:
@@ -42,30 +35,16 @@ class EngineMachine:
         """Nothing waits, runs or is in flight."""
         return self.scheduler.is_fully_idle
 
-    def what_is_busy(self) -> str:
-        """The scheduler's own words."""
-        return self.scheduler.books.what_is_busy()
-
-    def where(self, rid: str | None) -> tuple[str, str]:
-        """The request's place, or with None all that are occupied; and what is in flight."""
-        scheduler = self.scheduler
-        if rid is None:
-            places = sorted({request.place.value for request in scheduler.books.live()})
-            state = "+".join(places) or "no request"
-        else:
-            request = scheduler.find_request(rid)
-            state = _OUT_OF_REACH if request is None else request.place.value
-        return state, _pipeline(scheduler)
-
-    def obstacle(self, run: Run) -> Action | None:
-        """A stage that is stopped, memory that an operator keeps, a pause."""
-        if run.stalled:
-            return ResumeStage(stage=min(run.stalled))
-        if self.is_pressed:
-            return Relieve()
-        if run.judge.is_paused and not run.is_settled:
-            return Resume()
-        return None
+    def counts(self) -> Mapping[str, int]:
+        """What the scheduler says of itself."""
+        books, pages = self.scheduler.books, self.scheduler.memory.pages
+        return {
+            "waiting": len(books.waiting),
+            "running": len(books.running),
+            "in_flight": len(books.in_flight),
+            "pages_free": pages.free,
+            "pages_cached": pages.cached,
+        }
 
     def intervene(self, event: OperatorEvent) -> None:
         """Between two steps, as an operator does, and looked at right away. Raises Violation."""
@@ -76,23 +55,6 @@ class EngineMachine:
             _check_pressure(event, most, self.scheduler.memory)
         elif isinstance(event, ReleasePressure):
             self.is_pressed = False
-
-
-def _pipeline(scheduler: Scheduler) -> str:
-    """Empty, full, or the kinds of what is in flight; a last chunk is what a first token comes from."""
-    flights = scheduler.books.in_flight
-    if not flights:
-        return "empty"
-    kinds = {_kind(launched) for launched in flights}
-    full = "full: " if len(flights) >= scheduler.limits.depth else ""
-    return full + "+".join(sorted(kinds))
-
-
-def _kind(launched: Launched) -> str:
-    mode = launched.microbatch.mode
-    if mode is not ForwardMode.PREFILL:
-        return mode.value
-    return "last chunk" if launched.requests[0].place is Place.DISPATCHED else "chunk"
 
 
 def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
-from scripted.actions import Flush, Relieve, Resume, all_actions
+from scripted.actions import Flush, Relieve, Resume, ResumeStage, all_actions
 from scripted.checks.conformance import why_not_covered
 from scripted.checks.digests import check_digests
 from scripted.explore.mutant_search import Found
@@ -26,13 +26,13 @@ from scripted.subject.action import Action
 from scripted.subject.common_actions import ReleaseResults
 from scripted.subject.named import OWN
 from scripted.subject.placed import Placed
-from scripted.subject.run import Run
 from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.subjects.lockstep.copies import FrozenRun
 from scripted.subjects.lockstep.gallery_page import write_gallery
 from scripted.subjects.lockstep.judge import EngineJudge
 from scripted.subjects.lockstep.machine import EngineMachine
+from scripted.subjects.lockstep.places import place_of
 from scripted.subjects.lockstep.script_target import ScriptTarget
 from scripted.subjects.lockstep.script_writer import script_text
 from scripted.subjects.lockstep.workloads import TEXTS
@@ -80,8 +80,26 @@ class LockstepSubject:
         """The loop that runs the server."""
         run_loop(run, run.machine.scheduler, run.pipeline, run)
 
-    def finale(self, run: Run) -> Iterable[Event]:
+    def what_is_busy(self, run: ScheduleGate) -> str:
+        """The scheduler's own words."""
+        return str(run.machine.scheduler.books.what_is_busy())
+
+    def where(self, run: ScheduleGate, rid: str | None) -> tuple[str, str]:
+        """As the scheduler's books say."""
+        return place_of(run.machine.scheduler, rid)
+
+    def obstacle(self, run: ScheduleGate) -> Action | None:
+        """A stage that is stopped, memory that an operator keeps, a pause."""
+        if run.stalled:
+            return ResumeStage(stage=min(run.stalled))
+        if run.machine.is_pressed:
+            return Relieve()
+        return Resume() if run.judge.is_paused and not run.is_settled else None
+
+    def finale(self, run: ScheduleGate, turn: int) -> Sequence[Event]:
         """A flush, and the question for the counters."""
+        if turn:
+            return ()
         flush = Flush()
         run.implied.append(Placed(run.step, flush))
         return flush.message(run.new_call_id()), GetStats(call_id="stats")

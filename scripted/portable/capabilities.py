@@ -1,0 +1,47 @@
+"""What a scheduler declares of itself: its limits, and the parts that not every scheduler has."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Capabilities", "Limits"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers that a plan must obey and that base workloads are made of.
+
+    ``blocks`` is how many blocks requests can own together. ``batch_tokens`` and ``batch_requests`` bound one batch,
+    ``context_tokens`` prompt and output of a request. ``depth`` batches may be in flight.
+    """
+
+    block_size: int
+    blocks: int
+    batch_tokens: int
+    batch_requests: int
+    context_tokens: int
+    depth: int = 1
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that fit into all blocks."""
+        return self.block_size * self.blocks
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The optional parts: what is not declared is not searched, and not demanded.
+
+    ``flush``: the prefix cache can be emptied. ``pause_modes``: how generation can be paused. ``fail``: a batch may fail
+    and the engine goes on. ``chunked``: a prompt may take several batches. ``preemption``: a request may lose its blocks
+    and compute again. ``priority``: a higher priority goes first. ``speculative_tokens``: guesses that are verified in
+    one share. ``answers_aborts``: an abort of a live request is answered by a last reply with ``abort``; without it the
+    request has ended for its client when the abort was given.
+    """
+
+    flush: bool = True
+    pause_modes: tuple[str, ...] = ()
+    fail: bool = False
+    chunked: bool = True
+    preemption: bool = True
+    priority: bool = False
+    speculative_tokens: int = 0
+    answers_aborts: bool = True

@@ -1,0 +1,165 @@
+"""What crosses the border of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
+
+Plain values that can be written down. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "Add",
+    "Answer",
+    "Batch",
+    "BatchFailed",
+    "BatchResult",
+    "Event",
+    "FlushCache",
+    "Pause",
+    "Refused",
+    "Reply",
+    "Resume",
+    "Share",
+    "Stepped",
+    "Tokens",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything here."""
+
+
+# -- events: what a step is given, in order --
+
+
+class Add(_Message, tag="add"):
+    """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
+
+    It ends after ``max_new_tokens`` tokens, with the reason ``length``, or after one of ``stop_token_ids``, with ``stop``.
+    """
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival: int = 0
+
+
+class Abort(_Message, tag="abort"):
+    """A client gives a request up. It may be unknown, or ended: then nothing happens."""
+
+    rid: str
+
+
+class FlushCache(_Message, tag="flush"):
+    """The prefix cache is to be emptied; the answer says whether it was."""
+
+    call_id: str
+
+
+class Pause(_Message, tag="pause"):
+    """Nothing is to be launched until ``Resume``. ``mode`` is one of those that the subject declares."""
+
+    call_id: str
+    mode: str
+
+
+class Resume(_Message, tag="resume"):
+    """A pause ends."""
+
+    call_id: str
+
+
+class BatchResult(_Message, tag="result"):
+    """The result of a batch: for each of its shares, in their order, the tokens that were sampled.
+
+    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at what comes next, where the
+    subject declares ``speculative_tokens``.
+    """
+
+    batch_id: int
+    token_ids: tuple[tuple[int, ...], ...]
+    draft_ids: tuple[tuple[int, ...], ...] = ()
+
+
+class BatchFailed(_Message, tag="failed"):
+    """A batch was not computed; what it would have written into blocks is not there."""
+
+    batch_id: int
+    error: str
+
+
+Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed
+
+
+# -- the plan: what a step launches --
+
+
+class Share(_Message):
+    """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
+
+    ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
+    positions are guesses that are verified. ``known_tokens`` is how many tokens the request has, those in flight
+    included, where the scheduler knows better than the results that it was given: after it dropped some of them.
+    ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
+    """
+
+    rid: str
+    start: int
+    count: int
+    block_ids: tuple[int, ...]
+    draft_ids: tuple[int, ...] = ()
+    known_tokens: int | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class Batch(_Message):
+    """One launch. All its shares are written before any of them reads."""
+
+    id: int
+    shares: tuple[Share, ...]
+
+
+# -- replies: what clients are told --
+
+
+class Tokens(_Message, tag="tokens"):
+    """Further tokens of a request. With ``finish_reason`` (``length``, ``stop``, ``abort``, ``error``) they are its last."""
+
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+
+
+class Refused(_Message, tag="refused"):
+    """A request does not begin."""
+
+    rid: str
+    reason: str
+
+
+class Answer(_Message, tag="answer"):
+    """The one answer to a call."""
+
+    call_id: str
+    ok: bool
+    text: str = ""
+
+
+Reply = Tokens | Refused | Answer
+
+
+class Stepped(_Message):
+    """The output of one step.
+
+    ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``again``: a step
+    without any event may do more. ``deadline``: the time at which a step is due although nothing happens.
+    """
+
+    microbatch: Batch | None = None
+    replies: tuple[Reply, ...] = ()
+    preempted: tuple[str, ...] = ()
+    again: bool = False
+    deadline: float | None = None

@@ -1,0 +1,246 @@
+"""A subject of a machine and what it declares: configuration, limits, capabilities, workloads, mutants."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from scripted.explore.forks import Copier, Frozen
+from scripted.portable.actions import ResumeAll, actions_of
+from scripted.portable.capabilities import Capabilities, Limits
+from scripted.portable.judge import PortableJudge
+from scripted.portable.messages import Abort, Event, FlushCache, Stepped
+from scripted.portable.pipeline import SimulatedRunner
+from scripted.portable.workloads import workloads_of
+from scripted.refusals import ScriptDefinitionError
+from scripted.subject.action import Action
+from scripted.subject.common_actions import ReleaseResults
+from scripted.subject.mutant import Mutant
+from scripted.subject.placed import Placed
+
+__all__ = ["NOBODY", "PortableSubject", "Record", "Step"]
+
+# A request that never was; nothing a schedule names is called this.
+NOBODY: Final = "nobody-ever"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The input of one step."""
+
+    events: tuple[Event, ...]
+    now: float
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One step written down; without ``stepped`` the machine died in it, of ``error``."""
+
+    step: Step
+    stepped: Stepped | None
+    counts: dict[str, int]
+    error: str | None = None
+
+
+class _Frozen:
+    def __init__(self, run: Any, copier: Copier) -> None:
+        self._run: Frozen[Any] = Frozen(run, copier)
+
+    def thaw(self, extra: tuple[Placed, ...]) -> Any:
+        """A run that goes on from there."""
+        del extra
+        return self._run.thaw()
+
+
+class PortableSubject:
+    """Implements the subject protocol for a machine of the usual shape.
+
+    ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose fields
+    all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
+    ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
+    beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
+    further base schedules by name.
+    """
+
+    violations: tuple[type[Exception], ...] = ()
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: type[msgspec.Struct],
+        machine: Callable[[Any], Any],
+        limits: Callable[[Any], Limits],
+        can: Callable[[Any], Capabilities],
+        workloads: Mapping[str, str] | None = None,
+        mutants: Sequence[Mutant] = (),
+        copier: Copier | None = None,
+        may_grow: Collection[str] = (),
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._machine = machine
+        self._limits = limits
+        self._can = can
+        self._mutants = {mutant.name: mutant for mutant in mutants}
+        self._copier = copier
+        self._may_grow = tuple(may_grow)
+        default = config()
+        self.workloads: Mapping[str, str] = {
+            **workloads_of(limits(default), can(default)),
+            **(workloads or {}),
+        }
+        # What some configuration can do is part of the language of schedules.
+        self.actions: tuple[type[Action], ...] = actions_of(can(default))
+        self.undoing: tuple[Action, ...] = (
+            ReleaseResults(count=1),
+            ReleaseResults(),
+            *((ResumeAll(),) if can(default).pause_modes else ()),
+        )
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> Any:
+        """Raises ScriptDefinitionError that names the field."""
+        known = self._config.__struct_fields__
+        for name in words:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ScriptDefinitionError(
+                    f"{self.name} has no setting {name!r}"
+                    + (f", did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}")
+                )
+        try:
+            return msgspec.convert(dict(words), self._config, strict=False)
+        except msgspec.ValidationError as exc:
+            raise ScriptDefinitionError(f"a setting of {self.name} cannot be read: {exc}") from exc
+
+    def config_words(self, config: Any) -> Mapping[str, Any]:
+        """Every value that is not at its default."""
+        default, values = self._config(), msgspec.structs.asdict(config)
+        return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+    def smaller_configs(self, config: Any) -> Iterator[Any]:
+        """One setting at its default."""
+        default = self._config()
+        for name in self.config_words(config):
+            yield msgspec.structs.replace(config, **{name: getattr(default, name)})
+
+    def limits_of(self, config: Any) -> tuple[Limits, Capabilities]:
+        """What additions are made of."""
+        return self._limits(config), self._can(config)
+
+    # -- a run --
+
+    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, PortableJudge]:
+        """A machine, the simulated runner, the checks."""
+        del record
+        limits, can = self.limits_of(config)
+        judge = PortableJudge(limits, can, lambda: self._machine(config), self._may_grow)
+        return self._machine(config), SimulatedRunner(limits, can), judge
+
+    def new_step(self, events: tuple[Event, ...], now: float) -> Step:
+        return Step(events, now)
+
+    def drive(self, run: Any) -> None:
+        """Step, launch, until nothing is left."""
+        stepped: Stepped | None = None
+        with run:
+            while (step := run.next_step(stepped)) is not None:
+                stepped = run.machine.step(step.events, step.now)
+                run.pipeline.follow(step.events, stepped)
+                if stepped.microbatch is not None:
+                    run.pipeline.launch(stepped.microbatch)
+
+    def what_is_busy(self, run: Any) -> str:
+        """The machine's counts."""
+        return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
+
+    def where(self, run: Any, rid: str | None) -> tuple[str, str]:
+        """From the account of what was told and computed."""
+        judge: PortableJudge = run.judge
+        live = judge.account.live
+        if rid is None:
+            state = "+".join(sorted({life.state for life in live.values()})) or "no request"
+        else:
+            state = live[rid].state if rid in live else "not alive"
+        batches = judge.in_flight
+        full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
+        return state, full if batches else "empty"
+
+    def obstacle(self, run: Any) -> Action | None:
+        """A pause."""
+        return ResumeAll() if run.judge.paused is not None and not run.is_settled else None
+
+    def finale(self, run: Any, turn: int) -> Sequence[Event]:
+        """Aborts of nobody, which change nothing; then a pause ends, and the cache is flushed where it can be."""
+        if turn == 0:
+            ended = [life.message.rid for life in run.judge.account.lives[-1:]]
+            return [Abort(rid=rid) for rid in (NOBODY, *ended)]
+        if turn == 1 and self.limits_of(run.config)[1].flush:
+            return [FlushCache(call_id=run.new_call_id())]
+        return ()
+
+    def record_step(self, step: Step, stepped: Stepped | None, machine: Any, error: str | None) -> Record:
+        """The step with the machine's counts after it."""
+        return Record(step, stepped, dict(machine.counts()), error)
+
+    def as_trace(self, records: Sequence[Record], config: Any) -> tuple[Sequence[Any], Any]:
+        """In the terms of traces."""
+        from scripted.portable.as_trace import limits_in_traces, records_in_traces
+
+        limits = self._limits(config)
+        return records_in_traces(records, limits), limits_in_traces(limits)
+
+    def check_records(self, records: Sequence[Record]) -> None:
+        """Everything was judged step by step."""
+
+    def why_not_covered(self, config: Any) -> None:
+        """All checks hold for every configuration."""
+
+    def freeze(self, run: Any) -> _Frozen | None:
+        """As it is now, where it can be copied."""
+        return None if self._copier is None else _Frozen(run, self._copier)
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Raises ScriptDefinitionError for an unknown one."""
+        if mutant is None:
+            return nullcontext()
+        if mutant not in self._mutants:
+            known = ", ".join(self._mutants) or "none"
+            raise ScriptDefinitionError(f"{self.name} has no mutant {mutant!r}; there are: {known}")
+        return self._mutants[mutant].switched_on()
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(self._mutants)
+
+    def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
+        """A table of its own; a page that is there keeps what stands above its first table."""
+        above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
+        rows = ["| bug | origin | found |", "| --- | --- | --- |"]
+        for one in found:
+            mutant = self._mutants[one.mutant]
+            rows.append(f"| `{one.mutant}`: {mutant.bug} | {mutant.origin} | {one.result} |")
+        page.write_text(above + "\n".join(rows) + "\n", encoding="utf-8")
+
+    # -- tests --
+
+    def script_target(self, target: str) -> Any:
+        """A script is no target of such a subject. Raises ScriptDefinitionError."""
+        raise ScriptDefinitionError(
+            f"the subject {self.name} is searched from workloads and schedules, got {target!r}; "
+            f"there are {', '.join(self.workloads)}"
+        )
+
+    def script_text(self, schedule: Any, *, name: str, mutant: str | None) -> str:
+        """A pytest file that runs the schedule's events as verbs."""
+        from scripted.portable.script_writer import script_text
+
+        return script_text(schedule, name=name, mutant=mutant)
