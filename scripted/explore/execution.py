@@ -128,7 +128,7 @@ class Prefixes:
 
     def _freeze(self, gate: ScheduleGate) -> None:
         gate.watch = None
-        if gate.implied:
+        if gate.was_settled:
             return
         self.steps += 1
         frozen = gate.subject.freeze(gate)

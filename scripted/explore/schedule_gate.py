@@ -86,6 +86,11 @@ class ScheduleGate:
         return self._schedule.subject
 
     @property
+    def was_settled(self) -> bool:
+        """The schedule came to its end, and the gate went on by itself."""
+        return bool(self.implied) or self._turn > 0
+
+    @property
     def config(self) -> Any:
         """The configuration of the machine."""
         return self._schedule.config

@@ -111,7 +111,9 @@ class Account:
         life = self.live.get(rid)
         if life is None:
             ended = next((life.end for life in reversed(self.lives) if life.message.rid == rid), None)
-            raise Violation(f"{rid} {what}, but " + (f"it has ended ({ended})" if ended else "there is no such request"))
+            raise Violation(
+                f"{rid} {what}, but " + (f"it has ended ({ended})" if ended else "there is no such request")
+            )
         return life
 
     def _answer(self, answer: Answer) -> None:

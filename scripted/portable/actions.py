@@ -56,7 +56,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
             max_new_tokens=self.new,
             stop_token_ids=() if self.stop is None else (self.stop,),
             priority=self.priority,
-            arrival=run.judge.next_arrival(),
+            arrival=run.judge.arrive(self.rid),
         )
         run.pipeline.begin(message)
         run.give(message)
@@ -67,7 +67,14 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
         more |= {"shared_len": self.shared, "tail_seed": self.tail} if self.shared else {}
         return (
-            Verb("start_req", rid=self.rid, prompt_len=self.prompt, prompt_seed=self.seed, max_new_tokens=self.new, **more),
+            Verb(
+                "start_req",
+                rid=self.rid,
+                prompt_len=self.prompt,
+                prompt_seed=self.seed,
+                max_new_tokens=self.new,
+                **more,
+            ),
         )
 
     @property

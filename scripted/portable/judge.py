@@ -46,6 +46,8 @@ class PortableJudge:
         self._can = can
         self._new_machine = new_machine
         self._may_grow = tuple(may_grow)
+        self._arrivals = 0
+        self._arriving: set[str] = set()
         self._in_flight: dict[int, Batch] = {}
         # The counts that aborts of nobody must not change; None except in the step that they are given in.
         self._resting: Mapping[str, int] | None = None
@@ -54,6 +56,12 @@ class PortableJudge:
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
         return self.account.is_settled
+
+    def arrive(self, rid: str) -> int:
+        """A request is on its way to the next step; returns how many came before it."""
+        self._arriving.add(rid)
+        self._arrivals += 1
+        return self._arrivals - 1
 
     @property
     def names(self) -> Iterable[str]:
@@ -67,16 +75,15 @@ class PortableJudge:
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        return rid in self.account.live
+        return rid in self.account.live or rid in self._arriving
 
     # -- a step --
 
-    def after_step(
-        self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: SimulatedRunner
-    ) -> None:
+    def after_step(self, events: Sequence[Event], stepped: Stepped, machine: Any, pipeline: SimulatedRunner) -> None:
         """Look at one step. Raises Violation."""
         if self._resting is not None:
             self._check_nothing_changed(machine)
+        self._arriving.clear()
         for event in events:
             self._follow(event)
         self.account.lose_blocks(stepped.preempted)
@@ -90,8 +97,7 @@ class PortableJudge:
         account = self.account
         match event:
             case Add():
-                if event.rid not in account.live:
-                    account.begin(event)
+                account.begin(event)
             case Abort():
                 if event.rid in account.live:
                     account.live[event.rid].aborted = True
@@ -174,7 +180,9 @@ class PortableJudge:
         """The step before was given aborts of requests that are not alive, and nothing else. Raises Violation."""
         resting, self._resting = self._resting, None
         assert resting is not None
-        changed = [f"{name} {resting[name]} to {count}" for name, count in machine.counts().items() if count != resting[name]]
+        changed = [
+            f"{name} {resting[name]} to {count}" for name, count in machine.counts().items() if count != resting[name]
+        ]
         if changed:
             raise Violation(f"an abort of a request that is not alive changed {', '.join(changed)}")
 

@@ -28,21 +28,38 @@ def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
         ),
         "beside-decodes": f"1 start a prompt={size} new=8; 1 start b prompt={size} seed=1 new=8; 4 start c prompt={long} seed=2",
         # The one after the other leaves in the middle of what the others do.
-        "many": "; ".join(f"{1 + i // 2} start r{i} prompt={size - 1 + i % 3} seed={i} new={1 + i % 4}" for i in range(6)),
+        "many": "; ".join(
+            f"{1 + i // 2} start r{i} prompt={size - 1 + i % 3} seed={i} new={1 + i % 4}" for i in range(6)
+        ),
         "late-results": f"1 start a prompt={size + 1} new=3; 2 hold; 3 start b prompt={size + 1} new=2; 8 release count=1; 10 release",
-        "stops": f"1 start a prompt={size + 2} new=5 stop=33; " + "; ".join(
+        "stops": f"1 start a prompt={size + 2} new=5 stop=33; "
+        + "; ".join(
             f"2 start s{i} prompt={size} seed={i + 1} new=6 stop={stop}" for i, stop in enumerate((40, 60, 80, 100))
+        ),
+        # What an aborted request left behind is met by others: blocks that are written anew, a prompt that comes again.
+        "aborted": (
+            f"1 start a prompt={long} new=3; 2 abort a; 3 start b prompt={long} seed=1 new=2; 4 start c prompt={long} new=2"
+        ),
+        "aborted-decodes": (
+            f"1 start a prompt={size} new=6; 1 start b prompt={size} seed=1 new=6; 4 abort a; 5 start c prompt={long} new=2; "
+            f"6 start d prompt={2 * size} new=2"
         ),
         "refilled": f"1 start a prompt={third} new=2; 10 start b prompt={third} seed=1 new=2; 20 start a prompt={third} new=2",
     }
     if can.preemption:
         made["full-blocks"] = "; ".join(f"{1 + i} start r{i} prompt={third} seed={i} new={grow}" for i in range(3))
-        made["full-blocks-twins"] = "; ".join(f"{1 + i} start r{i} prompt={third} seed={i // 2} new={grow}" for i in range(4))
-        made["one-fills-all"] = f"1 start small prompt={size} new={grow}; 2 start big prompt={max(1, pool - 2 * size)} seed=1 new=3"
+        made["full-blocks-twins"] = "; ".join(
+            f"{1 + i} start r{i} prompt={third} seed={i // 2} new={grow}" for i in range(4)
+        )
+        made["one-fills-all"] = (
+            f"1 start small prompt={size} new={grow}; 2 start big prompt={max(1, pool - 2 * size)} seed=1 new=3"
+        )
     if can.priority:
         made["priorities"] = "; ".join(
             f"{1 + i} start r{i} prompt={third} seed={i} new={grow} priority={i}" for i in range(3)
         )
     if can.pause_modes:
-        made["paused"] = f"1 start a prompt={long} new=3; 2 start b prompt={size} seed=1 new=4; 3 pause mode={can.pause_modes[0]}; 9 continue"
+        made["paused"] = (
+            f"1 start a prompt={long} new=3; 2 start b prompt={size} seed=1 new=4; 3 pause mode={can.pause_modes[0]}; 9 continue"
+        )
     return {name: f"default; {text}" for name, text in made.items()}
