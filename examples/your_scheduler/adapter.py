@@ -43,7 +43,7 @@ class Machine:
         self.in_flight: dict[int, list[Work]] = {}
         self.launched = 0
 
-    def step(self, events, now):
+    def step(self, events, now):  # noqa: ARG002 - it has no use for the time
         replies = [reply for event in events for reply in self._take(event)]
         batch = self.scheduler.schedule() if len(self.in_flight) < self.depth else []
         preempted = tuple(self.scheduler.preempted) if len(self.in_flight) < self.depth else ()
@@ -109,6 +109,6 @@ SUBJECT = PortableSubject(
         context_tokens=config.blocks * config.block_size,
         depth=Machine.depth,
     ),
-    can=lambda config: Capabilities(),
+    can=lambda _: Capabilities(),
     copier=Copier(),
 )

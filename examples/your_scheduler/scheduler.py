@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Request:
+    """``computed`` of its tokens are in its blocks, or will be when what is in flight is done."""
+
     id: str
     tokens: list[int]
     max_new_tokens: int
@@ -34,6 +36,8 @@ class Work:
 
 
 class Scheduler:
+    """First come, first served; decodes before prompts; the last to come is preempted when blocks run out."""
+
     def __init__(self, blocks: int, block_size: int, batch_tokens: int, batch_requests: int):
         self.block_size = block_size
         self.batch_tokens = batch_tokens

@@ -1,10 +1,10 @@
 """A subject for a scheduler of the usual shape: everything but the machine, ready made.
 
-Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``PortableSubject`` of it; docs/your_scheduler.md leads
-through it. Nothing here imports the engine.
+Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``PortableSubject`` of it; docs/your_scheduler.md
+leads through it. Nothing here imports the engine.
 """
 
-from scripted.portable.capabilities import Capabilities, Limits
+from scripted.portable.capabilities import Capabilities, Limits, PauseMode
 from scripted.portable.messages import (
     Abort,
     Add,
@@ -36,6 +36,7 @@ __all__ = [
     "Limits",
     "Mutant",
     "Pause",
+    "PauseMode",
     "PortableSubject",
     "Refused",
     "Resume",

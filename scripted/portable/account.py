@@ -19,10 +19,11 @@ class Life:
     ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up.
     """
 
-    __slots__ = ("aborted", "computed", "end", "failed", "launched", "message", "said")
+    __slots__ = ("_most", "aborted", "computed", "end", "failed", "launched", "message", "said")
 
-    def __init__(self, message: Add) -> None:
+    def __init__(self, message: Add, context_tokens: int) -> None:
         self.message = message
+        self._most = min(message.max_new_tokens, context_tokens - len(message.prompt_ids))
         self.said: list[int] = []
         self.computed: int | None = None
         self.launched = False
@@ -34,7 +35,7 @@ class Life:
     def alone(self) -> tuple[int, ...]:
         """What it says when nothing disturbs it."""
         message = self.message
-        return tokens_alone(message.prompt_ids, message.max_new_tokens, message.stop_token_ids)
+        return tokens_alone(message.prompt_ids, self._most, message.stop_token_ids)
 
     @property
     def state(self) -> str:
@@ -49,7 +50,8 @@ class Life:
 class Account:
     """All requests and calls of one run, in the order in which they arrived."""
 
-    def __init__(self) -> None:
+    def __init__(self, context_tokens: int) -> None:
+        self._context_tokens = context_tokens
         self.lives: list[Life] = []
         self.live: dict[str, Life] = {}
         self.calls: dict[str, Answer | None] = {}
@@ -61,7 +63,7 @@ class Account:
 
     def begin(self, message: Add) -> None:
         """A request arrives."""
-        life = Life(message)
+        life = Life(message, self._context_tokens)
         self.lives.append(life)
         self.live[message.rid] = life
 
@@ -111,9 +113,8 @@ class Account:
         life = self.live.get(rid)
         if life is None:
             ended = next((life.end for life in reversed(self.lives) if life.message.rid == rid), None)
-            raise Violation(
-                f"{rid} {what}, but " + (f"it has ended ({ended})" if ended else "there is no such request")
-            )
+            why = "there is no such request" if ended is None else f"it has ended ({ended})"
+            raise Violation(f"{rid} {what}, but {why}")
         return life
 
     def _answer(self, answer: Answer) -> None:
@@ -125,7 +126,7 @@ class Account:
     # -- plans --
 
     def compute(self, share: Share, known_tokens: int) -> None:
-        """A request computes positions; it has this many tokens afterwards, with those that were sampled.
+        """A request computes positions, as the pipeline understood the share; then it has this many tokens.
 
         Raises Violation unless they are the next ones.
         """

@@ -133,16 +133,31 @@ class AbortRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
 
 class Flush(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
-    """The prefix cache is emptied, if it can be."""
+    """The prefix cache is emptied, if it can be; with ``force`` what runs is preempted for it."""
 
-    examples: ClassVar = ("flush",)
-    is_extra: ClassVar[bool] = True
+    force: bool = False
+
+    examples: ClassVar = ("flush", "flush force=True")
+
+    @property
+    def kind(self) -> str:
+        """A forced one is a kind of its own."""
+        return "flush-forced" if self.force else "flush"
 
     def apply(self, run: Run) -> None:
-        run.give(FlushCache(call_id=run.new_call_id()))
+        run.give(FlushCache(call_id=run.new_call_id(), force=self.force))
 
     def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("flush_cache"),)
+        return (Verb("flush_cache", force=True) if self.force else Verb("flush_cache"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Both, where both are declared."""
+        return (cls(), cls(force=True)) if base.limits[1].forced_flush else (cls(),)
+
+    def smaller(self) -> Iterator[Action]:
+        if self.force:
+            yield Flush()
 
 
 class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
@@ -170,7 +185,7 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """In each mode."""
-        return [cls(mode=mode) for mode in base.limits[1].pause_modes]
+        return [cls(mode=mode.name) for mode in base.limits[1].pause_modes]
 
 
 class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Capabilities", "Limits"]
+__all__ = ["Capabilities", "Limits", "PauseMode"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,18 +27,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.block_size * self.blocks
 
 
+class PauseMode(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to pause. ``stops_running``: nothing is launched; else no request begins. ``aborts``: live ones end."""
+
+    name: str
+    stops_running: bool = True
+    aborts: bool = False
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The optional parts: what is not declared is not searched, and not demanded.
 
-    ``flush``: the prefix cache can be emptied. ``pause_modes``: how generation can be paused. ``fail``: a batch may fail
-    and the engine goes on. ``chunked``: a prompt may take several batches. ``preemption``: a request may lose its blocks
-    and compute again. ``priority``: a higher priority goes first. ``speculative_tokens``: guesses that are verified in
-    one share. ``answers_aborts``: an abort of a live request is answered by a last reply with ``abort``; without it the
-    request has ended for its client when the abort was given.
+    ``flush``: the prefix cache can be emptied, with ``forced_flush`` also while requests run. ``pause_modes``: how
+    generation can be paused. ``fail``: a batch may fail and the engine goes on. ``chunked``: a prompt may take several
+    batches. ``preemption``: a request may lose its blocks and compute again. ``priority``: a higher one goes first.
+    ``speculative_tokens``: guesses that are verified in one share. ``answers_aborts``: an abort of a live request is
+    answered by a last reply with ``abort``; without it the request has ended for its client when it was aborted.
     """
 
     flush: bool = True
-    pause_modes: tuple[str, ...] = ()
+    forced_flush: bool = False
+    pause_modes: tuple[PauseMode, ...] = ()
     fail: bool = False
     chunked: bool = True
     preemption: bool = True

@@ -1,7 +1,7 @@
 """The checks that hold for every scheduler, from events, plans, replies and counts alone.
 
-Each request computes each position once and in order; it reads KV that is its own (``pipeline.py``); it says what it says
-alone; it is told one end and nothing after it; limits hold; what is over leaves nothing; nothing waits for ever.
+Each request computes each position once and in order; it reads KV that is its own (``pipeline.py``); it says what it
+says alone; it is told one end and nothing after it; limits hold; what is over leaves nothing; nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from scripted.portable.account import Account
-from scripted.portable.capabilities import Capabilities, Limits
+from scripted.portable.capabilities import Capabilities, Limits, PauseMode
 from scripted.portable.messages import (
     Abort,
     Add,
@@ -40,8 +40,8 @@ class PortableJudge:
     def __init__(
         self, limits: Limits, can: Capabilities, new_machine: Callable[[], Any], may_grow: Collection[str]
     ) -> None:
-        self.account = Account()
-        self.paused: str | None = None
+        self.account = Account(limits.context_tokens)
+        self.paused: PauseMode | None = None
         self._limits = limits
         self._can = can
         self._new_machine = new_machine
@@ -91,7 +91,9 @@ class PortableJudge:
             self.account.tell(reply)
         self._end_aborted()
         if stepped.microbatch is not None:
-            self._check_batch(stepped.microbatch, pipeline)
+            self._check_batch(pipeline.understood or stepped.microbatch, pipeline)
+        if pipeline.violation is not None:
+            raise pipeline.violation
 
     def _follow(self, event: Event) -> None:
         account = self.account
@@ -105,8 +107,8 @@ class PortableJudge:
                 account.calls[event.call_id] = None
             case Pause():
                 account.calls[event.call_id] = None
-                self.paused = event.mode
-                if event.mode == "abort":
+                self.paused = next(mode for mode in self._can.pause_modes if mode.name == event.mode)
+                if self.paused.aborts:
                     for life in account.live.values():
                         life.aborted = True
             case Resume():
@@ -134,7 +136,7 @@ class PortableJudge:
         if len(self._in_flight) > limits.depth:
             raise Violation(f"{len(self._in_flight)} batches are in flight, of at most {limits.depth}")
         if self.paused is not None:
-            raise Violation(f"batch {batch.id} is launched while generation is paused ({self.paused})")
+            self._check_paused(batch, self.paused)
         if len(set(rids)) != len(rids):
             raise Violation(f"batch {batch.id} has a request twice: {', '.join(rids)}")
         if len(rids) > limits.batch_requests:
@@ -146,6 +148,15 @@ class PortableJudge:
             self._check_share(share)
             self.account.compute(share, pipeline.known_tokens(share.rid))
         self._check_tails(batch)
+
+    def _check_paused(self, batch: Batch, mode: PauseMode) -> None:
+        """Nothing is launched, or nothing that had not begun. Raises Violation."""
+        if mode.stops_running:
+            raise Violation(f"batch {batch.id} is launched while generation is paused ({mode.name})")
+        for share in batch.shares:
+            life = self.account.live.get(share.rid)
+            if life is not None and not life.launched:
+                raise Violation(f"{share.rid} begins in batch {batch.id} while generation is paused ({mode.name})")
 
     def _check_share(self, share: Share) -> None:
         blocks = share.block_ids

@@ -26,17 +26,13 @@ __all__ = [
 ]
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything here."""
-
-
 # -- events: what a step is given, in order --
 
 
-class Add(_Message, tag="add"):
+class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
 
-    It ends after ``max_new_tokens`` tokens, with the reason ``length``, or after one of ``stop_token_ids``, with ``stop``.
+    It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``.
     """
 
     rid: str
@@ -47,32 +43,36 @@ class Add(_Message, tag="add"):
     arrival: int = 0
 
 
-class Abort(_Message, tag="abort"):
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """A client gives a request up. It may be unknown, or ended: then nothing happens."""
 
     rid: str
 
 
-class FlushCache(_Message, tag="flush"):
-    """The prefix cache is to be emptied; the answer says whether it was."""
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
+    """The prefix cache is to be emptied; the answer says whether it was.
+
+    With ``force``, where the subject declares it, what runs is preempted for it.
+    """
 
     call_id: str
+    force: bool = False
 
 
-class Pause(_Message, tag="pause"):
-    """Nothing is to be launched until ``Resume``. ``mode`` is one of those that the subject declares."""
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Generation stops until ``Resume``. ``mode`` is the name of one of those that the subject declares."""
 
     call_id: str
     mode: str
 
 
-class Resume(_Message, tag="resume"):
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
     """A pause ends."""
 
     call_id: str
 
 
-class BatchResult(_Message, tag="result"):
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     """The result of a batch: for each of its shares, in their order, the tokens that were sampled.
 
     A share that does not reach the end of its request has none. ``draft_ids`` are guesses at what comes next, where the
@@ -84,7 +84,7 @@ class BatchResult(_Message, tag="result"):
     draft_ids: tuple[tuple[int, ...], ...] = ()
 
 
-class BatchFailed(_Message, tag="failed"):
+class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A batch was not computed; what it would have written into blocks is not there."""
 
     batch_id: int
@@ -97,11 +97,13 @@ Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed
 # -- the plan: what a step launches --
 
 
-class Share(_Message):
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
 
     ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
-    positions are guesses that are verified. ``known_tokens`` is how many tokens the request has, those in flight
+    positions are guesses that are verified; -1 is the guess that the request's last result brought or will bring.
+    ``start`` is -1 where the scheduler cannot know it, because results that decide on guesses are in flight: then the
+    share begins where the one before it came to. ``known_tokens`` is how many tokens the request has, those in flight
     included, where the scheduler knows better than the results that it was given: after it dropped some of them.
     ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
     """
@@ -115,7 +117,7 @@ class Share(_Message):
     token_ids: tuple[int, ...] | None = None
 
 
-class Batch(_Message):
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch. All its shares are written before any of them reads."""
 
     id: int
@@ -125,22 +127,22 @@ class Batch(_Message):
 # -- replies: what clients are told --
 
 
-class Tokens(_Message, tag="tokens"):
-    """Further tokens of a request. With ``finish_reason`` (``length``, ``stop``, ``abort``, ``error``) they are its last."""
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Further tokens of a request; the last with ``finish_reason``: ``length``, ``stop``, ``abort`` or ``error``."""
 
     rid: str
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
 
 
-class Refused(_Message, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A request does not begin."""
 
     rid: str
     reason: str
 
 
-class Answer(_Message, tag="answer"):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The one answer to a call."""
 
     call_id: str
@@ -151,7 +153,7 @@ class Answer(_Message, tag="answer"):
 Reply = Tokens | Refused | Answer
 
 
-class Stepped(_Message):
+class Stepped(msgspec.Struct, frozen=True, kw_only=True):
     """The output of one step.
 
     ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``again``: a step

@@ -1,13 +1,15 @@
 """The pipeline of portable subjects: executes plans over the subject's own block tables, and catches every wrong read.
 
-Each slot of a block holds a fingerprint of all tokens that lead to it. A share that reads a slot which does not hold what
-its request computed, or what an equal prefix left there, is found in the launch that reads it.
+Each slot of a block holds a fingerprint of all tokens that lead to it. A share that reads a slot which does not hold
+what its request computed, or what an equal prefix left there, is found in the launch that reads it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+
+import msgspec
 
 from scripted.portable.capabilities import Capabilities, Limits
 from scripted.portable.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Share, Stepped
@@ -20,14 +22,17 @@ __all__ = ["SimulatedRunner"]
 class _Tokens:
     """The tokens of a request with those that were sampled, and the fingerprint after each.
 
-    ``since`` is how often the cache had been flushed when it began to compute; None until it does.
+    ``since`` is how often the cache had been flushed when it began to compute; None until it does. ``computed`` is the
+    position that comes next, ``guessed`` what its last share guessed to come next.
     """
 
-    __slots__ = ("fingerprints", "ids", "since")
+    __slots__ = ("computed", "fingerprints", "guessed", "ids", "since")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.ids: list[int] = []
         self.since: int | None = None
+        self.computed = 0
+        self.guessed: tuple[int, ...] = ()
         self.fingerprints = [START]
         self.extend(prompt)
 
@@ -57,6 +62,9 @@ class SimulatedRunner:
         self._requests: dict[str, _Tokens] = {}
         self._done: deque[BatchResult | BatchFailed] = deque()
         self._failing = False
+        # The last batch, with what its scheduler could not know filled in.
+        self.understood: Batch | None = None
+        self.violation: Violation | None = None
         # Requests whose KV is missing because a batch failed, by the position from which it is.
         self._missing: dict[str, int] = {}
 
@@ -81,19 +89,31 @@ class SimulatedRunner:
 
     def known_tokens(self, rid: str) -> int:
         """Tokens of a request, those in flight included."""
-        return len(self._requests[rid].ids)
+        return len(self._requests[rid].ids) if rid in self._requests else 0
 
     # -- the pipeline protocol --
 
     def launch(self, microbatch: Batch) -> None:
-        """Compute a batch at once: first all that is written, then all that is read. Raises Violation."""
-        if self._fails(microbatch):
-            self._done.append(BatchFailed(batch_id=microbatch.id, error="this batch was told to fail"))
+        """Compute a batch at once: first all that is written, then all that is read.
+
+        What is wrong with it is kept for the judge, who sees the whole step.
+        """
+        self.understood = None
+        try:
+            self._launch(microbatch)
+        except Violation as exc:
+            self.violation = exc
+
+    def _launch(self, microbatch: Batch) -> None:
+        batch = Batch(id=microbatch.id, shares=tuple([self._understand(share) for share in microbatch.shares]))
+        self.understood = batch
+        if self._fails(batch):
+            self._done.append(BatchFailed(batch_id=batch.id, error="this batch was told to fail"))
             return
-        for share in microbatch.shares:
+        for share in batch.shares:
             self._write(share)
-        said = [self._read(share) for share in microbatch.shares]
-        drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(microbatch.shares, said, strict=True))
+        said = [self._read(share) for share in batch.shares]
+        drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(batch.shares, said, strict=True))
         self._done.append(
             BatchResult(
                 batch_id=microbatch.id, token_ids=tuple(said), draft_ids=drafts if self._speculative_tokens else ()
@@ -119,8 +139,19 @@ class SimulatedRunner:
 
     # -- one share --
 
-    def _write(self, share: Share) -> None:
+    def _understand(self, share: Share) -> Share:
+        """Fill in where it starts and what it guesses. Raises Violation for a request that never arrived."""
         tokens = self._tokens_of(share)
+        if share.start < 0:
+            share = msgspec.structs.replace(share, start=tokens.computed)
+        if -1 in share.draft_ids:
+            known = dict(enumerate(tokens.guessed))
+            filled = [known.get(place, -1) if guess == -1 else guess for place, guess in enumerate(share.draft_ids)]
+            share = msgspec.structs.replace(share, draft_ids=tuple(filled))
+        return share
+
+    def _write(self, share: Share) -> None:
+        tokens = self._requests[share.rid]
         if tokens.since is None:
             tokens.since = self._flushes
         end, drafts = share.start + share.count, len(share.draft_ids)
@@ -131,10 +162,11 @@ class SimulatedRunner:
             )
         if share.token_ids is not None:
             self._compare(share, tokens)
-        if end > len(share.block_ids) * self._size:
+        room = len(share.block_ids) * self._size
+        if end > room:
             raise Violation(
-                f"{share.rid} computes positions {share.start} to {end - 1}, but its blocks {list(share.block_ids)} hold "
-                f"{len(share.block_ids) * self._size}"
+                f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
+                f"{list(share.block_ids)}"
             )
         fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
         for guess in share.draft_ids:
@@ -156,12 +188,15 @@ class SimulatedRunner:
                 raise Violation(self._what_is_wrong(share, index, first, last))
             if tokens.since is not None and self._written[share.block_ids[index]] < tokens.since:
                 raise Violation(
-                    f"{share.rid} reads block {share.block_ids[index]}, which was written before the cache was flushed; "
-                    f"it began after the flush"
+                    f"{share.rid} began after the cache was flushed, but reads block {share.block_ids[index]}, "
+                    "which was written before"
                 )
+        tokens.computed = end
         if end < len(tokens.ids):
             return ()
-        return self._sample(tokens, share.draft_ids)
+        said = self._sample(tokens, share.draft_ids)
+        tokens.computed = len(tokens.ids) - 1
+        return said
 
     def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
         """What comes next; after each guess that was right, what comes after it as well."""
@@ -174,8 +209,9 @@ class SimulatedRunner:
         return tuple(said)
 
     def _guess(self, rid: str, emits: bool) -> tuple[int, ...]:
-        count = self._speculative_tokens
-        return guesses(self._requests[rid].fingerprints[-1], count) if emits and count else ()
+        tokens, count = self._requests[rid], self._speculative_tokens
+        tokens.guessed = guesses(tokens.fingerprints[-1], count) if emits and count else ()
+        return tokens.guessed
 
     def _tokens_of(self, share: Share) -> _Tokens:
         tokens = self._requests.get(share.rid)
@@ -192,9 +228,8 @@ class SimulatedRunner:
         if len(there) != len(share.token_ids) or any(
             stated not in (-1, token) for stated, token in zip(share.token_ids, there, strict=True)
         ):
-            raise Violation(
-                f"{share.rid} computes the tokens {list(share.token_ids)} from position {share.start} on, but has {there}"
-            )
+            stated = list(share.token_ids)
+            raise Violation(f"{share.rid} computes the tokens {stated} from position {share.start} on, but has {there}")
 
     def _what_is_wrong(self, share: Share, index: int, first: int, last: int) -> str:
         block, slots = share.block_ids[index], self._blocks.get(share.block_ids[index], ())
@@ -203,7 +238,7 @@ class SimulatedRunner:
         known = [rid for rid, other in self._requests.items() if slots and slots[wrong] in other.fingerprints[1:]]
         what = f"was written for {' or '.join(known)}" if known else "was never written for what it has now"
         return (
-            f"{share.rid} reads KV that is not its own: position {first + wrong}, slot {wrong} of block {block}, {what}; "
-            f"its blocks are {list(share.block_ids)}, and it computes positions {share.start} to "
+            f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position {first + wrong}, "
+            f"{what}; its blocks are {list(share.block_ids)}, and it computes positions {share.start} to "
             f"{share.start + share.count - 1}"
         )

@@ -16,6 +16,7 @@ from scripted.portable.capabilities import Capabilities, Limits
 from scripted.portable.judge import PortableJudge
 from scripted.portable.messages import Abort, Event, FlushCache, Stepped
 from scripted.portable.pipeline import SimulatedRunner
+from scripted.portable.records import Record, Step
 from scripted.portable.workloads import workloads_of
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.action import Action
@@ -23,26 +24,10 @@ from scripted.subject.common_actions import ReleaseResults
 from scripted.subject.mutant import Mutant
 from scripted.subject.placed import Placed
 
-__all__ = ["NOBODY", "PortableSubject", "Record", "Step"]
+__all__ = ["NOBODY", "PortableSubject"]
 
 # A request that never was; nothing a schedule names is called this.
 NOBODY: Final = "nobody-ever"
-
-
-class Step(msgspec.Struct, frozen=True):
-    """The input of one step."""
-
-    events: tuple[Event, ...]
-    now: float
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One step written down; without ``stepped`` the machine died in it, of ``error``."""
-
-    step: Step
-    stepped: Stepped | None
-    counts: dict[str, int]
-    error: str | None = None
 
 
 class _Frozen:
@@ -58,8 +43,8 @@ class _Frozen:
 class PortableSubject:
     """Implements the subject protocol for a machine of the usual shape.
 
-    ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose fields
-    all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
+    ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
+    fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
     ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
     beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
     further base schedules by name.

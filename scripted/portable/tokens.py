@@ -43,7 +43,8 @@ def guesses(fingerprint: int, count: int) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=4096)
 def tokens_alone(prompt: tuple[int, ...], max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Every token of a request that nothing disturbs, the stop token included."""
-    fingerprint, said = START, []
+    fingerprint = START
+    said: list[int] = []
     for token in prompt:
         fingerprint = link(fingerprint, token)
     while len(said) < max_new_tokens:
