@@ -38,7 +38,6 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
-from engine.scheduler.integrity import check_integrity
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.quiescent_calls import QuiescentCalls
@@ -148,10 +147,6 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """The counters as they are now."""
         return stats_of(self.step_number, self.counters, self.books, self.memory)
-
-    def audit(self) -> None:
-        """Check all books and the memory against each other. Raises IntegrityError, which names the first mismatch."""
-        check_integrity(self.books, self.memory, self.pressure)
 
     # -- completions --
 

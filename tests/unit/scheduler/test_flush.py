@@ -6,6 +6,7 @@ import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.errors import IntegrityError
+from engine.integrity import audit
 from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
 from engine.scheduler import Books
 from scripted.rig.start_over import start_over
@@ -54,7 +55,7 @@ def test_the_audit_sees_the_mutant_before_the_result_does(monkeypatch: pytest.Mo
     monkeypatch.setattr(Books, "nothing_in_flight", property(lambda books: True))
     engine.scheduler.step((FlushCache(call_id="flush"),), 0.0)
     with pytest.raises(IntegrityError, match="from another tree"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_flush_when_idle_empties_the_tree() -> None:

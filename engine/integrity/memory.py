@@ -1,6 +1,6 @@
 """The integrity of the memory: every page, row and lock belongs to one owner, and every sum is as booked.
 
-To be read last. It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
 """
 
 from __future__ import annotations
@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
-from engine.memory.kv import KVMemory
-from engine.memory.lease import Lease
-from engine.memory.node import Node
-from engine.memory.pages import PagePool, PageState
-from engine.memory.radix import RadixTree
-from engine.memory.rows import RowPool
-from engine.memory.sliding_window import NO_WINDOW_PAGE, SlidingWindowPool
+from engine.memory import KVMemory, Lease, Node, PagePool, PageState, RadixTree, RowPool, SlidingWindowPool
+from engine.memory.sliding_window import NO_WINDOW_PAGE
 
 __all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
 
