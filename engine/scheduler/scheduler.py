@@ -44,7 +44,6 @@ from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
-from engine.scheduler.sliding_window import slide_windows
 
 __all__ = ["Scheduler"]
 
@@ -111,19 +110,12 @@ class Scheduler:
         again = changed and self.planner.may_plan
         return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
 
-    # -- the idle predicate: defined by the books, asked by everything destructive --
-
-    @property
-    def is_quiescent(self) -> bool:
-        """Nothing in flight and no request owns memory."""
-        return self.books.is_quiescent
+    # -- looking --
 
     @property
     def is_fully_idle(self) -> bool:
-        """Quiescent, and nothing waits."""
+        """Nothing in flight, no request owns memory, and nothing waits: as the books define it."""
         return self.books.is_fully_idle
-
-    # -- looking --
 
     def refusal_of(
         self,
@@ -185,7 +177,16 @@ class Scheduler:
                 f"but {used} of its segments emit one"
             )
         if self.memory.sliding_window is not None:
-            slide_windows(launched, self.memory)
+            self._slide_windows(launched)
+
+    def _slide_windows(self, landed: Launched) -> None:
+        """Give back the window pages that only this microbatch could still see, also of requests that are parked.
+
+        What is in flight after it for the same request begins where it ended, or later.
+        """
+        for segment, request in zip(landed.microbatch.segments, landed.requests, strict=True):
+            if request.lease is not None:
+                self.memory.slide(request.lease, segment.start + len(segment.token_ids))
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
         if request.is_finished:

@@ -73,7 +73,7 @@ def test_requests_that_wait_and_own_nothing_do_not_refuse_a_flush() -> None:
     engine.step(PauseGeneration(call_id="pause", mode=PauseMode.RETRACT))
     engine.step(generate("r", prompt(30)), FlushCache(call_id="flush"))
     assert engine.answers["flush"].ok
-    assert engine.scheduler.is_quiescent
+    assert engine.scheduler.books.is_quiescent
     assert not engine.scheduler.is_fully_idle
     engine.drain(ContinueGeneration(call_id="go"))
     assert len(engine.life("r").tokens) == 4
