@@ -147,8 +147,10 @@ def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:
 
 def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int], list[int]]:
     """The window pages of one lease: there from its window on, held or cached as its pages are, else given back."""
-    shared, own = window.shared_and_own(lease)
-    given_back = [window.beside[page] for page in lease.pages[lease.cached_pages : lease.window_start]]
+    start, cached = lease.window_start, lease.cached_pages
+    shared = [window.beside[page] for page in lease.pages[start:cached]]
+    own = [window.beside[page] for page in lease.pages[max(start, cached) :]]
+    given_back = [window.beside[page] for page in lease.pages[cached:start]]
     if NO_WINDOW_PAGE in shared or NO_WINDOW_PAGE in own or any(page != NO_WINDOW_PAGE for page in given_back):
         raise IntegrityError(
             f"{lease} has window pages {[window.beside[page] for page in lease.pages]}, "

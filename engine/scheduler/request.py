@@ -72,13 +72,6 @@ class Request:
         """True from its terminal reply on."""
         return self.finish_reason is not None
 
-    @property
-    def remaining_prompt_tokens(self) -> int:
-        """Tokens that must still be launched before it can decode."""
-        if self.place is Place.WAITING:
-            return len(self.ids)
-        return max(0, self.prefill_tokens - self.planned_tokens) if self.place is Place.CHUNKED else 0
-
     def __repr__(self) -> str:
         return (
             f"Request({self.rid!r}, {self.place}, prompt={self.prompt_tokens}, ids={len(self.ids)}, "
