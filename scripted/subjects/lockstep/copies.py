@@ -1,4 +1,4 @@
-"""Runs of the engine that are frozen and thawed; every second thawed one is compared with the specification."""
+"""Runs of the engine that are frozen and thawed; one thawed run in three is compared with the specification."""
 
 from __future__ import annotations
 
