@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from engine.config import EngineConfig
+from engine.integrity import audit
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
@@ -51,11 +52,11 @@ class SchedulerBench:
         self.scheduler = Scheduler(limits())
         self.pipeline = SimulatedPipeline(self.scheduler.limits)
         self._due: deque[int] = deque()
-        self._audit: Callable[[], None] | None = self.scheduler.audit if audited else None
+        self._audited = audited
 
     def run(self, messages: Sequence[Event]) -> None:
         """Steps until the engine is fully idle."""
-        scheduler, pipeline, due, audit = self.scheduler, self.pipeline, self._due, self._audit
+        scheduler, pipeline, due = self.scheduler, self.pipeline, self._due
         depth, events = scheduler.limits.depth, tuple(messages)
         while True:
             if due and due[0] <= scheduler.step_number + 1:
@@ -68,8 +69,8 @@ class SchedulerBench:
             if result.microbatch is not None:
                 pipeline.launch(result.microbatch)
                 due.append(scheduler.step_number + depth)
-            if audit is not None:
-                audit()
+            if self._audited:
+                audit(scheduler)
             if scheduler.is_fully_idle:
                 return
 

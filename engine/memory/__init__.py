@@ -3,7 +3,6 @@
 Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
 """
 
-from engine.memory.integrity import check_memory
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
 from engine.memory.node import Node
@@ -21,5 +20,4 @@ __all__ = [
     "RadixTree",
     "RowPool",
     "SlidingWindowPool",
-    "check_memory",
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from engine.memory.node import Node
 
 __all__ = ["Lease"]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
     """What one request owns: a row, pages, and a lock on the node of its cached prefix.
 
@@ -16,17 +19,17 @@ class Lease:
     ``window_start`` on.
     """
 
-    __slots__ = ("cached_pages", "node", "pages", "released", "rid", "row", "unsent", "window_start")
+    rid: str
+    row: int
+    pages: list[int]
+    cached_pages: int = field(init=False)
+    node: Node
+    unsent: int = 0
+    window_start: int = 0
+    released: bool = False
 
-    def __init__(self, *, rid: str, row: int, pages: list[int], node: Node) -> None:
-        self.rid = rid
-        self.row = row
-        self.pages = pages
-        self.cached_pages = len(pages)
-        self.node = node
-        self.unsent = 0
-        self.window_start = 0
-        self.released = False
+    def __post_init__(self) -> None:
+        self.cached_pages = len(self.pages)
 
     @property
     def held_pages(self) -> list[int]:

@@ -23,7 +23,10 @@ _STALE_HEAP_FLOOR: Final = 64
 
 
 class RadixTree:
-    """The tree over the pages of one pool. Children are keyed by their first page of tokens."""
+    """The tree over the pages of one pool. Children are keyed by their first page of tokens.
+
+    ``root`` holds nothing; it is the prefix of every request that matched nothing.
+    """
 
     def __init__(self, pool: PagePool, sliding_window: SlidingWindowPool | None = None) -> None:
         self._pool = pool
@@ -36,25 +39,20 @@ class RadixTree:
         self.locked_pages = 0
         self._start_over()
 
-    @property
-    def root(self) -> Node:
-        """The node that holds nothing; the prefix of every request that matched nothing."""
-        return self._root
-
     # -- looking up --
 
     def match_length(self, tokens: Sequence[int]) -> int:
         """Tokens of the longest cached prefix, in full pages. Changes nothing."""
-        return sum([shared for _, shared in self._walk(self._root, tokens, 0)]) * self._page_size
+        return sum([shared for _, shared in self._walk(self.root, tokens, 0)]) * self._page_size
 
     def match_pages(self, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix. Changes nothing."""
-        return [page for node, shared in self._walk(self._root, tokens, 0) for page in node.pages[:shared]]
+        return [page for node, shared in self._walk(self.root, tokens, 0) for page in node.pages[:shared]]
 
     def match(self, tokens: Sequence[int]) -> tuple[Node, list[int]]:
         """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
-        node, pages = self._root, []
-        for child, shared in list(self._walk(self._root, tokens, 0)):
+        node, pages = self.root, []
+        for child, shared in list(self._walk(self.root, tokens, 0)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             pages += node.pages
             self._touch(node)
@@ -132,7 +130,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children, in order of insertion."""
-        stack = [*reversed(self._root.children.values())]
+        stack = [*reversed(self.root.children.values())]
         while stack:
             node = stack.pop()
             yield node
@@ -161,7 +159,7 @@ class RadixTree:
         Their pages are cached in the pool already.
         """
         assert not self.node_count, f"a tree of {self.node_count} nodes cannot become another one"
-        self.generation, self.next_id, self.tick, self._root = root.generation, next_id, tick, root
+        self.generation, self.next_id, self.tick, self.root = root.generation, next_id, tick, root
         self.node_count = len(nodes)
         for node in nodes:
             self._offer_for_eviction(node)
@@ -169,7 +167,7 @@ class RadixTree:
     # -- inside --
 
     def _start_over(self) -> None:
-        self._root = Node(self._new_id(), self.generation, (), [], None)
+        self.root = Node(self._new_id(), self.generation, (), [], None)
         self._heap: list[tuple[int, int, Node]] = []
         self.locked_pages = 0
         self.node_count = 0

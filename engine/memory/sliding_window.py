@@ -98,12 +98,6 @@ class SlidingWindowPool:
                 used[self.beside[page]] = used.get(self.beside[page], 0) + 1
         return self.available_pages + sum(self.users[window_page] in (0, count) for window_page, count in used.items())
 
-    def shared_and_own(self, lease: Lease) -> tuple[list[int], list[int]]:
-        """The window pages that a lease uses: those that the tree caches, and those that it holds itself."""
-        start, cached, beside = lease.window_start, lease.cached_pages, self.beside
-        shared, own = lease.pages[start:cached], lease.pages[max(start, cached) :]
-        return [beside[page] for page in shared], [beside[page] for page in own]
-
     def become(self, window_pages: Sequence[tuple[int, int]]) -> None:
         """Cache these window pages, each for a page of the tree, in the order of eviction. Only for an empty pool."""
         taken = [window_page for _, window_page in window_pages]
@@ -123,7 +117,7 @@ class SlidingWindowPool:
 
     def add(self, pages: Sequence[int]) -> None:
         """Give each of a lease's new pages a window page. The caller has asked ``available_pages`` before."""
-        self._evict(len(pages) - self.pages.free)
+        self.evict(len(pages) - self.pages.free)
         for page, window_page in zip(pages, self.pages.allocate(len(pages)), strict=True):
             self.beside[page] = window_page
 
@@ -164,7 +158,8 @@ class SlidingWindowPool:
 
     def evict(self, count: int) -> None:
         """Take this many window pages, or all that no lease uses, from their cached pages: in order of eviction."""
-        self._evict(min(count, len(self.idle)))
+        for _ in range(min(count, len(self.idle))):
+            self._drop_idle(next(iter(self.idle)))
 
     # -- inside --
 
@@ -190,10 +185,6 @@ class SlidingWindowPool:
             self.users[window_page] -= 1
             if not self.users[window_page]:
                 self.idle[page] = None
-
-    def _evict(self, count: int) -> None:
-        for _ in range(count):
-            self._drop_idle(next(iter(self.idle)))
 
     def _drop_idle(self, page: int) -> None:
         if page not in self.idle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.errors import IntegrityError
+from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import EngineStats, PauseMode
 from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
@@ -52,7 +53,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     restore_tree(scheduler.memory, checkpoint.tree)
     if scheduler.memory.sliding_window is not None:
         scheduler.memory.sliding_window.become(checkpoint.window)
-    scheduler.audit()
+    audit(scheduler)
     if scheduler.stats() != stats:
         raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")
     return scheduler

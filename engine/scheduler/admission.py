@@ -63,8 +63,11 @@ class Admission:
         if not sampling.ignore_eos:
             stop_ids |= self._end_ids
         return Request(
-            message,
+            rid=message.rid,
+            priority=message.priority,
             arrival=arrival,
+            ids=list(message.prompt_ids),
+            prompt_tokens=prompt_tokens,
             limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self._limits.context_length),
             spec=self._spec(message, arrival, stop_ids),
             stop_ids=stop_ids,

@@ -6,10 +6,11 @@ lease.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.memory import Lease
-from engine.messages import FinishReason, Generate
+from engine.messages import FinishReason
 from engine.plan import SamplingSpec
 
 __all__ = ["Place", "Request"]
@@ -32,6 +33,7 @@ class Place(StrEnum):
     GONE = "gone"
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One request. Token counts are absolute positions, prompt first, then the output.
 
@@ -43,65 +45,32 @@ class Request:
     later requests that started while it waits.
     """
 
-    __slots__ = (
-        "arrival",
-        "cached_tokens",
-        "chunks_done",
-        "error",
-        "finish_reason",
-        "ids",
-        "in_flight",
-        "lease",
-        "limit_tokens",
-        "overtaken",
-        "place",
-        "planned_tokens",
-        "prefill_start",
-        "prefill_tokens",
-        "priority",
-        "prompt_tokens",
-        "retractions",
-        "rid",
-        "spec",
-        "stop_ids",
-    )
+    rid: str
+    priority: int
+    arrival: int
+    spec: SamplingSpec
+    stop_ids: frozenset[int]
+    limit_tokens: int
+    ids: list[int]
+    prompt_tokens: int
 
-    def __init__(
-        self, message: Generate, *, arrival: int, limit_tokens: int, spec: SamplingSpec, stop_ids: frozenset[int]
-    ) -> None:
-        self.rid = message.rid
-        self.priority = message.priority
-        self.arrival = arrival
-        self.spec = spec
-        self.stop_ids = stop_ids
-        self.limit_tokens = limit_tokens
-        self.ids = list(message.prompt_ids)
-        self.prompt_tokens = len(self.ids)
-
-        self.place = Place.WAITING
-        self.lease: Lease | None = None
-        self.in_flight = 0
-        self.prefill_start = 0
-        self.prefill_tokens = 0
-        self.planned_tokens = 0
-        self.cached_tokens = 0
-        self.chunks_done = 0
-        self.overtaken = 0
-        self.retractions = 0
-        self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
+    place: Place = Place.WAITING
+    lease: Lease | None = None
+    in_flight: int = 0
+    prefill_start: int = 0
+    prefill_tokens: int = 0
+    planned_tokens: int = 0
+    cached_tokens: int = 0
+    chunks_done: int = 0
+    overtaken: int = 0
+    retractions: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
 
     @property
     def is_finished(self) -> bool:
         """True from its terminal reply on."""
         return self.finish_reason is not None
-
-    @property
-    def remaining_prompt_tokens(self) -> int:
-        """Tokens that must still be launched before it can decode."""
-        if self.place is Place.WAITING:
-            return len(self.ids)
-        return max(0, self.prefill_tokens - self.planned_tokens) if self.place is Place.CHUNKED else 0
 
     def __repr__(self) -> str:
         return (

@@ -38,14 +38,12 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
-from engine.scheduler.integrity import check_integrity
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
-from engine.scheduler.sliding_window import slide_windows
 
 __all__ = ["Scheduler"]
 
@@ -112,19 +110,12 @@ class Scheduler:
         again = changed and self.planner.may_plan
         return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
 
-    # -- the idle predicate: defined by the books, asked by everything destructive --
-
-    @property
-    def is_quiescent(self) -> bool:
-        """Nothing in flight and no request owns memory."""
-        return self.books.is_quiescent
+    # -- looking --
 
     @property
     def is_fully_idle(self) -> bool:
-        """Quiescent, and nothing waits."""
+        """Nothing in flight, no request owns memory, and nothing waits: as the books define it."""
         return self.books.is_fully_idle
-
-    # -- looking --
 
     def refusal_of(
         self,
@@ -148,10 +139,6 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """The counters as they are now."""
         return stats_of(self.step_number, self.counters, self.books, self.memory)
-
-    def audit(self) -> None:
-        """Check all books and the memory against each other. Raises IntegrityError, which names the first mismatch."""
-        check_integrity(self.books, self.memory, self.pressure)
 
     # -- completions --
 
@@ -190,7 +177,16 @@ class Scheduler:
                 f"but {used} of its segments emit one"
             )
         if self.memory.sliding_window is not None:
-            slide_windows(launched, self.memory)
+            self._slide_windows(launched)
+
+    def _slide_windows(self, landed: Launched) -> None:
+        """Give back the window pages that only this microbatch could still see, also of requests that are parked.
+
+        What is in flight after it for the same request begins where it ended, or later.
+        """
+        for segment, request in zip(landed.microbatch.segments, landed.requests, strict=True):
+            if request.lease is not None:
+                self.memory.slide(request.lease, segment.start + len(segment.token_ids))
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
         if request.is_finished:

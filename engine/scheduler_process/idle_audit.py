@@ -9,6 +9,7 @@ import math
 from typing import Final
 
 from engine.clock import Clock
+from engine.integrity import audit
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["AUDIT_INTERVAL_S", "IdleAudit"]
@@ -33,4 +34,4 @@ class IdleAudit:
         now = self._clock.now()
         if now - self._last >= AUDIT_INTERVAL_S:
             self._last = now
-            self._scheduler.audit()
+            audit(self._scheduler)

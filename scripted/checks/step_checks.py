@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import Event
 from engine.scheduler import Scheduler, StepResult
@@ -50,7 +51,7 @@ class Checks:
         # A step without input and output has changed nothing that was not looked at after the one before.
         if events or result.microbatch is not None or result.replies or result.again:
             if self._audits:
-                scheduler.audit()
+                audit(scheduler)
             compare_counts(self.clients, scheduler)
             self.clients.pages.compare(scheduler, result.microbatch)
             check_leases(scheduler.books, self._limits)
@@ -72,7 +73,7 @@ class Checks:
         if scheduler.failure is None and not scheduler.is_fully_idle:
             raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
         self.clients.check_end()
-        scheduler.audit()
+        audit(scheduler)
         if memory.pages.free != memory.pages.total or memory.rows.free != memory.rows.total:
             raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
         if scheduler.books.requests or scheduler.books.live():

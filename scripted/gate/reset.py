@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.integrity import audit
 from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, UpdateWeights
 from scripted.errors import NotIdle
 from scripted.rig.rig import HARNESS_CALL, Rig
@@ -50,7 +51,7 @@ def drain(rig: Rig) -> Steps:
     rig.history.recording = False
     rig.let_go()
     yield from _abort_everything(rig)
-    rig.scheduler.audit()
+    audit(rig.scheduler)
 
 
 def warm_up(rig: Rig) -> Steps:

@@ -11,6 +11,7 @@ from types import GeneratorType, TracebackType
 from typing import Self
 
 from engine.errors import ProcessDiedError
+from engine.integrity import audit
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.checks.clients import check_answers
@@ -204,7 +205,7 @@ class ScriptedGate:
             return
         scheduler = self.rig.scheduler
         if self._checks is None or self._step is None:
-            scheduler.audit()
+            audit(scheduler)
         else:
             events, corruptions = self._step.events, self.rig.world.corruptions()
             self._checks.after_step(events, previous, scheduler, corruptions=corruptions)

@@ -139,7 +139,10 @@ class RequestHandle(Nameless):
         """Tokens that must still be launched before it can decode."""
         if self._end is not None:
             return 0
-        return len(self.prompt_ids) if self._request is None else self._request.remaining_prompt_tokens
+        request = self._request
+        if request is None or request.place is Place.WAITING:
+            return len(self.prompt_ids if request is None else request.ids)
+        return max(0, request.prefill_tokens - request.planned_tokens) if request.place is Place.CHUNKED else 0
 
     @property
     def kv_pages(self) -> int:

@@ -6,6 +6,7 @@ so a run under load fails with the step that broke it.
 
 from __future__ import annotations
 
+from engine.integrity import audit
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
@@ -28,7 +29,7 @@ class AuditingGate(LiveGate):
     def next_step(self, previous: StepResult | None) -> Step | None:
         """Audit, then wait. Raises IntegrityError when something does not balance."""
         if previous is not None and (self._is_cheap or previous.step % STEPS_BETWEEN_AUDITS == 0):
-            self._scheduler.audit()
+            audit(self._scheduler)
         return super().next_step(previous)
 
     @property

@@ -27,6 +27,7 @@ ROOMS = (
     "engine.memory",
     "engine.instruments",
     "engine.scheduler",
+    "engine.integrity",
     "engine.recording",
     "engine.settings",
     "engine.settings_sources",
@@ -81,7 +82,7 @@ OUTSIDE_WORLD = (
     "asyncio",
     "os",
 )
-PURE = ("engine.memory", "engine.instruments", "engine.scheduler", "scripted.simulated_pipeline")
+PURE = ("engine.memory", "engine.instruments", "engine.scheduler", "engine.integrity", "scripted.simulated_pipeline")
 WITHOUT_TORCH = (*PURE, "engine.frontend")
 
 

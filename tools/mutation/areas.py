@@ -36,8 +36,8 @@ AREAS: Final = {
     for area in (
         Area(
             name="core",
-            sources=("engine/scheduler", "engine/memory", "engine/instruments"),
-            unit_tests=("tests/unit/scheduler", "tests/unit/memory", "tests/unit/instruments"),
+            sources=("engine/scheduler", "engine/memory", "engine/instruments", "engine/integrity"),
+            unit_tests=("tests/unit/scheduler", "tests/unit/memory", "tests/unit/instruments", "tests/unit/integrity"),
             suites=tuple(Suite),
         ),
         # The search and the scripts in the simulated tier run next to nothing of these.

@@ -6,7 +6,6 @@ Owns what is changed and what is left out by rule (texts, annotations, class bod
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -20,9 +19,8 @@ MODULE: Final = "<module>"
 _TEXT_LIMIT_CHARACTERS: Final = 70
 # What is written for a person to read; and the functions and files that only object to what others did.
 _TEXT_FUNCTIONS: Final = frozenset({"__repr__", "__str__"})
-_GUARD_FUNCTIONS: Final = re.compile(r"_?(check|audit)(_|$)|_sums_balance$")
-_GUARD_FILES: Final = re.compile(r"(^|/)(audit|changes)\.py$")
-_GUARD_LOG: Final = re.compile(r"\b_?changes\.(on|nodes|leases|splits)\b")
+_GUARD_FUNCTIONS: Final = re.compile(r"_?(check|audit)(_|$)")
+_GUARD_FILES: Final = re.compile(r"(^|/)integrity/")
 
 _COMPARISONS: Final[dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -155,7 +153,6 @@ class _Walk:
         outside = self._statement, self._guard
         if isinstance(node, ast.stmt):
             self._statement = node
-            self._guard = self._guard or bool(_GUARD_LOG.search(_header(node)))
         yield from self._here(node)
         for name, child in _children(node):
             inside, self._guard = self._guard, self._guard or (name == "test" and _only_objects(node))
@@ -179,9 +176,7 @@ class _Walk:
                 if not _is_text(statement) and _can_be_missing(statement):
                     outside = self._statement, self._guard
                     self._statement = statement
-                    self._guard = (
-                        outside[1] or isinstance(statement, ast.Assert) or bool(_GUARD_LOG.search(_header(statement)))
-                    )
+                    self._guard = outside[1] or isinstance(statement, ast.Assert)
                     yield self._edit("remove", (node, name, index), statement, ast.Pass())
                     self._statement, self._guard = outside
 
@@ -283,17 +278,6 @@ def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield name, child
-
-
-def _header(statement: ast.stmt) -> str:
-    """A statement without the statements in it."""
-    if not hasattr(statement, "body"):
-        return ast.unparse(statement)
-    bare = copy.copy(statement)
-    for name in _BODIES:
-        if hasattr(bare, name):
-            setattr(bare, name, [ast.Pass()] if name == "body" else [])
-    return ast.unparse(ast.fix_missing_locations(bare))
 
 
 def _first_line(statement: ast.stmt) -> int:

@@ -6,7 +6,8 @@ import pytest
 
 from engine.errors import IntegrityError
 from engine.instruments import Pressure
-from engine.memory import KVMemory, PagePool, PageState, RowPool, SlidingWindowPool, check_memory
+from engine.integrity.memory import check_memory
+from engine.memory import KVMemory, PagePool, PageState, RowPool, SlidingWindowPool
 from engine.messages import EvictCache, ReleasePressure, SetPressure
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import IntegrityError
+from engine.integrity.memory import check_pages
 from engine.memory import PagePool, PageState
-from engine.memory.integrity import check_pages
 
 
 def test_lowest_free_pages_come_first() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import IntegrityError
+from engine.integrity.memory import check_pages, check_tree
 from engine.memory import Node, PagePool, PageState, RadixTree
-from engine.memory.integrity import check_pages, check_tree
 
 
 class Forest:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import IntegrityError
+from engine.integrity.memory import check_rows
 from engine.memory import RowPool
-from engine.memory.integrity import check_rows
 
 
 def test_lowest_free_row_comes_first() -> None:

@@ -9,7 +9,8 @@ from hypothesis.stateful import invariant, rule
 from lease_machine import LeaseMachine
 
 from engine.errors import IntegrityError
-from engine.memory import KVMemory, Lease, SlidingWindowPool, check_memory
+from engine.integrity.memory import check_memory
+from engine.memory import KVMemory, Lease, SlidingWindowPool
 
 SIZE = 2
 

@@ -86,7 +86,7 @@ def test_events_that_are_changed_after_the_step_change_no_digest() -> None:
 def test_digest_is_the_same_at_any_hash_seed() -> None:
     """In a process of its own, because the seed of hashes is chosen at its start."""
     here = Path(__file__).parent
-    path = [str(here), str(here.parents[2])]
+    path = [str(here), str(here.parent), str(here.parents[2])]
     code = f"import sys; sys.path[:0] = {path}; import test_digests as t; print(t.digest_of())"
     command, seed = [sys.executable, "-c", code], {"PYTHONHASHSEED": "4711"}
     done = subprocess.run(command, env=seed, capture_output=True, text=True, check=True, timeout=60)

@@ -6,6 +6,7 @@ import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.errors import IntegrityError
+from engine.integrity import audit
 from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
 from engine.scheduler import Books
 from scripted.rig.start_over import start_over
@@ -54,7 +55,7 @@ def test_the_audit_sees_the_mutant_before_the_result_does(monkeypatch: pytest.Mo
     monkeypatch.setattr(Books, "nothing_in_flight", property(lambda books: True))
     engine.scheduler.step((FlushCache(call_id="flush"),), 0.0)
     with pytest.raises(IntegrityError, match="from another tree"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_flush_when_idle_empties_the_tree() -> None:
@@ -72,7 +73,7 @@ def test_requests_that_wait_and_own_nothing_do_not_refuse_a_flush() -> None:
     engine.step(PauseGeneration(call_id="pause", mode=PauseMode.RETRACT))
     engine.step(generate("r", prompt(30)), FlushCache(call_id="flush"))
     assert engine.answers["flush"].ok
-    assert engine.scheduler.is_quiescent
+    assert engine.scheduler.books.is_quiescent
     assert not engine.scheduler.is_fully_idle
     engine.drain(ContinueGeneration(call_id="go"))
     assert len(engine.life("r").tokens) == 4

@@ -91,7 +91,7 @@ def test_pause_at_any_moment_changes_no_output(mode: PauseMode, landed: int) -> 
     engine.step(PauseGeneration(call_id="pause", mode=mode))
     while engine.in_flight:
         assert engine.step(completions=1).microbatch is None
-    assert engine.scheduler.is_quiescent is (mode is PauseMode.RETRACT)
+    assert engine.scheduler.books.is_quiescent is (mode is PauseMode.RETRACT)
     engine.drain(ContinueGeneration(call_id="go"))
     assert [life.tokens for life in engine.lives] == [alone(message) for message in messages]
     assert not engine.pipeline.corruptions
@@ -127,7 +127,7 @@ def test_pause_by_abort_ends_all_and_plans_nothing_until_continued() -> None:
     engine.step(PauseGeneration(call_id="pause", mode=PauseMode.ABORT))
     engine.step(generate("later", prompt(30)), completions=1)
     assert engine.life("r").finish_reason is FinishReason.ABORT
-    assert engine.scheduler.is_quiescent
+    assert engine.scheduler.books.is_quiescent
     engine.drain(ContinueGeneration(call_id="go"))
     assert len(engine.life("later").tokens) == 4
 

@@ -64,7 +64,7 @@ def test_window_page_of_another_changes_what_a_request_says(monkeypatch: pytest.
     """B18: the simulated pipeline reads through the window table."""
     slide = KVMemory.slide
     monkeypatch.setattr(KVMemory, "slide", lambda memory, lease, position: slide(memory, lease, position + 12))
-    monkeypatch.setattr("engine.scheduler.integrity._check_window", lambda *_: None)
+    monkeypatch.setattr("engine.integrity.scheduler._check_window", lambda *_: None)
     engine = SimulatedEngine(**SMALL, max_window_tokens=32)
     engine.run(LONG, generate("other", prompt(200, 1), 60))
     assert any("window page" in corruption for corruption in engine.pipeline.corruptions)

@@ -76,7 +76,7 @@ def test_what_only_objects_is_marked_as_a_guard():
     assert said(operator="compare", guard=True) == {"> -> >=", "> -> <="}
     assert {one.function for one in found(guard=True)} == {"Box.put", "Box.check_room"}
     assert any(one.before.startswith("assert") for one in found(operator="remove", guard=True))
-    assert all(one.guard for one in mutants_of("engine/memory/audit.py", SOURCE))
+    assert all(one.guard for one in mutants_of("engine/integrity/memory.py", SOURCE))
 
 
 def test_ids_are_unique_and_every_mutant_is_another_program():

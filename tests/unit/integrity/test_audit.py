@@ -8,6 +8,7 @@ import pytest
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.errors import IntegrityError
+from engine.integrity import audit
 from engine.memory import KVMemory, PagePool, RadixTree
 from engine.scheduler import Books, Place, Scheduler
 
@@ -58,7 +59,7 @@ def test_broken_release_is_found_in_the_step_that_shows_it(break_it: Break, monk
     completion = engine.pipeline.next_completion(0)
     engine.scheduler.step((completion,), 0.0)
     with pytest.raises(IntegrityError):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_page_in_two_nodes_is_found_and_the_second_node_is_named() -> None:
@@ -67,7 +68,7 @@ def test_page_in_two_nodes_is_found_and_the_second_node_is_named() -> None:
     first, second = engine.scheduler.memory.tree.nodes()
     second.pages[0] = first.pages[0]
     with pytest.raises(IntegrityError, match=f"node {second.id} has pages .* another node's"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_page_of_a_node_that_is_not_cached_is_found() -> None:
@@ -78,7 +79,7 @@ def test_page_of_a_node_that_is_not_cached_is_found() -> None:
     memory.pages.evict(node.pages[:1])
     memory.pages.cache(memory.pages.allocate(2)[1:])
     with pytest.raises(IntegrityError, match=f"node {node.id} has pages .* not CACHED"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_row_of_two_leases_is_found() -> None:
@@ -87,7 +88,7 @@ def test_row_of_two_leases_is_found() -> None:
     leases = [request.lease for request in engine.scheduler.books.live()]
     leases[1].row = leases[0].row
     with pytest.raises(IntegrityError, match=r"leases own rows \[0, 0\], but 2 rows are taken"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)
 
 
 def test_of_many_faults_the_first_by_arrival_is_named() -> None:
@@ -100,4 +101,4 @@ def test_of_many_faults_the_first_by_arrival_is_named() -> None:
     for rid in reversed(rids):
         books.requests[rid].in_flight = 7
     with pytest.raises(IntegrityError, match=f"'{books.waiting[0].rid}'"):
-        engine.scheduler.audit()
+        audit(engine.scheduler)

@@ -1,6 +1,6 @@
-"""The integrity of the scheduler: every live request is in one place and owns what that place allows.
+"""The audit of a scheduler: every live request is in one place and owns what that place allows; then its memory.
 
-To be read last. It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+It looks at everything and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import bisect
 from typing import Final
 
 from engine.errors import IntegrityError
-from engine.instruments import Pressure
-from engine.memory import KVMemory, SlidingWindowPool, check_memory
-from engine.scheduler.books import Books
-from engine.scheduler.request import Place, Request
+from engine.integrity.memory import check_memory
+from engine.memory import SlidingWindowPool
+from engine.scheduler import Books, Place, Request, Scheduler
 
-__all__ = ["check_integrity"]
+__all__ = ["audit"]
 
 # Constants, because an enum's member costs four times as much to look up, and this is asked after every step.
 _WAITING: Final = Place.WAITING
@@ -27,11 +26,15 @@ _GONE: Final = Place.GONE
 _ONLY_IN_FLIGHT: Final = (Place.DISPATCHED, _RETRACTING, _RELEASING)
 
 
-def check_integrity(books: Books, memory: KVMemory, pressure: Pressure) -> None:
-    """Check all books and the memory against each other, at a cost that grows with the cache and the live requests."""
+def audit(scheduler: Scheduler) -> None:
+    """Check all books and the memory against each other, at a cost that grows with the cache and the live requests.
+
+    Raises IntegrityError, which names the first mismatch.
+    """
+    books, memory = scheduler.books, scheduler.memory
     live = books.live()
     _check_books(books, live)
-    check_memory(memory, [request.lease for request in live if request.lease is not None], pressure.pins)
+    check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
 

@@ -1,6 +1,6 @@
 """The integrity of the memory: every page, row and lock belongs to one owner, and every sum is as booked.
 
-To be read last. It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
+It looks at everything, changes nothing, and raises IntegrityError that names what does not balance.
 """
 
 from __future__ import annotations
@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.errors import IntegrityError
-from engine.memory.kv import KVMemory
-from engine.memory.lease import Lease
-from engine.memory.node import Node
-from engine.memory.pages import PagePool, PageState
-from engine.memory.radix import RadixTree
-from engine.memory.rows import RowPool
-from engine.memory.sliding_window import NO_WINDOW_PAGE, SlidingWindowPool
+from engine.memory import KVMemory, Lease, Node, PagePool, PageState, RadixTree, RowPool, SlidingWindowPool
+from engine.memory.sliding_window import NO_WINDOW_PAGE
 
 __all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
 
@@ -152,8 +147,10 @@ def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:
 
 def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int], list[int]]:
     """The window pages of one lease: there from its window on, held or cached as its pages are, else given back."""
-    shared, own = window.shared_and_own(lease)
-    given_back = [window.beside[page] for page in lease.pages[lease.cached_pages : lease.window_start]]
+    start, cached = lease.window_start, lease.cached_pages
+    shared = [window.beside[page] for page in lease.pages[start:cached]]
+    own = [window.beside[page] for page in lease.pages[max(start, cached) :]]
+    given_back = [window.beside[page] for page in lease.pages[cached:start]]
     if NO_WINDOW_PAGE in shared or NO_WINDOW_PAGE in own or any(page != NO_WINDOW_PAGE for page in given_back):
         raise IntegrityError(
             f"{lease} has window pages {[window.beside[page] for page in lease.pages]}, "

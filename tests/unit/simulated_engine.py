@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.config import EngineConfig
+from engine.integrity import audit
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import (
     Abort,
@@ -95,7 +96,7 @@ class SimulatedEngine:
             self._check_budget(result.microbatch)
             self.microbatches.append(result.microbatch)
             self.pipeline.launch(result.microbatch)
-        self.scheduler.audit()
+        audit(self.scheduler)
         assert self.in_flight <= self.limits.depth
         if not result.again and events:
             idle = self.apply()
