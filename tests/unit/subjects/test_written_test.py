@@ -77,14 +77,15 @@ def test_a_pause_that_the_schedule_never_ends_is_ended_in_the_test(tmp_path: Pat
     ("opened", "ended"),
     [
         ("2 pause mode=in_place", "t.continue_generation()"),
-        ("2 hold", "t.release_results()"),
-        ("2 stall stage=1", "t.resume_stage(1)"),
+        ("4 hold", "t.release_results()"),
+        ("4 stall stage=1", "t.resume_stage(1)"),
         ("2 pressure rows=0", "t.release_exhausted()"),
     ],
 )
 def test_what_a_broken_run_leaves_open_is_ended(opened: str, ended: str) -> None:
     """Without a mutant there is no healthy engine to ask; the test must pass all the same when the bug is mended."""
-    schedule = Schedule.parse(f"pp_size=2 max_total_tokens=512; 1 start a prompt=5; {opened}; 3 abort a")
+    step = int(opened.split()[0]) + 1
+    schedule = Schedule.parse(f"pp_size=2 max_total_tokens=512; 1 start a prompt=5; {opened}; {step} abort a")
     with switched_on("abort-waits-for-a-token"):
         written = write_test([schedule], name="it")
     assert written.said[-1].endswith("fails on the engine as it is")
