@@ -16,6 +16,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.frames import BadFrameError
+from engine.instruments import sizes_of
 from engine.limits import Limits
 from engine.messages import Completion, encode
 from engine.model.runner import StageRunner
@@ -106,7 +107,7 @@ class StageLoop:
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
             case Describe():
-                self._report(view_of(self._runner, message.seq))
+                self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
                 self._runner.fail_next(on=message.on)
             case Forget():
@@ -159,8 +160,8 @@ class StageLoop:
         self._scheduler.send(encode(report))
 
 
-def view_of(runner: StageRunner, seq: int) -> StageView:
-    """A runner's view of what it has done so far."""
+def view_of(runner: StageRunner, seq: int, *, holder: object) -> StageView:
+    """A runner's view of what it has done so far; its sizes are those of all that its holder holds."""
     return StageView(
         seq=seq,
         stage=runner.stage,
@@ -170,6 +171,7 @@ def view_of(runner: StageRunner, seq: int) -> StageView:
         tokens=runner.counters.tokens,
         slots_written=runner.slots_written,
         slots_digest=runner.slots_digest(),
+        sizes=sizes_of(stage=holder),
     )
 
 

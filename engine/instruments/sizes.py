@@ -1,0 +1,103 @@
+"""How large everything is that can be reached from an object: the entries of each container, by its path.
+
+Knows no class: what the next registry is called does not matter. Changes nothing that it looks at.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["sizes_of"]
+
+_CONTAINERS: Final = (dict, list, set, deque, bytearray)
+_LEAVES: Final = (
+    int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,
+    types.BuiltinFunctionType, types.MethodType, type(None),
+)  # fmt: skip
+# The replies of the last step, which the next one replaces, and the steps that a digest has not folded in yet, of which
+# there are 256 at most.
+_BOUNDED: Final = frozenset(("_replies", "_pending"))
+# What is inside these packages' objects is theirs: a model's modules, a tensor's storage, a socket.
+_FOREIGN: Final = frozenset(
+    ("torch", "transformers", "transformers_modules", "numpy", "zmq", "socket", "threading", "logging", "pathlib")
+)
+
+
+def sizes_of(**roots: object) -> dict[str, int]:
+    """Entries of every container that can be reached, by its shortest path; all inside one container share a path."""
+    sizes: dict[str, int] = {}
+    seen: set[int] = set()
+    kinds, queue = _KINDS, [*roots.items()]
+    for path, value in queue:  # It grows meanwhile.
+        kind = kinds[type(value)]
+        if kind is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind is _OBJECT:
+            # Most of what is inside are numbers and names: they are left out here, before they have a path.
+            queue += [(f"{path}.{name}", item) for name, item in _attributes(value) if kinds[type(item)] is not None]
+            continue
+        if kind is _CONTAINER:
+            sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
+        queue += [(f"{path}[]", item) for item in _items(value) if kinds[type(item)] is not None]
+    return sizes
+
+
+class _Kind(Enum):
+    CONTAINER = "container"
+    TUPLE = "tuple"
+    OBJECT = "object"
+
+
+_CONTAINER: Final = _Kind.CONTAINER
+_OBJECT: Final = _Kind.OBJECT
+
+
+class _Kinds(dict[type, _Kind | None]):
+    """What to do with objects of a class; None for those that hold nothing that can change. Filled as they are met."""
+
+    def __missing__(self, kind: type) -> _Kind | None:
+        if issubclass(kind, _CONTAINERS):
+            found: _Kind | None = _Kind.CONTAINER
+        elif issubclass(kind, tuple):
+            found = _Kind.TUPLE
+        else:
+            is_leaf = issubclass(kind, _LEAVES) or kind.__module__.partition(".")[0] in _FOREIGN
+            found = None if is_leaf else _Kind.OBJECT
+        self[kind] = found
+        return found
+
+
+_KINDS: Final = _Kinds()
+
+
+def _items(value: Any) -> Iterable[object]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return () if isinstance(value, bytearray) else value
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, object]]:
+    slots = _slots_of(type(value))  # type: ignore[arg-type]
+    own = getattr(value, "__dict__", None)
+    if own is not None and not slots:
+        return own.items() if own.keys().isdisjoint(_BOUNDED) else _unbounded(own)
+    return [*[(name, getattr(value, name)) for name in slots if hasattr(value, name)], *_unbounded(own or {})]
+
+
+def _unbounded(own: dict[str, object]) -> list[tuple[str, object]]:
+    return [(name, item) for name, item in own.items() if name not in _BOUNDED]
+
+
+@functools.cache
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
+    every = (name for names in slots for name in ((names,) if isinstance(names, str) else names))
+    return tuple(name for name in every if name not in _BOUNDED)
