@@ -142,7 +142,6 @@ class ScriptedGate:
                 self._checks.at_rest(rig.scheduler)
             yield from flush(rig)
             check_growth(rig.scheduler)
-            rig.world.start_over()
             check_stages(self._stage_sizes, rig.world.stage_sizes())
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:

@@ -77,7 +77,10 @@ class World(Protocol):
         ...
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Entries of every container of the stages and of the pipeline to them, by path; none where none is real."""
+        """Entries of every container of the stages and of the pipeline to them, by path; none where none is real.
+
+        The stages forget first what they count and remember. The engine is idle and flushed.
+        """
         ...
 
     def start_over(self) -> None:

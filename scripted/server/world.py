@@ -160,7 +160,8 @@ class ServerWorld:
         return self._pipeline.describe()[stage]
 
     def stage_sizes(self) -> Mapping[str, int]:
-        """Of what the stages hold, and of what this process keeps of what they are to do."""
+        """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
+        self._pipeline.forget()
         sizes = dict(sizes_of(pipeline=self._pipeline))
         for view in self._pipeline.describe():
             sizes |= {path.replace("stage", f"stage {view.stage}", 1): size for path, size in view.sizes.items()}
