@@ -12,7 +12,7 @@ ARG PIP_EXTRA_INDEX_URL
 
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY lockstep_pytest.py ./
+COPY lockstep_pytest.py lockstep_sizes.py ./
 COPY engine ./engine
 COPY scripted ./scripted
 COPY ci ./ci

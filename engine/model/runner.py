@@ -134,12 +134,13 @@ class StageRunner:
         self._fail_next = on
 
     def forget(self) -> None:
-        """Reset counters, slot records and a planned failure, for the next script.
+        """Reset counters, slot records, sampling specs and a planned failure, for the next script.
 
         Only after a flush: a prefix that is still cached would be one that was never written.
         """
         self.counters = RunnerCounters()
         self._record.forget()
+        self._sampler.forget()
         self._fail_next = False
 
     def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:

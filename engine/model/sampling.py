@@ -49,6 +49,10 @@ class Sampler:
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
 
+    def forget(self) -> None:
+        """Forget every row's spec; only while no request owns a row."""
+        self._specs.clear()
+
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
 

@@ -78,7 +78,7 @@ class LocalPipeline:
     def describe(self) -> tuple[StageView, ...]:
         """The one stage's view of what it has computed so far."""
         self._describes += 1
-        return (view_of(self._runner, self._describes),)
+        return (view_of(self._runner, self._describes, holder=self),)
 
     def close(self) -> None:
         """Drop what was launched and not computed; idempotent."""

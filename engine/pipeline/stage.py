@@ -39,6 +39,7 @@ from engine.pipeline.wire import (
 )
 from engine.plan import ForwardMode, Microbatch
 from engine.process.control import Loading
+from lockstep_sizes import sizes_of
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
 
@@ -106,7 +107,7 @@ class StageLoop:
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
             case Describe():
-                self._report(view_of(self._runner, message.seq))
+                self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
                 self._runner.fail_next(on=message.on)
             case Forget():
@@ -159,8 +160,8 @@ class StageLoop:
         self._scheduler.send(encode(report))
 
 
-def view_of(runner: StageRunner, seq: int) -> StageView:
-    """A runner's view of what it has done so far."""
+def view_of(runner: StageRunner, seq: int, *, holder: object) -> StageView:
+    """A runner's view of what it has done so far; its sizes are those of all that its holder holds."""
     return StageView(
         seq=seq,
         stage=runner.stage,
@@ -170,6 +171,7 @@ def view_of(runner: StageRunner, seq: int) -> StageView:
         tokens=runner.counters.tokens,
         slots_written=runner.slots_written,
         slots_digest=runner.slots_digest(),
+        sizes=sizes_of(stage=holder),
     )
 
 

@@ -127,7 +127,9 @@ class StagedPipeline:
             if not self._receive(deadline):
                 silent = sorted(set(range(self._pp_size)) - set(self._views))
                 raise EngineError(f"stages must describe themselves within {timeout_s} s, stages {silent} did not")
-        return tuple(self._views[stage] for stage in range(self._pp_size))
+        views = tuple(self._views[stage] for stage in range(self._pp_size))
+        self._views.clear()
+        return views
 
     def close(self) -> None:
         """Tell every stage to end and release the sockets; idempotent."""

@@ -82,7 +82,8 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A stage's own view of what it has done, at a known place between two microbatches.
 
     ``last_microbatch_id`` is -1 before the first. ``slots_digest`` covers which token of which position every KV slot
-    holds, so it is equal on all stages that have done the same microbatches.
+    holds, so it is equal on all stages that have done the same microbatches. ``sizes`` are the entries of every
+    container that the stage's loop and runner hold, by its path.
     """
 
     seq: int
@@ -93,6 +94,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: int
     slots_written: int
     slots_digest: str
+    sizes: dict[str, int] = {}
 
 
 class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):

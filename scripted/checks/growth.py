@@ -1,30 +1,40 @@
-"""Nothing grows: an engine that is idle again is as small as it was when it was new.
-
-What is compared is the size of every container that can be reached from the scheduler.
-"""
+"""Nothing grows: an engine that is idle again is as small as it was when it was new, and so are its stages."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from engine.limits import Limits
 from engine.scheduler import Scheduler
-from scripted.subject.sizes import sizes_of
+from lockstep_sizes import sizes_of
 from scripted.subject.violation import Violation
 
-__all__ = ["check_growth"]
+__all__ = ["Grown", "check_growth", "check_stages"]
+
+
+class Grown(Violation):
+    """An engine has grown. It is of no further use: the next script would be blamed for it."""
 
 
 def check_growth(scheduler: Scheduler) -> None:
-    """An engine that is idle and flushed is no larger than a new one. Raises Violation that names what has grown."""
-    before, now = _when_new(scheduler.limits), sizes_of(scheduler=scheduler)
+    """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was."""
+    _compare("in a new engine", _when_new(scheduler.limits), sizes_of(scheduler=scheduler))
+
+
+def check_stages(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is."""
+    _compare("before the first script", before, now)
+
+
+def _compare(when: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
     grown = [
-        f"{path} has {size} entries, in a new engine {before.get(path, 0)}"
+        f"{path} has {size} entries, {when} {before.get(path, 0)}"
         for path, size in now.items()
         if size > before.get(path, 0)
     ]
     if grown:
-        raise Violation(f"the engine is idle and flushed, but it has grown: {'; '.join(grown)}")
+        raise Grown(f"the engine is idle and flushed, but it has grown: {'; '.join(grown)}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ from scripted.rig.rig import Rig
 from scripted.simulated_pipeline import SimulatedPipeline
 from scripted.subject.violation import Violation
 
-__all__ = ["Compared", "Oracle", "check_tokens", "tokens_alone"]
+__all__ = ["Compared", "Oracle", "check_tokens"]
 
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 _BUDGET_STEPS: Final = 20_000
@@ -42,23 +42,25 @@ class Compared(msgspec.Struct):
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
-def check_tokens(life: Life, weights: Sequence[str | None]) -> None:
+def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> None:
     """What a request said, to its end or until it was stopped, is what it says alone. ``weights`` are by version.
 
-    One that lived through an update of the weights has no counterpart. Raises Violation with both outputs.
+    ``limits`` are those of the engine that it ran in. One that lived through an update of the weights has no
+    counterpart. Raises Violation with both outputs.
     """
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
-    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]])
+    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]], _roomy(limits))
     if said != alone[: len(said)]:
         raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
 
 @functools.lru_cache(maxsize=4096)
-def tokens_alone(prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None = None) -> tuple[int, ...]:
-    """The output of a request, alone, on one simulated stage, with room for everything and these weights."""
-    limits = _roomy()
+def tokens_alone(
+    prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None, limits: Limits
+) -> tuple[int, ...]:
+    """The output of a request, alone, on a simulated engine of these limits with these weights."""
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
     update = UpdateWeights(call_id="weights", model_path=weights)
     result = scheduler.step((update, Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling)), 0.0)
@@ -181,6 +183,15 @@ def _why_not(handle: RequestHandle) -> str | None:
     return None if _is_repeatable(handle.sampling) else "sampled without a seed"
 
 
-@functools.cache
-def _roomy() -> Limits:
-    return Limits.of(EngineConfig(), EMBEDDED_FACTS)
+@functools.lru_cache(maxsize=1024)
+def _roomy(limits: Limits) -> Limits:
+    """One stage of the same model, with room for a whole context."""
+    roomy = Limits.of(EngineConfig(), EMBEDDED_FACTS)
+    return msgspec.structs.replace(
+        roomy,
+        total_pages=max(roomy.total_pages, roomy.pages_for(limits.context_length)),
+        context_length=max(roomy.context_length, limits.context_length),
+        vocab_size=limits.vocab_size,
+        eos_token_ids=limits.eos_token_ids,
+        seed=limits.seed,
+    )

@@ -17,8 +17,9 @@ from scripted.explore.shrinking import shrink
 from scripted.explore.targets import target_named, workload_named
 from scripted.explore.units import Finding, SearchPlan
 from scripted.subject.named import subject_named
+from scripted.subject.schedule import Schedule
 
-__all__ = ["search", "search_for_mutants"]
+__all__ = ["plain_console", "save_test", "search", "search_for_mutants"]
 
 _PLAIN_WIDTH_COLUMNS = 160
 # Findings that are shrunk and shown; further ones are mostly the same failure again.
@@ -34,8 +35,11 @@ def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
         console.print(report.coverage.table())
     console.print(_summary(report, plan.subject))
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
-        _show_finding(console, finding, plan, to_script)
-        to_script = None
+        if _show_finding(console, finding, plan, to_script):
+            to_script = None
+    if to_script is not None:
+        why = "no failure shown makes a test" if report.findings else "there is no failure to write"
+        console.print(f"{to_script} is not written: {why}", soft_wrap=True)
     return not report.findings
 
 
@@ -92,7 +96,21 @@ def _not_covered(report: Report, of: str) -> str:
     return f"; {runs} runs without the specification, of {', '.join(names)}" if names else ""
 
 
-def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_script: Path | None) -> None:
+def save_test(
+    console: Console, schedules: Sequence[Schedule], path: Path, *, name: str, mutant: str | None = None
+) -> bool:
+    """Write the first of these schedules that makes a test, and say what was seen; True when a file was written."""
+    written = schedules[0].subject.write_test(schedules, name=name, mutant=mutant)
+    for line in written.said:
+        console.print(f"  {line}", soft_wrap=True)
+    if written.text is not None:
+        path.write_text(written.text, encoding="ascii")
+    console.print(f"  written as {path}" if written.text else f"  no test is written as {path}", soft_wrap=True)
+    return written.text is not None
+
+
+def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_script: Path | None) -> bool:
+    """Print a finding, shrunk; True when it was written as a test."""
     console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
     subject, mutant = subject_named(plan.subject), plan.mutant
     target = target_named(finding.target, plan.subject)
@@ -100,20 +118,21 @@ def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_scrip
         added = "; ".join(map(str, finding.extra))
         by_itself = "it fails by itself, with nothing added: mend it with pytest first"
         console.print(f"  added to the script: {added}" if added else f"  {by_itself}", soft_wrap=True)
-        return
+        if to_script is not None:
+            console.print("  no test is written: add the verbs of these events to the script itself", soft_wrap=True)
+        return False
+    found = target.base.with_placed(finding.extra)
     with subject.switched_on(mutant):
-        shrunk = shrink(target.base.with_placed(finding.extra))
+        shrunk = shrink(found)
     flag = f" --mutant {mutant}" if mutant else ""
     console.print(
         f"  shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):",
         soft_wrap=True,
     )
     console.print(f"  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)
-    if to_script is not None:
-        with subject.switched_on(mutant):
-            text = subject.script_text(shrunk.schedule, name=_name_of(finding), mutant=mutant)
-        to_script.write_text(text, encoding="ascii")
-        console.print(f"  written as {to_script}", soft_wrap=True)
+    if to_script is None:
+        return False
+    return save_test(console, (shrunk.schedule, found), to_script, name=_name_of(finding), mutant=mutant)
 
 
 def _found_text(found: Found) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from engine.errors import ProcessDiedError
 from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
+from scripted.checks.growth import Grown
 from scripted.checks.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
 from scripted.gate.interruptions import Departure, error_text, without_debugger
@@ -169,6 +170,7 @@ class ScriptRun:
             notes=self._notes,
             limits=rig.scheduler.limits,
             replay=self.options.replay,
+            spent=isinstance(exc, Grown),
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
             cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )

@@ -6,7 +6,7 @@ A run is one generator: bring the engine to idle, run the script, drain, compare
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from types import GeneratorType, TracebackType
 from typing import Self
 
@@ -15,7 +15,7 @@ from engine.integrity import audit
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.checks.clients import check_answers
-from scripted.checks.growth import check_growth
+from scripted.checks.growth import check_growth, check_stages
 from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import Oracle
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
@@ -41,6 +41,8 @@ class ScriptedGate:
         self._oracle = Oracle(self.rig)
         # Kept while a script is checked after each step; they start with an engine that is as good as new.
         self._checks: Checks | None = None
+        # What the stages held before the first script.
+        self._stage_sizes: Mapping[str, int] | None = None
         self._step: Step | None = None
         self._run: ScriptRun | None = None
         self._context: ScriptContext | None = None
@@ -124,6 +126,8 @@ class ScriptedGate:
         if self._context is not None:
             self._context.end()
         yield from reset(rig)
+        if self._stage_sizes is None:
+            self._stage_sizes = rig.world.stage_sizes()
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
         context = self._context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
@@ -139,6 +143,7 @@ class ScriptedGate:
                 self._checks.at_rest(rig.scheduler)
             yield from flush(rig)
             check_growth(rig.scheduler)
+            check_stages(self._stage_sizes, rig.world.stage_sizes())
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
             raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")

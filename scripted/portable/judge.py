@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from lockstep_sizes import sizes_of
 from scripted.portable.account import Account
 from scripted.portable.capabilities import Capabilities, Limits, PauseMode
 from scripted.portable.messages import (
@@ -25,7 +26,6 @@ from scripted.portable.messages import (
     Stepped,
 )
 from scripted.portable.pipeline import SimulatedRunner
-from scripted.subject.sizes import sizes_of
 from scripted.subject.violation import Violation
 
 __all__ = ["PortableJudge"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from scripted.subject.action import Action
 from scripted.subject.common_actions import ReleaseResults
 from scripted.subject.mutant import Mutant
 from scripted.subject.placed import Placed
+from scripted.subject.written import WrittenTest
 
 __all__ = ["NOBODY", "PortableSubject"]
 
@@ -224,8 +225,8 @@ class PortableSubject:
             f"there are {', '.join(self.workloads)}"
         )
 
-    def script_text(self, schedule: Any, *, name: str, mutant: str | None) -> str:
-        """A pytest file that runs the schedule's events as verbs."""
+    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
+        """A pytest file that runs the events of the first of these schedules as verbs."""
         from scripted.portable.script_writer import script_text
 
-        return script_text(schedule, name=name, mutant=mutant)
+        return WrittenTest(script_text(next(iter(schedules)), name=name, mutant=mutant), ())

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.recording import Recording, RecordingError, read_recording
+from scripted.explore.console import save_test
 from scripted.explore.shrinking import shrink
 from scripted.gallery.mutants import switched_on
 from scripted.replay.as_schedule import translate
@@ -20,7 +21,6 @@ from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
 from scripted.report.wording import event_text
 from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.script_writer import script_text
 
 __all__ = ["replay_recording", "replay_schedule"]
 
@@ -45,11 +45,8 @@ def replay_schedule(
     _show(console, run)
     if trace is not None:
         _write_trace(trace, run, schedule.subject.config_words(schedule.config), title="schedule", mutant=mutant)
-    if to_script is not None:
-        with schedule.subject.switched_on(mutant):
-            text = schedule.subject.script_text(schedule, name="schedule", mutant=mutant)
-        to_script.write_text(text, encoding="ascii")
-        console.print(f"written as {to_script}", soft_wrap=True)
+    if to_script is not None and not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
+        return False
     return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
 
 
@@ -78,16 +75,18 @@ def replay_recording(
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
     if trace is not None:
         _write_trace(trace, run, EngineConfig().model_dump(), title=path.name, mutant=mutant)
-    if to_script is not None:
-        with switched_on(mutant):
-            _write_script(console, path, run, until, to_script, mutant)
+    if to_script is not None and not _write_script(console, path, run, until, to_script, mutant):
+        return False
     return (not twice or _same_again(console, str(path), run, until, mutant)) and run.passed
 
 
 def _write_script(
     console: Console, path: Path, run: Rerun, until: int | None, to_script: Path, mutant: str | None
-) -> None:
-    """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it."""
+) -> bool:
+    """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it.
+
+    False when no test of it is right.
+    """
     recording = read_recording(path)
     steps = recording.steps if until is None else recording.steps[:until]
     translation = translate(msgspec.structs.replace(recording, steps=steps), run.records)
@@ -99,17 +98,19 @@ def _write_script(
     for note in translation.notes:
         console.print(f"not carried: {note}", soft_wrap=True)
     schedule = translation.schedule
-    shrunk = shrink(schedule)
+    with switched_on(mutant):
+        shrunk = shrink(schedule)
+    schedules = [schedule]
     if shrunk.runs > 1:
-        schedule = shrunk.schedule
-        console.print(f"it fails; shrunk to {len(schedule.placed)} events in {shrunk.seconds:.1f} s: {schedule}")
+        small = shrunk.schedule
+        console.print(f"it fails; shrunk to {len(small.placed)} events in {shrunk.seconds:.1f} s: {small}")
+        schedules = [small, *schedules] if len(schedule.placed) <= _SCRIPT_LIMIT_EVENTS else [small]
     elif len(schedule.placed) > _SCRIPT_LIMIT_EVENTS:
         raise RecordingError(
             f"a script has at most {_SCRIPT_LIMIT_EVENTS} events, unless a failure can be shrunk; {path} has "
             f"{len(schedule.placed)} and none of them fails; give --until STEP"
         )
-    to_script.write_text(script_text(schedule, name=path.stem, mutant=mutant), encoding="ascii")
-    console.print(f"written as {to_script}", soft_wrap=True)
+    return save_test(console, schedules, to_script, name=path.stem, mutant=mutant)
 
 
 def _show_what_went_in(console: Console, recording: Recording) -> None:

@@ -78,7 +78,8 @@ class ProcessStack(msgspec.Struct, frozen=True):
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal.
 
-    ``printed`` is what the script printed last, in a process whose output is not shown.
+    ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
+    further use.
     """
 
     kind: FailureKind
@@ -96,6 +97,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     stacks: tuple[ProcessStack, ...] = ()
     printed: str = ""
+    spent: bool = False
     replay: str = ""
 
     @property

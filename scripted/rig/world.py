@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from engine.frontend.detokenizer import Decoder
@@ -74,6 +74,13 @@ class World(Protocol):
 
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""
+        ...
+
+    def stage_sizes(self) -> Mapping[str, int]:
+        """Entries of every container of the stages and of the pipeline to them, by path; none where none is real.
+
+        The stages forget first what they count and remember. The engine is idle and flushed.
+        """
         ...
 
     def start_over(self) -> None:

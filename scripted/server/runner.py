@@ -267,9 +267,12 @@ class ScriptedServer:
     # -- reports --
 
     def _error(self, report: FailureReport) -> ScriptError:
-        """The error of a report, completed with what this side knows. Only a failed script leaves a usable server."""
+        """The error of a report, completed with what this side knows.
+
+        Only a failed script leaves a usable server, unless the engine has grown.
+        """
         self.has_failed = True
-        if report.kind is not FailureKind.FAILED:
+        if report.spent or report.kind is not FailureKind.FAILED:
             self.usable = False
         if report.kind is FailureKind.DIED:
             report = self._with_death(report)

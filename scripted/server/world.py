@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 import zmq
@@ -21,6 +21,7 @@ from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
+from lockstep_sizes import sizes_of
 from scripted.errors import NoAnswer
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
@@ -157,6 +158,14 @@ class ServerWorld:
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""
         return self._pipeline.describe()[stage]
+
+    def stage_sizes(self) -> Mapping[str, int]:
+        """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
+        self._pipeline.forget()
+        sizes = dict(sizes_of(pipeline=self._pipeline))
+        for view in self._pipeline.describe():
+            sizes |= {path.replace("stage", f"stage {view.stage}", 1): size for path, size in view.sizes.items()}
+        return sizes
 
     def start_over(self) -> None:
         """Reset what the stages count and remember."""

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.config import EngineConfig
-from engine.limits import Limits, embedded_facts
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
 from scripted.phrases import printable
 from scripted.refusals import BadCommand, ScriptDefinitionError
@@ -30,6 +29,7 @@ from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Names, Statement, lines_of, value_of
+from scripted.sim.limits import simulated_limits
 from scripted.sim.runner import ScriptedSim
 
 __all__ = ["DebugSession"]
@@ -195,7 +195,7 @@ class DebugSession:
         self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
             if isinstance(command, Look) and command.what is Show.HISTORY:
-                limits = Limits.of(self._config, embedded_facts(self._config.model))
+                limits = simulated_limits(self._config)
                 table = step_table(report.records, limits, last=command.count)
                 self._say(render_text(table, TABLE_WIDTH_COLUMNS))
             elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):

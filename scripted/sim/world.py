@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.errors import EngineError
 from engine.limits import Limits
@@ -81,6 +81,10 @@ class SimWorld:
     def describe_stage(self, stage: int) -> StageView:
         """The stage's own view."""
         return self.pipeline.describe()[stage]
+
+    def stage_sizes(self) -> Mapping[str, int]:
+        """Nothing: the simulated stages are new for each script."""
+        return {}
 
     def start_over(self) -> None:
         """Clear the pipeline; no request owns any KV of it now."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from scripted.subject.action import Action
 from scripted.subject.placed import Placed
 from scripted.subject.run import Run
+from scripted.subject.written import WrittenTest
 
 __all__ = ["Freezer", "Judge", "Machine", "Microbatch", "Pipeline", "Stepped", "Subject"]
 
@@ -230,6 +231,9 @@ class Subject(Protocol):
         """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
         ...
 
-    def script_text(self, schedule: Any, *, name: str, mutant: str | None) -> str:
-        """A failing schedule as a pytest file. Raises ScriptDefinitionError where the subject has no scripts."""
+    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
+        """The first of these schedules that makes a test: one that was seen red with the bug and green without it.
+
+        Raises ScriptDefinitionError where the subject has no scripts.
+        """
         ...

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.limits import Limits, embedded_facts
+from engine.limits import Limits
+from scripted.sim.limits import simulated_limits
 
 __all__ = ["config_values", "limits_of", "smaller_configs"]
 
@@ -19,10 +19,12 @@ def config_values(config: EngineConfig) -> dict[str, Any]:
     return {name: value for name, value in config.model_dump().items() if value != fields[name].default}
 
 
-@functools.lru_cache(maxsize=1024)
 def limits_of(config: EngineConfig) -> Limits:
-    """A configuration resolved against the embedded model, as in the sim tier."""
-    return Limits.of(config, embedded_facts(config.model))
+    """A configuration resolved as in the sim tier: against the embedded model, or a folder's ``config.json``.
+
+    Raises CheckpointError for a model that is no folder with a configuration, ConfigError for what it cannot do.
+    """
+    return simulated_limits(config)
 
 
 def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:

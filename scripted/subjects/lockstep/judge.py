@@ -20,6 +20,7 @@ class EngineJudge:
 
     def __init__(self, limits: Limits) -> None:
         self.checks = Checks(limits)
+        self._limits = limits
 
     @property
     def is_settled(self) -> bool:
@@ -55,4 +56,4 @@ class EngineJudge:
         self.checks.at_end(machine.scheduler)
         clients = self.checks.clients
         for life in clients.lives:
-            check_tokens(life, clients.calls.weights)
+            check_tokens(life, clients.calls.weights, self._limits)

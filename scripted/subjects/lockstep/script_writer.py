@@ -1,4 +1,4 @@
-"""A failing schedule as a readable test: a pytest file with the schedule in its docstring."""
+"""A schedule as a readable test: the text of a pytest file with the schedule in its docstring. Runs nothing."""
 
 from __future__ import annotations
 
@@ -6,65 +6,76 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from engine.config import EngineConfig
-from scripted.actions import Flush, StartRequest
-from scripted.explore.execution import Failure, finish
-from scripted.explore.schedule_gate import ScheduleGate
-from scripted.subject.action import Action
-from scripted.subject.placed import Placed
+from scripted.actions import StartRequest
+from scripted.explore.execution import Failure
+from scripted.script.waits import DEFAULT_BUDGET_STEPS
 from scripted.subject.schedule import Schedule
 from scripted.subject.verb import variable_of
 from scripted.subjects.lockstep.configs import config_values
+from scripted.subjects.lockstep.rehearsal import Line
 
-__all__ = ["script_text"]
+__all__ = ["Draft", "script_text", "test_name"]
 
 _WIDTH: Final = 116
 _SHOWN_LINES: Final = 20
 _INDENT: Final = "    "
 
 
-def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> str:
-    """A registered test of a schedule that fails; ``mutant`` is named as what it fails with."""
-    gate = ScheduleGate(schedule)
-    outcome = finish(gate)
-    refused = {life.message.rid for life in gate.judge.checks.clients.lives if life.refused}
-    # What settled the run is part of it; the flush that ends every run of the search is not.
-    implied = [placed for placed in outcome.implied if not isinstance(placed.action, Flush)]
-    writer = _Writer(schedule, refused)
-    unreached = set(outcome.unreached)
-    placed = [one for one in schedule.placed if not (one in unreached and one.action.is_strict)]
-    body = "\n".join(writer.body([*placed, *implied]))
+class Draft(msgspec.Struct, frozen=True):
+    """What a test is to do: the actions at their steps, and ``steps`` steps at least; ``settled`` ends with a flush.
+
+    ``schedule`` and ``failure`` are what its docstring says.
+    """
+
+    schedule: Schedule
+    lines: tuple[Line, ...]
+    failure: Failure | None
+    mutant: str | None
+    steps: int = 0
+    settled: bool = False
+
+
+def script_text(draft: Draft, *, name: str) -> str:
+    """The draft as a file of one registered test. What no script can do is left out."""
+    writer = _Writer()
+    body = "\n".join(writer.body(draft))
     return "\n".join(
         [
-            _docstring(schedule, outcome.failure, mutant),
+            _docstring(draft.schedule, draft.failure, draft.mutant),
             "",
             writer.imports(),
             "",
             'register_cpu_ci(est_time=5, suite="base-cpu")',
             "",
-            f"CONFIG = {_config_text(schedule.config)}",
+            f"CONFIG = {_config_text(draft.schedule.config)}",
             "",
             "",
             "@scripted(CONFIG)",
-            f"def test_{variable_of(name)}(t):",
+            f"def {test_name(name)}(t):",
             body,
             "",
         ]
     )
 
 
+def test_name(name: str) -> str:
+    """What the test of this name is called in its file."""
+    return f"test_{variable_of(name)}"
+
+
 class _Writer:
     """The lines of a script's body."""
 
-    def __init__(self, schedule: Schedule, refused: set[str]) -> None:
-        self._schedule = schedule
-        self._refused = refused
-        self._shares = False
+    def __init__(self) -> None:
+        self._shares = self._is_refused = False
 
     def imports(self) -> str:
         """What the body uses."""
-        third = ["import pytest", ""] if self._refused else []
-        names = "RequestRefused, scripted" if self._refused else "scripted"
+        third = ["import pytest", ""] if self._is_refused else []
+        names = "RequestRefused, scripted" if self._is_refused else "scripted"
         return "\n".join(
             [
                 *third,
@@ -75,16 +86,22 @@ class _Writer:
             ]
         )
 
-    def body(self, placed: list[Placed]) -> Iterator[str]:
+    def body(self, draft: Draft) -> Iterator[str]:
         """One line a verb, and the steps between them."""
         at = 1
-        for one in placed:
-            yield from self._steps(one.step - at)
-            at = one.step
-            yield from (_INDENT + line for line in self._verb(one.action))
-        # First a step: what was sent last has arrived, but the engine has not seen it.
-        yield f"{_INDENT}yield"
-        yield f"{_INDENT}yield from t.run_until_idle()"
+        for line in draft.lines:
+            if line.impossible is not None:
+                continue
+            yield from self._steps(line.step - at)
+            at = line.step
+            yield from (_INDENT + text for text in self._verb(line))
+        # At least a step: what was sent last has arrived, but the engine has not seen it.
+        yield from self._steps(max(1, draft.steps - at))
+        if draft.settled:
+            yield f"{_INDENT}t.flush_cache()"
+            yield from self._steps(2)
+        budget = f"max_steps={draft.steps}" if draft.steps > DEFAULT_BUDGET_STEPS else ""
+        yield f"{_INDENT}yield from t.run_until_idle({budget})"
 
     def _steps(self, count: int) -> Iterator[str]:
         if not count:
@@ -95,14 +112,14 @@ class _Writer:
             yield f"{_INDENT}for _ in range({count}):"
             yield f"{_INDENT * 2}yield"
 
-    def _verb(self, action: Action) -> list[str]:
+    def _verb(self, line: Line) -> list[str]:
+        action = line.action
         lines = [str(verb) for verb in action.verbs()]
-        if not isinstance(action, StartRequest):
-            return lines
-        self._shares |= bool(action.shared)
-        if action.rid in self._refused:
-            return ["with pytest.raises(RequestRefused):", *(_INDENT + line for line in lines)]
-        return [f"{action.variable} = {line}" for line in lines]
+        self._shares |= isinstance(action, StartRequest) and bool(action.shared)
+        if line.is_refused:
+            self._is_refused = True
+            return ["with pytest.raises(RequestRefused):", *(_INDENT + text for text in lines)]
+        return [f"{action.variable} = {text}" for text in lines] if isinstance(action, StartRequest) else lines
 
 
 def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:

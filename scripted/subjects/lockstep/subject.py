@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from scripted.subject.common_actions import ReleaseResults
 from scripted.subject.named import OWN
 from scripted.subject.placed import Placed
 from scripted.subject.schedule import Schedule
+from scripted.subject.written import WrittenTest
 from scripted.subjects.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.subjects.lockstep.copies import FrozenRun
 from scripted.subjects.lockstep.gallery_page import write_gallery
@@ -34,8 +35,8 @@ from scripted.subjects.lockstep.judge import EngineJudge
 from scripted.subjects.lockstep.machine import EngineMachine
 from scripted.subjects.lockstep.places import place_of
 from scripted.subjects.lockstep.script_target import ScriptTarget
-from scripted.subjects.lockstep.script_writer import script_text
 from scripted.subjects.lockstep.workloads import TEXTS
+from scripted.subjects.lockstep.written_test import write_test
 
 __all__ = ["SUBJECT", "LockstepSubject"]
 
@@ -150,9 +151,9 @@ class LockstepSubject:
         """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
         return ScriptTarget(find_test(target))
 
-    def script_text(self, schedule: Schedule, *, name: str, mutant: str | None) -> str:
-        """A registered test."""
-        return script_text(schedule, name=name, mutant=mutant)
+    def write_test(self, schedules: Iterable[Schedule], *, name: str, mutant: str | None) -> WrittenTest:
+        """A registered test that was run before it is kept."""
+        return write_test(schedules, name=name, mutant=mutant)
 
 
 SUBJECT: Final = LockstepSubject()

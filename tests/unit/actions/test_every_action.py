@@ -58,7 +58,7 @@ from scripted.shell.statements import lines_of
 from scripted.sim.runner import ScriptedSim
 from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.schedules import WORKLOADS
-from scripted.subjects.lockstep.script_writer import script_text
+from scripted.subjects.lockstep.written_test import write_test
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
@@ -244,8 +244,10 @@ def test_its_verb_is_on_the_page_of_the_contract(action: Action) -> None:
 
 @each_example
 def test_a_test_that_is_written_with_it_passes(action: Action, tmp_path: Path) -> None:
+    written = write_test([scheduled(action)], name="written")
+    assert written.said == ("the schedule does not fail; the test of it passes",)
     path = tmp_path / "test_written.py"
-    path.write_text(script_text(scheduled(action), name="written"), encoding="utf-8")
+    path.write_text(written.text or "", encoding="utf-8")
     test = load_test(str(path), "test_written")
     ScriptedSim(test.config).run(test.script, options=test.options)
 

@@ -9,7 +9,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.scheduler import Scheduler
-from scripted.checks.growth import check_growth, sizes_of
+from lockstep_sizes import sizes_of
+from scripted.checks.growth import check_growth, check_stages
 from scripted.subject.violation import Violation
 
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
@@ -69,3 +70,9 @@ def test_a_registry_that_shrank_has_not_grown() -> None:
     assert grown[path] > 0
     scheduler.books.seen = {}
     check_growth(scheduler)
+
+
+def test_stages_may_shrink_and_may_not_grow() -> None:
+    check_stages({"stage 0.specs": 2}, {"stage 0.specs": 1})
+    with pytest.raises(Violation, match=r"stage 0\.specs has 3 entries, before the first script 2; stage 1\.seen"):
+        check_stages({"stage 0.specs": 2}, {"stage 0.specs": 3, "stage 1.seen": 1})

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 
 from scripted.actions import KillStage, Placed
-from scripted.errors import ScriptError
 from scripted.explore.campaign import Campaign
 from scripted.explore.execution import execute
 from scripted.explore.mutant_search import Found, find_mutant
@@ -19,11 +17,8 @@ from scripted.explore.targets import workload_named
 from scripted.explore.units import SearchPlan
 from scripted.gallery import ESCAPES, RACES, UnknownMutant
 from scripted.gallery.mutants import switched_on
-from scripted.script.loader import load_test
-from scripted.sim.runner import ScriptedSim
 from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.gallery_page import gallery_markdown
-from scripted.subjects.lockstep.script_writer import script_text
 from scripted.subjects.lockstep.workloads import FLAGSHIP
 
 FLUSH = "flush-ignores-in-flight"
@@ -129,31 +124,6 @@ def test_a_failure_of_thirty_events_shrinks_to_the_few_that_matter() -> None:
 def test_what_does_not_fail_is_not_shrunk() -> None:
     schedule = workload_named("twins")
     assert shrink(schedule).schedule == schedule
-
-
-@pytest.mark.parametrize(
-    ("mutant", "line"),
-    [
-        (FLUSH, "pp_size=2 max_total_tokens=512; 1 start a prompt=5; 2 flush"),
-        ("abort-waits-for-a-token", "pp_size=2 max_total_tokens=512; 1 start a prompt=5; 3 disconnect a"),
-        (
-            "resume-cuts-the-output",
-            "pp_size=2 max_total_tokens=512; 1 start b prompt=1 new=3; 2 pause; 3 continue; 5 abort b",
-        ),
-        ("death-blames-another-stage", "pp_size=2 max_total_tokens=512; 1 start if prompt=5; 2 kill"),
-    ],
-)
-def test_a_written_test_fails_with_the_mutant_and_passes_without(mutant: str, line: str, tmp_path: Path) -> None:
-    schedule = Schedule.parse(line)
-    with switched_on(mutant):
-        text = script_text(schedule, name=f"it {mutant}", mutant=mutant)
-    path = tmp_path / "test_written.py"
-    path.write_text(text, encoding="ascii")
-    assert line in " ".join(text.split())
-    test = load_test(str(path), f"test_it_{mutant.replace('-', '_')}")
-    ScriptedSim(test.config).run(test.script, options=test.options)
-    with pytest.raises(ScriptError):
-        ScriptedSim(test.config, mutant=mutant).run(test.script, options=test.options)
 
 
 def test_failures_of_one_invariant_have_one_signature() -> None:

@@ -22,8 +22,8 @@ from scripted.sim.runner import ScriptedSim
 from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.copies import COPIER
 from scripted.subjects.lockstep.schedules import WORKLOADS
-from scripted.subjects.lockstep.script_writer import script_text
 from scripted.subjects.lockstep.workloads import FLAGSHIP
+from scripted.subjects.lockstep.written_test import write_test
 
 # Of every workload's sweep, one run in this many is enough to see a fork that differs.
 SAMPLE_EVERY = 97
@@ -112,9 +112,9 @@ def seen(record: StepRecord) -> StepRecord:
 
 def script_of(schedule: Schedule) -> Any:
     """The written test's body, as a generator function."""
-    source = (
-        script_text(schedule, name="it").replace("@scripted(CONFIG)\n", "").replace("register_cpu_ci(est", "dict(est")
-    )
+    text = write_test([schedule], name="it").text
+    assert text is not None
+    source = text.replace("@scripted(CONFIG)\n", "").replace("register_cpu_ci(est", "dict(est")
     namespace: dict[str, Any] = {}
     exec(source, namespace)
     script = namespace["test_it"]

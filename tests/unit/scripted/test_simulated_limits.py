@@ -6,10 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.errors import CheckpointError
+from engine.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
+from scripted.cli import app
+from scripted.explore.execution import record
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.configs import limits_of
 
 CONFIG = {
     "model_type": "mistral",
@@ -50,3 +56,50 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         ScriptedSim(EngineConfig(model=str(tmp_path)))
     with pytest.raises(CheckpointError, match="no folder here"):
         ScriptedSim(EngineConfig(model="no/such-model"))
+
+
+def test_a_schedule_runs_with_them(folder: Path) -> None:
+    """Searched, replayed here and in a fresh process, and compared with each request alone."""
+    line = (
+        f"model={folder} pp_size=8 seed=3 chunked_prefill_size=4096; 1 start a prompt=9000 new=3; "
+        "1 start b prompt=100 seed=1 new=3; "
+        "30 update seed=3; 40 start c prompt=9 new=3"
+    )
+    schedule = Schedule.parse(line)
+    assert Schedule.parse(str(schedule)) == schedule
+    assert (limits_of(schedule.config).context_length, limits_of(schedule.config).vocab_size) == (32_768, 32_000)
+    outcome, records = record(schedule)
+    assert outcome.failure is None
+    assert {reply.prompt_tokens for one in records for reply in one.replies if isinstance(reply, TokenOutput)} == {
+        9_000, 100, 9,
+    }  # fmt: skip
+    done = CliRunner().invoke(app, ["replay", line, "--twice"])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, ["explore", line, "--schedules", "5"])
+    assert done.exit_code == 0, done.output
+
+
+def test_an_end_token_of_the_model_ends_a_request_in_the_search_and_alone(tmp_path: Path) -> None:
+    """Every token that the simulated model says is one of this model's end tokens, as they are not in the embedded."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": list(range(33, 127))}))
+    outcome, records = record(Schedule.parse(f"model={tmp_path}; 1 start a prompt=9 new=5"))
+    assert outcome.failure is None
+    told = [reply for one in records for reply in one.replies if isinstance(reply, TokenOutput)]
+    assert [(reply.finish_reason, reply.completion_tokens) for reply in told] == [(FinishReason.STOP, 1)]
+
+
+def test_the_shell_takes_them(folder: Path) -> None:
+    commands = "start prompt_len=30000 max_new_tokens=2\nuntil r1.finished\nhistory\nquit\n"
+    done = CliRunner().invoke(app, ["shell", "--chunk", "4096", "--set", f"model={folder}"], input=commands)
+    assert done.exit_code == 0, done.output
+    assert "1 outputs compared" in done.output
+
+
+def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path) -> None:
+    """More stages than the embedded model has layers."""
+    race = ["start prompt_len=125 max_new_tokens=2", "until state.in_flight and state.queues_clear", "flush"]
+    commands = "\n".join([*race, "until r1.finished", "history", "quit", ""])
+    flags = ["--pp-size", "8", "--set", f"model={folder}", "--mutant", "flush-ignores-in-flight"]
+    done = CliRunner().invoke(app, ["shell", *flags], input=commands)
+    assert "The engine is dead" in done.output
+    assert "s7" in done.output.partition("The engine is dead")[2]

@@ -12,6 +12,7 @@ from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
+STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
 # Run by every interpreter that starts with this folder on its path: the front end's is one of them.
 KEEPS_ANSWERED_CALLS = """
 from engine.frontend import engine_client
@@ -40,6 +41,30 @@ def start_and_open(client, message):
 
 engine_client.EngineClient.start = start_and_open
 """
+# A stage's process, which with one stage is the scheduler's.
+KEEPS_EVERY_SPEC = """
+from engine.model import sampling
+
+adopt = sampling.Sampler.adopt
+
+def adopt_and_keep(sampler, segment):
+    adopt(sampler, segment)
+    sampler.__dict__.setdefault("_seen", {})[len(sampler.__dict__.get("_seen", ()))] = segment.sampling
+
+sampling.Sampler.adopt = adopt_and_keep
+"""
+# The scheduler's process, which keeps what it told the stages to do.
+KEEPS_EVERY_RESULT = """
+from engine.pipeline import staged
+
+note = staged.StagedPipeline._note_completion
+
+def note_and_keep(pipeline, completion):
+    note(pipeline, completion)
+    pipeline._awaited[min(0, *pipeline._awaited, 0) - 1] = completion.microbatch_id
+
+staged.StagedPipeline._note_completion = note_and_keep
+"""
 
 
 # -- scripts, which run in the scheduler process --
@@ -64,8 +89,9 @@ def keeps_a_file(t):
 # -- tests --
 
 
-def test_a_server_that_keeps_nothing_passes_again_and_again() -> None:
-    with ScriptedServer.start(CONFIG) as server:
+@pytest.mark.parametrize("config", [CONFIG, STAGED], ids=["one stage", "two stages"])
+def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig) -> None:
+    with ScriptedServer.start(config) as server:
         for _ in range(3):
             server.run(does_everything)
         assert server.usable
@@ -88,9 +114,29 @@ def test_a_scheduler_process_that_keeps_a_descriptor_is_named() -> None:
 def test_a_front_end_that_keeps_something_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str, found: str
 ) -> None:
+    check_that_it_is_named(tmp_path, monkeypatch, CONFIG, bug, found)
+
+
+@pytest.mark.parametrize(
+    ("config", "bug", "found"),
+    [
+        (CONFIG, KEEPS_EVERY_SPEC, r"stage 0\._runner\._sampler\._seen has \d+ entries, before the first script"),
+        (STAGED, KEEPS_EVERY_SPEC, r"stage 1\._runner\._sampler\._seen has \d+ entries, before the first script"),
+        (STAGED, KEEPS_EVERY_RESULT, r"pipeline\._awaited has \d+ entries, before the first script"),
+    ],
+)
+def test_a_stage_that_keeps_something_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, bug: str, found: str
+) -> None:
+    check_that_it_is_named(tmp_path, monkeypatch, config, bug, found)
+
+
+def check_that_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, bug: str, found: str
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(bug)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with PreloadedParent.start() as parent, ScriptedServer.start(CONFIG, parent=parent) as server:
+    with PreloadedParent.start() as parent, ScriptedServer.start(config, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=found):
             server.run(does_everything)
         assert not server.usable

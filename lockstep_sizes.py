@@ -1,12 +1,12 @@
 """How large everything is that can be reached from an object: the entries of each container, by its path.
 
-It knows no class: what the next registry is called does not matter.
+Knows no class: what the next registry is called does not matter. Changes nothing that it looks at. A module of its own,
+because the stages of the engine ask it as the harness does, and the harness asks it without the engine.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import types
 from collections import deque
 from collections.abc import Iterable
@@ -20,11 +20,15 @@ __all__ = ["sizes_of"]
 _CONTAINERS: Final = (dict, list, set, deque, bytearray)
 _LEAVES: Final = (
     int, float, str, bytes, frozenset, type, Enum, msgspec.Struct, types.ModuleType, types.FunctionType,
-    types.BuiltinFunctionType, types.MethodType, type(None), logging.Logger,
+    types.BuiltinFunctionType, types.MethodType, type(None),
 )  # fmt: skip
 # The replies of the last step, which the next one replaces, and the steps that a digest has not folded in yet, of which
 # there are 256 at most.
 _BOUNDED: Final = frozenset(("_replies", "_pending"))
+# What is inside these packages' objects is theirs: a model's modules, a tensor's storage, a socket.
+_FOREIGN: Final = frozenset(
+    ("torch", "transformers", "transformers_modules", "numpy", "zmq", "socket", "threading", "logging", "pathlib")
+)
 
 
 def sizes_of(**roots: object) -> dict[str, int]:
@@ -66,7 +70,8 @@ class _Kinds(dict[type, _Kind | None]):
         elif issubclass(kind, tuple):
             found = _Kind.TUPLE
         else:
-            found = None if issubclass(kind, _LEAVES) else _Kind.OBJECT
+            is_leaf = issubclass(kind, _LEAVES) or kind.__module__.partition(".")[0] in _FOREIGN
+            found = None if is_leaf else _Kind.OBJECT
         self[kind] = found
         return found
 

@@ -1,0 +1,14 @@
+"""A schedule as a test, with what was seen of it before it was kept."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["WrittenTest"]
+
+
+class WrittenTest(msgspec.Struct, frozen=True):
+    """``text`` is the file, None when no form of it tells the bug from its absence. ``said`` is for the console."""
+
+    text: str | None
+    said: tuple[str, ...]
