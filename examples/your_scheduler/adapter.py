@@ -97,18 +97,23 @@ class Machine:
         return Batch(id=self.launched, shares=tuple(shares))
 
 
-SUBJECT = PortableSubject(
-    "your-scheduler",
-    config=Config,
-    machine=Machine,
-    limits=lambda config: Limits(
-        block_size=config.block_size,
-        blocks=config.blocks,
-        batch_tokens=config.batch_tokens,
-        batch_requests=config.batch_requests,
-        context_tokens=config.blocks * config.block_size,
-        depth=Machine.depth,
-    ),
-    can=lambda _: Capabilities(),
-    copier=Copier(),
-)
+def subject_of(name, machine):
+    """What such a machine declares."""
+    return PortableSubject(
+        name,
+        config=Config,
+        machine=machine,
+        limits=lambda config: Limits(
+            block_size=config.block_size,
+            blocks=config.blocks,
+            batch_tokens=config.batch_tokens,
+            batch_requests=config.batch_requests,
+            context_tokens=config.blocks * config.block_size,
+            depth=machine.depth,
+        ),
+        can=lambda _: Capabilities(flush=True, chunked=True, preemption=True),
+        copier=Copier(),
+    )
+
+
+SUBJECT = subject_of("your-scheduler", Machine)

@@ -15,7 +15,7 @@ import typer
 from engine.errors import EngineError
 from scripted.cli.search import add_commands
 from scripted.gallery import UnknownMutant
-from scripted.refusals import ScriptDefinitionError
+from scripted.refusals import HarnessError, ScriptDefinitionError
 
 __all__ = ["app", "main"]
 
@@ -63,7 +63,7 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
-    except (EngineError, ScriptDefinitionError, UnknownMutant) as exc:
+    except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
         _refuse(str(exc))
     except OSError as exc:
         _refuse(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))

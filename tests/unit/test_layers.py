@@ -60,6 +60,7 @@ ROOMS = (
     "scripted",
     "scripted.traced_run",
     "scripted.explore",
+    "scripted.portable",
     "scripted.subjects",
     "scripted.replay",
     "scripted.demo",

@@ -1,0 +1,26 @@
+"""The same subject with the bug mended: what a request computed after its end is not shared.
+
+``scripted explore --subject examples/your_scheduler/mended.py``
+"""
+
+from adapter import Config, Machine, subject_of
+from scheduler import Scheduler
+
+
+class MendedScheduler(Scheduler):
+    """Blocks of a request that has ended are not its own any more, so what is in them is not remembered."""
+
+    def _remember(self, request, work):
+        if not request.ended:
+            super()._remember(request, work)
+
+
+class MendedMachine(Machine):
+    """The machine of the adapter, with the other scheduler in it."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.scheduler = MendedScheduler(config.blocks, config.block_size, config.batch_tokens, config.batch_requests)
+
+
+SUBJECT = subject_of("mended", MendedMachine)

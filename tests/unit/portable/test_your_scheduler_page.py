@@ -1,0 +1,63 @@
+"""The page "Your scheduler under the search" is true: its code is the example's, its commands do what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/your_scheduler.md").read_text(encoding="utf-8")
+ADAPTER = (ROOT / "examples/your_scheduler/adapter.py").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ scripted (.*)$", PAGE, re.MULTILINE)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FOUND = "c began after the cache was flushed, but reads block 0, which was written before"
+
+
+def scripted(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripted", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n")[0])
+def test_its_code_is_that_of_the_example(block: str) -> None:
+    assert block in ADAPTER
+
+
+def test_it_has_code_and_commands() -> None:
+    assert len(BLOCKS) >= 3
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_commands_do_what_it_says(command: str) -> None:
+    """The scheduler with the bug fails with the words of the page, the mended one passes."""
+    done = scripted(*shlex.split(command))
+    if "mended" in command:
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert FOUND in " ".join(done.stdout.split())
+        assert FOUND in PAGE
+
+
+def test_a_foreign_subject_is_searched_without_the_engine() -> None:
+    """Nothing of the engine is imported, nor what only the engine needs."""
+    source = (
+        "import sys\n"
+        "from scripted.explore.campaign import Campaign\n"
+        "from scripted.explore.units import SearchPlan\n"
+        "from scripted.subject.named import subject_named\n"
+        "name = 'examples/your_scheduler/mended.py'\n"
+        "plan = SearchPlan(targets=('twins', 'full'), subject=name, schedules=200)\n"
+        "report = Campaign(plan).run()\n"
+        "assert report.schedules == 200 and not report.findings, report.findings\n"
+        "heavy = {'engine', 'torch', 'zmq', 'fastapi', 'uvicorn', 'httpx', 'transformers', 'pydantic'}\n"
+        "assert heavy.isdisjoint(name.partition('.')[0] for name in sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
