@@ -31,14 +31,17 @@ _FOREIGN: Final = frozenset(
 )
 
 
-def sizes_of(**roots: object) -> dict[str, int]:
-    """Entries of every container that can be reached, by its shortest path; all inside one container share a path."""
+def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
+    """Entries of every container that can be reached, by its shortest path; all inside one container share a path.
+
+    Objects of the classes ``leaves`` are not looked into.
+    """
     sizes: dict[str, int] = {}
     seen: set[int] = set()
     kinds, queue = _KINDS, [*roots.items()]
     for path, value in queue:  # It grows meanwhile.
         kind = kinds[type(value)]
-        if kind is None or id(value) in seen:
+        if kind is None or id(value) in seen or (leaves and isinstance(value, leaves)):
             continue
         seen.add(id(value))
         if kind is _OBJECT:

@@ -51,9 +51,14 @@ class Copier:
         self.planners: dict[type, Callable[[_CopyList, Any], int | None]] = dict(
             _UNIFORM_PLANNERS if uniform else _PLANNERS
         )
-        self._shared = (*_SHARED, *shared)
+        self.shared = tuple(shared)
+        self._shared = (*_SHARED, *self.shared)
         for kind, (items_of, build) in (rebuilt or {}).items():
             self.planners[kind] = _rebuilding(items_of, build)
+
+    def share(self, *kinds: type) -> None:
+        """Further classes whose objects are shared: what the harness itself keeps beside a machine."""
+        self._shared = (*self._shared, *kinds)
 
     def planner_of(self, kind: type) -> Callable[[_CopyList, Any], int | None] | None:
         """How to copy objects of a class; None when they never change."""

@@ -6,12 +6,12 @@ says alone; it is told one end and nothing after it; limits hold; what is over l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lockstep_sizes import sizes_of
 from scripted.portable.account import Account
 from scripted.portable.capabilities import Capabilities, Limits, PauseMode
+from scripted.portable.fresh import Fresh
 from scripted.portable.messages import (
     Abort,
     Add,
@@ -32,20 +32,14 @@ __all__ = ["PortableJudge"]
 
 
 class PortableJudge:
-    """Made for a machine that is as good as new. ``new_machine`` makes another one to compare sizes with.
+    """Made for a machine that is as good as new, which ``fresh`` describes: what it must be like again in the end."""
 
-    ``may_grow`` are parts of the paths of containers that need not be empty again, such as statistics.
-    """
-
-    def __init__(
-        self, limits: Limits, can: Capabilities, new_machine: Callable[[], Any], may_grow: Collection[str]
-    ) -> None:
+    def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh) -> None:
         self.account = Account(limits.context_tokens)
         self.paused: PauseMode | None = None
         self._limits = limits
         self._can = can
-        self._new_machine = new_machine
-        self._may_grow = tuple(may_grow)
+        self._fresh = fresh
         self._arrivals = 0
         self._arriving: set[str] = set()
         self._in_flight: dict[int, Batch] = {}
@@ -201,20 +195,9 @@ class PortableJudge:
         """Everything is over, and the cache was flushed where that is declared. Raises Violation."""
         if not machine.is_idle:
             raise Violation(f"everything has ended, but the scheduler is not idle: {_words(machine.counts())}")
-        new = self._new_machine()
-        counts, fresh = machine.counts(), new.counts()
-        grown = {name: (fresh[name], count) for name, count in counts.items() if count != fresh[name]}
-        if grown:
-            said = ", ".join(f"{name} is {count} instead of {was}" for name, (was, count) in grown.items())
-            raise Violation(f"everything has ended, but {said}")
-        before, now = sizes_of(machine=new), sizes_of(machine=machine)
-        larger = [
-            f"{path} has {size} entries, in a new one {before.get(path, 0)}"
-            for path, size in now.items()
-            if size > before.get(path, 0) and not any(part in path for part in self._may_grow)
-        ]
-        if larger:
-            raise Violation(f"everything has ended, but something has grown: {'; '.join(larger)}")
+        grown = self._fresh.grown(machine)
+        if grown is not None:
+            raise Violation(f"everything has ended, but {grown}")
 
 
 def _words(counts: Mapping[str, int]) -> str:

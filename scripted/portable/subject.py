@@ -13,6 +13,7 @@ import msgspec
 from scripted.explore.forks import Copier, Frozen
 from scripted.portable.actions import ResumeAll, actions_of
 from scripted.portable.capabilities import Capabilities, Limits
+from scripted.portable.fresh import Fresh
 from scripted.portable.judge import PortableJudge
 from scripted.portable.messages import Abort, Event, FlushCache, Stepped
 from scripted.portable.pipeline import SimulatedRunner
@@ -73,7 +74,10 @@ class PortableSubject:
         self._can = can
         self._mutants = {mutant.name: mutant for mutant in mutants}
         self._copier = copier
+        if copier is not None:
+            copier.share(Fresh)
         self._may_grow = tuple(may_grow)
+        self._fresh: dict[Any, Fresh] = {}
         default = config()
         self.workloads: Mapping[str, str] = {
             **workloads_of(limits(default), can(default)),
@@ -125,8 +129,13 @@ class PortableSubject:
         """A machine, the simulated runner, the checks."""
         del record
         limits, can = self.limits_of(config)
-        judge = PortableJudge(limits, can, lambda: self._machine(config), self._may_grow)
-        return self._machine(config), SimulatedRunner(limits, can), judge
+        return self._machine(config), SimulatedRunner(limits, can), PortableJudge(limits, can, self._fresh_of(config))
+
+    def _fresh_of(self, config: Any) -> Fresh:
+        if config not in self._fresh:
+            leaves = () if self._copier is None else self._copier.shared
+            self._fresh[config] = Fresh(self._machine(config), self._may_grow, leaves)
+        return self._fresh[config]
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)

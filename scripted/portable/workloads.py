@@ -14,7 +14,7 @@ __all__ = ["workloads_of"]
 def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
     """By name, as text without a configuration, which is the default one."""
     size, pool, budget = limits.block_size, limits.pool_tokens, limits.batch_tokens
-    most = min(pool, limits.context_tokens) - 2
+    most = min(pool, limits.context_tokens) - 3
     long = max(1, min(most, 2 * budget + size // 2 + 1 if can.chunked else budget))
     made: dict[str, Iterable[str]] = {
         "alone": (_start("a", long, new=3),),

@@ -1,0 +1,42 @@
+"""What a new machine is like: the counts and sizes that a machine has again when everything is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from lockstep_sizes import sizes_of
+
+__all__ = ["Fresh"]
+
+
+class Fresh:
+    """Taken from a new machine of one configuration.
+
+    ``may_grow`` are parts of the paths of containers that need not be empty again, such as statistics. Objects of the
+    classes ``leaves`` never change and are not looked into.
+    """
+
+    def __init__(self, machine: Any, may_grow: Collection[str], leaves: Collection[type]) -> None:
+        self._may_grow = tuple(may_grow)
+        self._leaves = tuple(leaves)
+        self._counts = dict(machine.counts())
+        self._sizes = sizes_of(*self._leaves, machine=machine)
+
+    def grown(self, machine: Any) -> str | None:
+        """How a machine at its end differs from a new one; None if it does not."""
+        counts = machine.counts()
+        other = [
+            f"{name} is {count} instead of {self._counts[name]}"
+            for name, count in counts.items()
+            if count != self._counts[name]
+        ]
+        if other:
+            return ", ".join(other)
+        sizes = sizes_of(*self._leaves, machine=machine)
+        larger = [
+            f"{path} has {size} entries, in a new one {self._sizes.get(path, 0)}"
+            for path, size in sizes.items()
+            if size > self._sizes.get(path, 0) and not any(part in path for part in self._may_grow)
+        ]
+        return f"something has grown: {'; '.join(larger)}" if larger else None
