@@ -15,6 +15,8 @@ from engine.recording import Recording, RecordingError, read_recording
 from scripted.explore.console import save_test
 from scripted.explore.shrinking import shrink
 from scripted.gallery.mutants import switched_on
+from scripted.portable.recording import is_portable_recording
+from scripted.refusals import ScriptDefinitionError
 from scripted.replay.as_schedule import translate
 from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh_process
 from scripted.report.table import step_table
@@ -61,6 +63,10 @@ def replay_recording(
     twice: bool,
 ) -> bool:
     """Replay a recording; True when every step did what it did then."""
+    if to_script is not None and is_portable_recording(path):
+        raise ScriptDefinitionError(
+            f"a test is made of a schedule, and {path} has steps only; find a schedule with `scripted explore`"
+        )
     whole = twice or trace is not None or to_script is not None
     begun = time.monotonic()
     try:

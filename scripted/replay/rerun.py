@@ -19,7 +19,9 @@ from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.checks.step_checks import Checks
 from scripted.explore.execution import record
 from scripted.gallery.mutants import switched_on
+from scripted.portable.recording import is_portable_recording, read_portable_recording, replayed
 from scripted.rig.history import record_step
+from scripted.subject.named import subject_named
 from scripted.subject.schedule import Schedule
 from scripted.subject.violation import Violation
 
@@ -60,6 +62,8 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
     ``last_steps`` of a recording are kept as records, which is what takes the time; None keeps all.
     """
     if is_recording(target):
+        if is_portable_recording(target):
+            return _replay_portable(Path(target), until, mutant)
         with switched_on(mutant):
             return _replay(Path(target), until, last_steps)
     schedule = Schedule.parse(target)
@@ -177,6 +181,15 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         recording.header.first_step,
         gate.broken,
     )
+
+
+def _replay_portable(path: Path, until: int | None, mutant: str | None) -> Rerun:
+    recording = read_portable_recording(path)
+    subject = subject_named(recording.header.subject)
+    with subject.switched_on(mutant):
+        again = replayed(recording, until=until)
+    shown, limits = subject.as_trace(again.records, again.config)
+    return Rerun(tuple(shown), limits, again.error, again.differs, again.recorded_error)
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:
