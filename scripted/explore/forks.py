@@ -10,7 +10,7 @@ import copy
 import functools
 import logging
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar, cast
@@ -24,7 +24,7 @@ _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]
 
 _ATOMS: Final[frozenset[type]] = frozenset({
-    int, float, bool, str, bytes, type(None), type, frozenset, types.FunctionType, types.BuiltinFunctionType
+    int, float, bool, str, bytes, type(None), type, frozenset, types.FunctionType
 })  # fmt: skip
 _SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
 _MAKE: Final[Callable[[type], Any]] = object.__new__
@@ -209,6 +209,12 @@ class _CopyList:
     def add_method(self, value: types.MethodType) -> int:
         return self._built(value, _build_method, value.__func__, [self._at(value.__self__)])
 
+    def add_builtin(self, value: types.BuiltinFunctionType) -> int | None:
+        """``items.append`` is of its list, ``len`` of nothing that changes."""
+        owner = value.__self__
+        into = None if isinstance(owner, types.ModuleType | type) else self._at(owner)
+        return self._built(value, _build_builtin, value.__name__, [into]) if type(into) is _At else None
+
     def add_partial(self, value: functools.partial[Any]) -> int:
         parts = [value.func, *value.args, *(value.keywords.values())]
         names = tuple(value.keywords)
@@ -225,7 +231,7 @@ class _CopyList:
     def add_container(self, value: Any) -> int:
         """A subclass of a container: its own copy, then its items, then its attributes."""
         items = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
-        place = self._indexed(value, copy.copy, items)
+        place = self._indexed(value, _copy_container, items)
         for name, item in getattr(value, "__dict__", {}).items():
             into = self.add(item)
             if into is not None:
@@ -259,6 +265,24 @@ def _copy_lists(value: list[list[Any]]) -> list[list[Any]]:
     return [item.copy() for item in value]
 
 
+def _copy_container(value: Any) -> Any:
+    """A shallow copy of a container of a class of its own, whatever its constructor takes."""
+    kind: Any = type(value)
+    new = kind.__new__(kind)
+    if isinstance(value, deque):
+        deque.__init__(new, value, value.maxlen)
+    elif isinstance(value, defaultdict):
+        defaultdict.__init__(new, value.default_factory, value)
+    elif isinstance(value, OrderedDict):
+        OrderedDict.__init__(new, value)
+    else:
+        base = next(base for base in (dict, list, set) if isinstance(value, base))
+        base.__init__(new, value)
+    for name, item in getattr(value, "__dict__", {}).items():
+        _SET(new, name, item)
+    return new
+
+
 def _nothing(value: None) -> None:
     return value
 
@@ -275,6 +299,10 @@ def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partia
     positional = len(items) - len(names)
     function, *arguments = items[:positional]
     return functools.partial(function, *arguments, **dict(zip(names, items[positional:], strict=True)))
+
+
+def _build_builtin(name: str, items: list[Any]) -> Any:
+    return getattr(items[0], name)
 
 
 def _build_method(what: Callable[..., Any], items: list[Any]) -> types.MethodType:
@@ -295,6 +323,7 @@ _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
     deque: _CopyList.add_deque,
     bytearray: _CopyList.add_bytearray,
     types.MethodType: _CopyList.add_method,
+    types.BuiltinFunctionType: _CopyList.add_builtin,
     functools.partial: _CopyList.add_partial,
 }
 _UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple: _CopyList.add_uniform_tuple}

@@ -178,7 +178,7 @@ class PortableJudge:
         open_ones = [f"{rid} ({life.state})" for rid, life in self.account.live.items()]
         open_ones += [call_id for call_id, answer in self.account.calls.items() if answer is None]
         if open_ones:
-            raise Violation(f"nothing happens any more, but {', '.join(open_ones)} wait for ever")
+            raise Violation(f"nothing happens any more, but something waits for ever: {', '.join(open_ones)}")
         self._resting = dict(machine.counts())
 
     def _check_nothing_changed(self, machine: Any) -> None:

@@ -1,0 +1,117 @@
+"""What counts as a finding: a broken promise, and what a step raises. Everything else is an error of the harness."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scripted.explore.execution import Prefixes, execute
+from scripted.explore.shrinking import shrink
+from scripted.explore.targets import workload_named
+from scripted.portable import Capabilities, Limits, PortableSubject, Stepped
+from scripted.portable.judge import PortableJudge
+from scripted.refusals import HarnessError
+from scripted.subject.named import subject_named
+from scripted.subject.schedule import Schedule
+
+HERE = f"{__name__}:SUBJECT"
+
+
+class Config(msgspec.Struct, frozen=True):
+    raises_in_step: bool = False
+    raises_in_counts: bool = False
+    sleeps: bool = False
+
+
+class Machine:
+    """Refuses to do anything; raises where it is told to."""
+
+    depth = 1
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._steps = 0
+
+    def step(self, events, now):
+        self._steps += 1
+        if self._config.raises_in_step:
+            raise KeyError("block 7")
+        return Stepped(again=not self._config.sleeps)
+
+    @property
+    def is_idle(self):
+        return True
+
+    def counts(self):
+        if self._config.raises_in_counts and self._steps:
+            raise IndexError("no such count")
+        return {"steps": 0}
+
+
+SUBJECT = PortableSubject(
+    "nothing",
+    config=Config,
+    machine=Machine,
+    limits=lambda _: Limits(block_size=4, blocks=8, batch_tokens=8, batch_requests=2, context_tokens=32),
+    can=lambda _: Capabilities(flush=False),
+)
+
+
+def schedule(words: str) -> Schedule:
+    return Schedule.parse(f"subject={HERE} {words}; 1 start a prompt=3")
+
+
+def test_what_a_step_raises_is_a_finding() -> None:
+    failure = execute(schedule("raises_in_step=True")).failure
+    assert failure is not None
+    assert (failure.type, failure.text, failure.step) == ("KeyError", "'block 7'", 1)
+
+
+def test_what_anything_else_raises_is_an_error_of_the_harness() -> None:
+    """A machine whose counts cannot be read has told nothing about its scheduler."""
+    with pytest.raises(HarnessError) as caught:
+        execute(schedule("raises_in_counts=True"))
+    assert "failed with IndexError: no such count" in str(caught.value)
+    assert "says nothing about the scheduler" in str(caught.value)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_an_error_of_the_judge_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AttributeError("a check is wrong")
+
+    monkeypatch.setattr(PortableJudge, "after_step", broken)
+    with pytest.raises(HarnessError, match="judging a step 1 failed with AttributeError"):
+        execute(schedule(""))
+
+
+def test_a_machine_that_spins_is_found_by_the_limit_of_steps() -> None:
+    failure = execute(schedule("")).failure
+    assert failure is not None
+    assert failure.text == "not settled after 4000 steps: steps=0"
+
+
+def test_a_request_that_nothing_serves_waits_for_ever() -> None:
+    failure = execute(schedule("sleeps=True")).failure
+    assert failure is not None
+    assert failure.text == "nothing happens any more, but something waits for ever: a (waiting)"
+
+
+def test_without_a_copier_every_schedule_starts_at_its_beginning() -> None:
+    """The same outcomes, one step at a time."""
+    prefixes = Prefixes(schedule("sleeps=True"))
+    assert prefixes.steps >= 1
+    (abort,) = Schedule.parse(f"subject={HERE}; 1 abort a").placed
+    assert prefixes.execute(abort).failure == execute(prefixes.base.with_placed([abort])).failure
+
+
+def test_shrinking_keeps_to_the_same_failure() -> None:
+    long = Schedule.parse(f"subject={HERE} sleeps=True; 1 start a prompt=30; 2 start b prompt=20; 3 hold; 4 release")
+    assert str(shrink(long).schedule) == f"subject={HERE} sleeps=True; 1 start b prompt=1 new=1"
+
+
+def test_the_engine_is_a_subject_like_any_other() -> None:
+    own = subject_named("lockstep")
+    base = workload_named("twins")
+    assert base.subject is own
+    assert execute(base).failure is None
