@@ -227,6 +227,14 @@ class PortableSubject:
 
     # -- tests --
 
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> Any:
+        """Run a generator function of ``t``. Raises ScriptFailed or ScriptTimeout."""
+        from scripted.portable.script.runner import run_script
+
+        return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
+
     def script_target(self, target: str) -> Any:
         """A script is no target of such a subject. Raises ScriptDefinitionError."""
         raise ScriptDefinitionError(
