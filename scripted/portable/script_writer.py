@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
-from scripted.explore.execution import Failure, finish
+import msgspec
+
+from scripted.errors import ScriptError
+from scripted.explore.execution import Failure, execute, finish
 from scripted.explore.schedule_gate import ScheduleGate
+from scripted.phrases import plural
 from scripted.portable.messages import Add
+from scripted.portable.script.runner import run_script
 from scripted.refusals import ScriptDefinitionError
+from scripted.script.decorator import ScriptedTest
+from scripted.script.loader import load_test
+from scripted.subject.named import subject_named
 from scripted.subject.placed import Placed
 from scripted.subject.schedule import Schedule
 from scripted.subject.verb import Code, Verb, variable_of
+from scripted.subject.written import WrittenTest
 
-__all__ = ["script_text"]
+__all__ = ["script_text", "write_test"]
 
 _WIDTH: Final = 116
 _SHOWN_LINES: Final = 20
+# A script of a schedule takes milliseconds; one that needs longer hangs.
+_LIMIT_S: Final = 20.0
 _INDENT: Final = "    "
 # The budget of a wait, unless a script says another one.
 _BUDGET_STEPS: Final = 400
@@ -25,8 +38,62 @@ _BUDGET_STEPS: Final = 400
 _OPTIONS: Final = frozenset({"config", "subject", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 
 
+def write_test(schedules: Iterable[Schedule], *, name: str, mutant: str | None = None) -> WrittenTest:
+    """A test of the first of these schedules that makes one which is right.
+
+    A schedule that fails, under ``mutant`` or as the scheduler is, becomes a test that fails there with the same words
+    and passes without the mutant. One that does not fail becomes a test that passes. No mutant may be on.
+    """
+    refused: list[str] = []
+    for schedule in schedules:
+        with schedule.subject.switched_on(mutant):
+            failure = execute(schedule).failure
+            text = script_text(schedule, name=name, mutant=mutant if failure else None)
+        wrong = _what_is_wrong(text, _name(name), failure, mutant)
+        if wrong is None:
+            return WrittenTest(text, (*refused, _remark(schedule, failure, mutant)))
+        refused.append(f"not kept: {wrong}")
+    return WrittenTest(None, tuple(refused))
+
+
+def _remark(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
+    if failure is None:
+        also = "" if mutant is None else f", with {mutant} too"
+        return f"the schedule does not fail{also}; the test of it passes"
+    where = "on the scheduler as it is" if mutant is None else f"with {mutant} and passes without it"
+    return f"the test of {plural(len(schedule.placed), 'event')} fails {where}"
+
+
+def _what_is_wrong(text: str, name: str, failure: Failure | None, mutant: str | None) -> str | None:
+    """Why a test is not what it says; None for one that is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test_written.py"
+        path.write_text(text, encoding="ascii")
+        test = load_test(str(path), name)
+        seen = _error_of(test, mutant)
+        if failure is None:
+            return None if seen is None else f"it fails, and the schedule does not: {seen}"
+        where = "on the scheduler as it is" if mutant is None else f"with {mutant}"
+        if seen is None:
+            return f"it passes {where}"
+        if not seen.startswith(f"{failure.type}: {failure.text}".removesuffix(": ")):
+            return f"it fails {where} with other words than the schedule: {seen}"
+        without = None if mutant is None else _error_of(test, None)
+        return None if without is None else f"it fails without {mutant} too: {without}"
+
+
+def _error_of(test: ScriptedTest, mutant: str | None) -> str | None:
+    """How the test does not pass, in its own words."""
+    options = msgspec.structs.replace(test.options, timeout_s=_LIMIT_S)
+    try:
+        run_script(subject_named(test.subject), test.script, {}, config=test.config, options=options, mutant=mutant)
+    except ScriptError as exc:
+        return exc.report.error
+    return None
+
+
 def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> str:
-    """A test of a schedule, as pytest runs it; ``mutant`` is named as what it fails with.
+    """A test of a schedule, as it runs now; ``mutant`` is named as what it fails with.
 
     Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say.
     """
@@ -49,11 +116,15 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
             "",
             "",
             _decorator(schedule),
-            f"def test_{variable_of(name)}(t):",
+            f"def {_name(name)}(t):",
             *(_INDENT + line for line in body),
             "",
         ]
     )
+
+
+def _name(name: str) -> str:
+    return f"test_{variable_of(name)}"
 
 
 def _did_something(placed: Placed, begun: set[tuple[int, str]], steps: int) -> bool:

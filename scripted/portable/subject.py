@@ -243,7 +243,7 @@ class PortableSubject:
         )
 
     def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
-        """A pytest file that runs the events of the first of these schedules as verbs."""
-        from scripted.portable.script_writer import script_text
+        """A pytest file that runs the events of one of these schedules as verbs."""
+        from scripted.portable.script_writer import write_test
 
-        return WrittenTest(script_text(next(iter(schedules)), name=name, mutant=mutant), ())
+        return write_test(schedules, name=name, mutant=mutant)
