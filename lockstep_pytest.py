@@ -38,6 +38,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 # The property of a report that has what its script compared and left. It travels from xdist's workers.
 _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
+# Why the gallery does not know the mutant.
+_not_in_the_gallery: Final = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,7 +61,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the name of the mutant."""
+    """Look the mutant up in the gallery."""
     mutant = _option(config, "mutant")
     if mutant is not None:
         from scripted.gallery import UnknownMutant, mutant_named
@@ -67,7 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
         try:
             mutant_named(mutant)
         except UnknownMutant as exc:
-            raise pytest.UsageError(f"--mutant: {exc}") from exc
+            # A collected script may be of a subject that knows it.
+            config.stash[_not_in_the_gallery] = str(exc)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
 
@@ -99,6 +102,7 @@ def harness(request: pytest.FixtureRequest) -> Harness:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop items without a tier; keep the tests of one configuration on one worker, where they share a server."""
+    _check_mutant(config, items)
     wanted = _option(config, "tier")
     dropped = []
     for item in items:
@@ -225,11 +229,28 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
         mutant = _option(config, "mutant")
         invariants = _option(config, "invariants") or ("end" if mutant else "step")
-        session = ScriptedSession(mutant=mutant, every_step=invariants == "step")
+        in_gallery = _not_in_the_gallery not in config.stash
+        session = ScriptedSession(
+            mutant=mutant if in_gallery else None, every_step=invariants == "step", subject_mutant=mutant
+        )
         set_session(session)
         config.stash[_session] = session
     return config.stash[_session]
 
 
+def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Raise UsageError for a mutant that neither the gallery nor the subject of a collected script knows."""
+    if _not_in_the_gallery not in config.stash:
+        return
+    from scripted.subject.named import subject_named
+
+    tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
+    named = {name for test in tests for name in subject_named(test.subject).mutant_names}
+    if _option(config, "mutant") not in named:
+        others = f"; the collected subjects have {', '.join(sorted(named))}" if named else ""
+        raise pytest.UsageError(f"--mutant: {config.stash[_not_in_the_gallery]}{others}")
+
+
 def _group_of(test: ScriptedTest) -> str:
-    return "scripted-" + hashlib.blake2b(test.config.model_dump_json().encode(), digest_size=6).hexdigest()
+    words = f"{test.subject} {test.config!r}"
+    return "scripted-" + hashlib.blake2b(words.encode(), digest_size=6).hexdigest()

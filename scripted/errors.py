@@ -5,10 +5,7 @@ The first kind carries a report and is what pytest shows; the second kind is rai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from scripted.report.failure import FailureReport
+from typing import ClassVar, Protocol
 
 __all__ = [
     "BadCall",
@@ -16,6 +13,7 @@ __all__ = [
     "NoAnswer",
     "NotIdle",
     "Overdue",
+    "Report",
     "RequestRefused",
     "ScriptError",
     "ScriptFailed",
@@ -26,10 +24,22 @@ __all__ = [
 ]
 
 
+class Report(Protocol):
+    """Why a script did not pass: ``error`` is what was raised, ``headline`` its first line, ``render()`` all of it."""
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def headline(self) -> str: ...
+
+    def render(self) -> str: ...
+
+
 class ScriptError(Exception):
     """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
 
-    def __init__(self, report: FailureReport) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__(report.headline)
         self.report = report
 

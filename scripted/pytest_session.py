@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from scripted.errors import ServerDirty
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
+from scripted.subject.named import OWN, subject_named
+from scripted.subject.protocol import ScriptedSubject, ScriptEnded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from engine.config import EngineConfig
-    from scripted.gate.run import ScriptSucceeded
+    from scripted.script.options import ScriptOptions
     from scripted.server.pool import ServerPool
     from scripted.server.runner import ScriptedServer
     from scripted.sim.runner import ScriptedSim
@@ -28,23 +30,32 @@ __all__ = ["ScriptedSession", "current_session", "set_session"]
 
 
 class ScriptedSession:
-    """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``."""
+    """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
-    def __init__(self, *, mutant: str | None = None, every_step: bool = True) -> None:
+    ``subject_mutant`` is switched on in the subjects that know it, the others run as they are.
+    """
+
+    def __init__(
+        self, *, mutant: str | None = None, every_step: bool = True, subject_mutant: str | None = None
+    ) -> None:
         self.mutant = mutant
+        self.subject_mutant = subject_mutant
         self.every_step = every_step
         self.node_id = ""
         # How the script of the present test ended, if it passed.
-        self.ended: ScriptSucceeded | None = None
+        self.ended: ScriptEnded | None = None
         self._pool: ServerPool | None = None
 
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
-        check_plain(arguments)
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
+        if test.subject != OWN:
+            self.ended = self._run_on_subject(test, options, arguments)
+            return
+        check_plain(arguments)
         with self.harness(test.config, tier) as harness:
             # The failure of the script before this was reported. What it left may be more than a reset can clear.
             again = getattr(harness, "has_failed", False)
@@ -57,6 +68,13 @@ class ScriptedSession:
                 return
         with self.harness(test.config, tier) as fresh:
             self.ended = fresh.run(test.script, options=options, **arguments)
+
+    def _run_on_subject(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
+        __tracebackhide__ = True
+        # @scripted has refused subjects that run no scripts.
+        subject = cast("ScriptedSubject", subject_named(test.subject))
+        mutant = self.subject_mutant if self.subject_mutant in subject.mutant_names else None
+        return subject.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 
     def take_counts(self) -> dict[str, int] | None:
         """What the script of the present test compared and left, by name; None when none has passed."""
@@ -92,7 +110,8 @@ class ScriptedSession:
         file = Path(test.file)
         shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
         node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
-        mutant = f" --mutant {shlex.quote(self.mutant)}" if self.mutant else ""
+        named = self.mutant if test.subject == OWN else self.subject_mutant
+        mutant = f" --mutant {shlex.quote(named)}" if named else ""
         return f"pytest {shlex.quote(node)} --tier {tier}{mutant}"
 
 

@@ -14,6 +14,7 @@ import msgspec
 from engine.limits import Limits
 from scripted.errors import ScriptError
 from scripted.gate.run import ScriptSucceeded
+from scripted.report.failure import FailureReport
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.decorator import ScriptedTest
 from scripted.script.options import ScriptOptions
@@ -92,6 +93,7 @@ class _Header:
 
     def failed(self, error: ScriptError) -> Trace | None:
         report = error.report
+        assert isinstance(report, FailureReport), f"not a script of the engine: {report}"
         if report.limits is None or not report.records:
             return None
         died = report.records[-1].error is not None

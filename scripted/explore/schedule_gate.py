@@ -59,6 +59,7 @@ class ScheduleGate:
         self.cells: list[Cell] = []
         self.step = 0
         self.phase = Phase.HARNESS
+        self._steps_limit = STEPS_LIMIT
         self._results = Results(self.machine.depth)
         self._events: list[Any] = []
         self._previous: Any = None
@@ -88,7 +89,12 @@ class ScheduleGate:
     @property
     def was_settled(self) -> bool:
         """The schedule came to its end, and the gate went on by itself."""
-        return bool(self.implied) or self._turn > 0
+        return bool(self.implied) or self.is_winding_up
+
+    @property
+    def is_winding_up(self) -> bool:
+        """Nothing happened any more, and the last events are given."""
+        return self._turn > 0
 
     @property
     def config(self) -> Any:
@@ -116,8 +122,8 @@ class ScheduleGate:
         self.phase = Phase.HARNESS
         if self.watch is not None:
             self.watch(self)
-        if self.step >= STEPS_LIMIT:
-            raise Violation(f"not settled after {STEPS_LIMIT} steps: {self.subject.what_is_busy(self)}")
+        if self.step >= self._steps_limit:
+            raise Violation(f"not settled after {self._steps_limit} steps: {self.subject.what_is_busy(self)}")
         self.step += 1
         self._events = []
         self._already = 0
@@ -182,12 +188,12 @@ class ScheduleGate:
 
     def _wind_up(self) -> bool:
         """Give the next of the last events; False when there are no more."""
-        if not self._turn:
+        turn, self._turn = self._turn, self._turn + 1
+        if not turn:
             self.phase = Phase.JUDGE
             self.judge.at_rest(self.machine)
             self.phase = Phase.HARNESS
-        self._events.extend(self.subject.finale(self, self._turn))
-        self._turn += 1
+        self._events.extend(self.subject.finale(self, turn))
         return bool(self._events)
 
     def _imply(self, action: Action) -> None:
@@ -195,6 +201,12 @@ class ScheduleGate:
         action.apply(self)
 
     # -- actions --
+
+    def place(self, action: Action) -> None:
+        """The next step sees this action, after those that it has."""
+        step = self.step + 1
+        into = self._before if action.is_control else self._after
+        into.setdefault(step, []).append(Placed(step, action))
 
     def _apply(self, here: Iterable[Placed]) -> None:
         for placed in here:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from scripted.errors import BadCall
 from scripted.phrases import nearest
-from scripted.script.t import ScriptContext
 
 __all__ = ["Departure", "error_text", "without_debugger"]
 
@@ -33,11 +32,14 @@ class Departure(BadCall):
         )
 
 
-def error_text(exc: BaseException) -> str:
-    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text."""
+def error_text(exc: BaseException, context: type[object]) -> str:
+    """The exception as pytest shows it: an assertion by its introspected text, all else by type and text.
+
+    ``context`` is the class of ``t``, whose methods the script called.
+    """
     if type(exc) is AssertionError and str(exc):
         return str(exc)
-    return f"{type(exc).__name__}: {exc}".removesuffix(": ") + _remedy(exc)
+    return f"{type(exc).__name__}: {exc}".removesuffix(": ") + _remedy(exc, context)
 
 
 @contextlib.contextmanager
@@ -54,19 +56,19 @@ def without_debugger() -> Iterator[None]:
         sys.breakpointhook = before
 
 
-def _remedy(exc: BaseException) -> str:
+def _remedy(exc: BaseException, context: type[object]) -> str:
     """What the text of a Python error leaves out: the nearest name that there is."""
     if isinstance(exc, bdb.BdbQuit):
         return f"the debugger was left, or had no terminal; {_DEBUG_REMEDY}"
     if type(exc) is AttributeError and exc.name is not None:
         return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
     if type(exc) is TypeError and (found := _UNKNOWN_ARGUMENT.search(str(exc))):
-        return _nearest_argument(found[1], found[2])
+        return _nearest_argument(context, found[1], found[2])
     return ""
 
 
-def _nearest_argument(method: str, argument: str) -> str:
-    function: Any = getattr(ScriptContext, method, None)
+def _nearest_argument(context: type[object], method: str, argument: str) -> str:
+    function: Any = getattr(context, method, None)
     if function is None:
         return ""
     takes = [name for name in inspect.signature(function).parameters if name != "self"]

@@ -19,7 +19,8 @@ from scripted.checks.growth import Grown
 from scripted.checks.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
 from scripted.gate.interruptions import Departure, error_text, without_debugger
-from scripted.report.failure import FailureKind, FailureReport, definition_of, frames_of, position_of
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.tally import NOT_COMPARED
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
@@ -159,7 +160,7 @@ class ScriptRun:
         state = "" if self.context is None else _state_text(self.context)
         return FailureReport(
             kind=kind,
-            error=error_text(exc),
+            error=error_text(exc, ScriptContext),
             frames=frames,
             printed=self.take_printed(),
             script=f"{file}::{self.function.__name__}",

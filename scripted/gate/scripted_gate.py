@@ -7,7 +7,7 @@ A run is one generator: bring the engine to idle, run the script, drain, compare
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from types import GeneratorType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from engine.errors import ProcessDiedError
@@ -26,7 +26,7 @@ from scripted.rig.rig import Rig
 from scripted.rig.world import World
 from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
-from scripted.script.waits import Steps, Wait
+from scripted.script.wait import Steps, words_of_yielded
 
 __all__ = ["ScriptedGate"]
 
@@ -161,7 +161,7 @@ class ScriptedGate:
             except StopIteration:
                 return
             if value is not None:
-                raise BadCall(f"a script yields nothing, got {_yielded(value)}")
+                raise BadCall(f"a script yields nothing, got {words_of_yielded(value)}")
             context.check_waits()
             if steps == run.options.max_steps:
                 causes = "; ".join(causes_of(self.rig))
@@ -214,15 +214,6 @@ class ScriptedGate:
         else:
             events, corruptions = self._step.events, self.rig.world.corruptions()
             self._checks.after_step(events, previous, scheduler, corruptions=corruptions)
-
-
-def _yielded(value: object) -> str:
-    """What a script yielded, and what it should have."""
-    if isinstance(value, Wait):
-        return f"t.{value.what}; write 'yield from t.{value.what}'"
-    if isinstance(value, GeneratorType):
-        return f"the generator {value.__name__}; write 'yield from {value.__name__}(...)'"
-    return f"{value!r}; write 'yield' alone, which lets one step run"
 
 
 def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:

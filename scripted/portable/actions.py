@@ -15,7 +15,7 @@ from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseRe
 from scripted.subject.run import Run
 from scripted.subject.verb import Verb, variable_of
 
-__all__ = ["AbortRequest", "FailBatch", "Flush", "PauseAll", "ResumeAll", "StartRequest", "actions_of"]
+__all__ = ["AbortRequest", "FailBatch", "Flush", "PauseAll", "ResumeAll", "StartRequest", "actions_of", "begin_request"]
 
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
@@ -48,18 +48,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     def apply(self, run: Run) -> None:
         """The next step sees it, unless one of this name is alive."""
-        if run.is_live(self.rid):
-            return
-        message = Add(
-            rid=self.rid,
-            prompt_ids=self.prompt_ids,
-            max_new_tokens=self.new,
-            stop_token_ids=() if self.stop is None else (self.stop,),
-            priority=self.priority,
-            arrival=run.judge.arrive(self.rid),
-        )
-        run.pipeline.begin(message)
-        run.give(message)
+        if not run.is_live(self.rid):
+            stops = () if self.stop is None else (self.stop,)
+            begin_request(run, self.rid, self.prompt_ids, self.new, stops, self.priority)
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.start_req(rid="a", prompt_len=20, prompt_seed=0, max_new_tokens=2)``."""
@@ -99,6 +90,20 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
             for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
                 if least <= smaller < value:
                     yield msgspec.structs.replace(self, **{name: smaller})
+
+
+def begin_request(run: Run, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> None:
+    """The next step sees a request of these tokens; no other of its rid is alive."""
+    message = Add(
+        rid=rid,
+        prompt_ids=prompt,
+        max_new_tokens=new,
+        stop_token_ids=stops,
+        priority=priority,
+        arrival=run.judge.arrive(rid),
+    )
+    run.pipeline.begin(message)
+    run.give(message)
 
 
 def _half_of(limits: Limits, can: Capabilities) -> int:

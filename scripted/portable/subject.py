@@ -227,6 +227,14 @@ class PortableSubject:
 
     # -- tests --
 
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> Any:
+        """Run a generator function of ``t``. Raises ScriptFailed or ScriptTimeout."""
+        from scripted.portable.script.runner import run_script
+
+        return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
+
     def script_target(self, target: str) -> Any:
         """A script is no target of such a subject. Raises ScriptDefinitionError."""
         raise ScriptDefinitionError(
@@ -235,7 +243,7 @@ class PortableSubject:
         )
 
     def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
-        """A pytest file that runs the events of the first of these schedules as verbs."""
-        from scripted.portable.script_writer import script_text
+        """A pytest file that runs the events of one of these schedules as verbs."""
+        from scripted.portable.script_writer import write_test
 
-        return WrittenTest(script_text(next(iter(schedules)), name=name, mutant=mutant), ())
+        return write_test(schedules, name=name, mutant=mutant)

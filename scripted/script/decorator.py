@@ -9,15 +9,20 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from engine.config import EngineConfig
+from scripted.phrases import nearest
 from scripted.refusals import ScriptDefinitionError
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
 from scripted.script.source import idle_statements
+from scripted.subject.named import OWN, subject_named
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
 
 __all__ = [
     "TIERS",
@@ -40,9 +45,13 @@ _defined: dict[tuple[str, str], int] = {}
 
 
 class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decorated test is: its configuration, tiers and options, and the generator function itself."""
+    """What a decorated test is: its configuration, tiers and options, and the generator function itself.
 
-    config: EngineConfig
+    ``config`` is an EngineConfig, or of the subject that has the name ``subject``.
+    """
+
+    config: Any
+    subject: str = OWN
     tiers: tuple[str, ...]
     options: ScriptOptions
     script: Callable[..., Any]
@@ -71,20 +80,28 @@ def run_tests_with(runner: TestRunner) -> None:
 
 
 def scripted(
-    config: EngineConfig,
+    config: EngineConfig | Any = None,
     *,
+    subject: str | None = None,
     tiers: Sequence[str] = TIERS,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_steps: int = DEFAULT_MAX_STEPS,
     oracle: bool = True,
     must_reach: Sequence[str] = (),
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
-    comparison with each request run alone. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
+    comparison with each request run alone. With ``subject`` it runs on that scheduler, in the sim tier only, and
+    ``settings`` are the values of its configuration that are not at their default. Raises ScriptDefinitionError, with
+    the reason, for what cannot be a script.
     """
-    _check_arguments(config, tiers)
+    _check_tiers(tiers)
+    if subject is None:
+        _check_engine(config, settings)
+    else:
+        _check_options(subject, tiers, oracle=oracle)
     options = ScriptOptions(
         timeout_s=timeout_s,
         max_steps=max_steps,
@@ -96,6 +113,9 @@ def scripted(
     def decorate(given: Callable[..., Any]) -> Callable[..., None]:
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
+        made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function)
+        if subject is not None:
+            made = _on_subject(made, subject, settings)
 
         @functools.wraps(function)
         def test(*instances: object, **arguments: Any) -> None:
@@ -109,7 +129,7 @@ def scripted(
         tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
         keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         test.__signature__ = inspect.Signature([*instance, *keyword_only, tier])  # type: ignore[attr-defined]
-        test.scripted = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function)  # type: ignore[attr-defined]
+        test.scripted = made  # type: ignore[attr-defined]
         return test if instance or "." not in function.__qualname__ else _static(test)
 
     return decorate
@@ -125,11 +145,64 @@ def spec_of(test: Callable[..., Any]) -> ScriptedTest:
     return spec
 
 
-def _check_arguments(config: EngineConfig, tiers: Sequence[str]) -> None:
+def _check_engine(config: object, settings: Mapping[str, Any]) -> None:
+    # A scheduler that this project did not write is scripted without the engine.
+    from engine.config import EngineConfig
+
     if not isinstance(config, EngineConfig):
         raise ScriptDefinitionError(
-            f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function"
+            f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function, "
+            "or @scripted(subject=...) for another scheduler"
         )
+    for name in settings:
+        known = [option for option in inspect.signature(scripted).parameters if option not in ("config", "settings")]
+        raise ScriptDefinitionError(
+            f"@scripted has no option {name!r}{nearest(name, known)}; it has {', '.join(known)}, and settings of an "
+            "engine belong into its EngineConfig"
+        )
+
+
+def _check_options(subject: str, tiers: Sequence[str], *, oracle: bool) -> None:
+    if not isinstance(subject, str) or subject == OWN:
+        raise ScriptDefinitionError(
+            f"subject is the name of another scheduler than the engine's, got {subject!r}; "
+            "for the engine write @scripted(EngineConfig(...))"
+        )
+    if "sim" not in tiers or not oracle:
+        raise ScriptDefinitionError(
+            f"a script of the subject {subject} runs in the sim tier, and its judge checks every token; leave out "
+            + ("oracle" if "sim" in tiers else "tiers")
+        )
+
+
+def _on_subject(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> ScriptedTest:
+    """The test on this subject, with the configuration that was given or that these settings say."""
+    name = _from_here(name, test.file)
+    subject, config = subject_named(name), test.config
+    if not hasattr(subject, "run_script"):
+        raise ScriptDefinitionError(
+            f"the subject {name} runs no scripts; make it with scripted.portable.PortableSubject, or search it only"
+        )
+    default = subject.read_config({})
+    if config is None:
+        config = subject.read_config({setting: str(value) for setting, value in settings.items()})
+    elif settings or not isinstance(config, type(default)):
+        raise ScriptDefinitionError(
+            f"@scripted(subject={name!r}) takes settings by name, or one "
+            f"{type(default).__name__}; got {config!r}{' and settings' if settings else ''}"
+        )
+    return msgspec.structs.replace(test, config=config, subject=name, tiers=("sim",))
+
+
+def _from_here(name: str, file: str) -> str:
+    """A subject's file as seen from the working folder, or from a folder above the test's file."""
+    if not name.endswith(".py") or Path(name).is_file():
+        return name
+    beside = (folder / name for folder in Path(file).resolve().parents)
+    return next((str(path) for path in beside if path.is_file()), name)
+
+
+def _check_tiers(tiers: Sequence[str]) -> None:
     unknown = [tier for tier in tiers if tier not in TIERS]
     if unknown or not tiers or isinstance(tiers, str) or len(set(tiers)) != len(tiers):
         raise ScriptDefinitionError(f"tiers must be a tuple of some of {TIERS}, each once, got {tiers!r}")

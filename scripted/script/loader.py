@@ -20,6 +20,7 @@ import msgspec
 
 from scripted.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
+from scripted.subject.named import OWN
 
 __all__ = ["find_test", "load_script", "load_test"]
 
@@ -63,7 +64,7 @@ def load_test(file: str, name: str) -> ScriptedTest:
 
 
 def find_test(spec: str) -> ScriptedTest:
-    """The script ``FILE::NAME``. Raises ScriptDefinitionError, with the reason, when there is no such script."""
+    """The engine's script ``FILE::NAME``. Raises ScriptDefinitionError, with the reason, when there is none."""
     file, separator, name = spec.partition("::")
     name = name.replace("::", ".")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
@@ -78,11 +79,14 @@ def find_test(spec: str) -> ScriptedTest:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:
-        return load_test(str(path.resolve()), name)
+        test = load_test(str(path.resolve()), name)
     except ScriptDefinitionError:
         raise
     except Exception as exc:
         raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    if test.subject != OWN:
+        raise ScriptDefinitionError(f"{spec} is a script of the subject {test.subject}; run it with pytest {spec}")
+    return test
 
 
 def _found(module: types.ModuleType, name: str) -> tuple[Any, Any]:

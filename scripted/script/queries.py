@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from engine.messages import EngineStats
@@ -16,34 +14,10 @@ from scripted.rig.handle import RequestHandle, status_of
 from scripted.rig.rig import Rig
 from scripted.rig.values import Listed, ListedList
 from scripted.script.asked import Asked
+from scripted.script.clock import ScriptClock
 from scripted.script.state import State, mode_of, take_state
-from scripted.subject.clock import VirtualClock
 
-__all__ = ["Queries", "ScriptClock"]
-
-
-class ScriptClock(Asked):
-    """Virtual time in a script's hands."""
-
-    _called = "t.clock"
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-        self._seal()
-
-    def now(self) -> float:
-        """Seconds that the script has advanced time by."""
-        return self._clock.now()
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward; the next step is the first that sees it."""
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not math.isfinite(seconds) or seconds < 0:
-            raise BadCall(f"t.clock.advance() takes seconds >= 0, got {seconds!r}")
-        self._clock.advance(seconds)
-
-    def __repr__(self) -> str:
-        return f"<virtual time: {self._clock.now():g} s>"
+__all__ = ["Queries"]
 
 
 class Queries(Asked):

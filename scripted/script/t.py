@@ -11,10 +11,9 @@ from typing import NoReturn, cast
 from engine.messages import Completion
 from engine.scheduler import StepRecord
 from scripted.errors import BadCall
-from scripted.phrases import nearest
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
-from scripted.script.asked import truth_of
+from scripted.script.asked import holds_in
 from scripted.script.verbs import Verbs
 
 __all__ = ["ScriptContext"]
@@ -70,14 +69,7 @@ class ScriptContext(Verbs):
 
     def sometimes(self, name: str, condition: object) -> bool:
         """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""
-        if not name or not isinstance(name, str):
-            raise BadCall(f"sometimes() takes a name that is not empty, got {name!r}")
-        if self._must_reach and name not in self._must_reach:
-            raise BadCall(
-                f"sometimes() names {name!r}, which is not in must_reach{nearest(name, self._must_reach)}; "
-                "add it there, so that a run that never sees it fails"
-            )
-        holds = truth_of(condition, f"the condition of {name!r}")
+        holds = holds_in(name, condition, self._must_reach)
         if holds and not self.reached.get(name):
             self.notes.append(Note(self.scheduler.step_number, name))
         self.reached[name] = self.reached.get(name, 0) + holds

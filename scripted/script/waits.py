@@ -5,44 +5,21 @@ Every wait is used as ``yield from``. A spent budget raises at the script's line
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from scripted.errors import BadCall, BudgetSpent
 from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
-from scripted.rig.values import Nameless
 from scripted.script.asked import check_count, truth_of
 from scripted.script.causes import causes_of
 from scripted.script.queries import Queries
+from scripted.script.wait import DEFAULT_BUDGET_STEPS, Steps, Wait
 
 __all__ = ["DEFAULT_BUDGET_STEPS", "STAGES", "Steps", "Wait", "Waits"]
 
-DEFAULT_BUDGET_STEPS: Final = 400
 STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
-
-Steps = Generator[None, None, None]
-
-
-class Wait(Nameless):
-    """A wait that was made and has to be run with ``yield from``; one that was not is an error of the script."""
-
-    _ask = "what it waits for"
-
-    def __init__(self, what: str, generator: Steps) -> None:
-        self.what = what
-        self.generator = generator
-        self.used = False
-
-    def __iter__(self) -> Steps:
-        if self.used:
-            raise BadCall(f"t.{self.what} was run before and does nothing the second time; make another wait")
-        self.used = True
-        return self.generator
-
-    def __repr__(self) -> str:
-        return f"<{self.what}>"
 
 
 class Waits(Queries):

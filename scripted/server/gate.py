@@ -24,7 +24,8 @@ from scripted.gallery import mutant_named
 from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
 from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
-from scripted.report.failure import FailureKind, FailureReport, frames_of, position_of
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.frames import frames_of, position_of
 from scripted.rig.rig import Rig
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script

@@ -34,7 +34,8 @@ from engine.settings import ServerSettings
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
 from scripted.refusals import ScriptDefinitionError
-from scripted.report.failure import FailureKind, FailureReport, Frame, ProcessStack
+from scripted.report.failure import FailureKind, FailureReport, ProcessStack
+from scripted.report.frames import Frame
 from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions

@@ -14,7 +14,8 @@ from engine.frames import decoder_of
 from engine.limits import Limits
 from engine.scheduler import StepRecord
 from scripted.gate.run import ScriptSucceeded
-from scripted.report.failure import FailureReport, Frame
+from scripted.report.failure import FailureReport
+from scripted.report.frames import Frame
 from scripted.script.options import ScriptOptions
 
 __all__ = [

@@ -69,7 +69,7 @@ class DebugSession:
             except ScriptError as exc:
                 if not isinstance(exc.__cause__, _RunAgain):
                     self._say(exc.report.render())
-                    self._after_death(exc.report)
+                    self._after_death(_of_the_engine(exc))
                 self._save()
             else:
                 self._say(
@@ -222,3 +222,8 @@ class DebugSession:
 def _text_of(exc: Exception) -> str:
     """Errors made for people as they are; others, which an expression raised, with their type."""
     return str(exc) if isinstance(exc, (BadCall, BudgetSpent, RequestRefused)) else f"{type(exc).__name__}: {exc}"
+
+
+def _of_the_engine(error: ScriptError) -> FailureReport:
+    assert isinstance(error.report, FailureReport), f"not a script of the engine: {error.report}"
+    return error.report

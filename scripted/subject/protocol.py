@@ -18,7 +18,17 @@ from scripted.subject.placed import Placed
 from scripted.subject.run import Run
 from scripted.subject.written import WrittenTest
 
-__all__ = ["Freezer", "Judge", "Machine", "Microbatch", "Pipeline", "Stepped", "Subject"]
+__all__ = [
+    "Freezer",
+    "Judge",
+    "Machine",
+    "Microbatch",
+    "Pipeline",
+    "ScriptEnded",
+    "ScriptedSubject",
+    "Stepped",
+    "Subject",
+]
 
 
 class Microbatch(Protocol):
@@ -236,4 +246,22 @@ class Subject(Protocol):
 
         Raises ScriptDefinitionError where the subject has no scripts.
         """
+        ...
+
+
+class ScriptEnded(Protocol):
+    """How a script that passed ended."""
+
+    def counts(self) -> dict[str, int]:
+        """What the summary of many scripts adds up, by name."""
+        ...
+
+
+class ScriptedSubject(Subject, Protocol):
+    """A subject that runs scripts too, through ``@scripted(subject=...)``. The engine's own has tiers for that."""
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> ScriptEnded:
+        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
         ...

@@ -12,6 +12,7 @@ from engine.messages import Generate
 from scripted.actions import FailStage, StartRequest
 from scripted.errors import ScriptError
 from scripted.explore.execution import Failure, Outcome
+from scripted.report.failure import FailureReport
 from scripted.script.decorator import ScriptedTest
 from scripted.sim.runner import ScriptedSim
 from scripted.subject.action import Action
@@ -128,5 +129,6 @@ def _do(t: Any, action: Action) -> bool:
 
 def _failure_of(exc: ScriptError) -> Failure:
     report = exc.report
+    assert isinstance(report, FailureReport), f"not a script of the engine: {report}"
     kind, _, text = report.error.partition(": ")
     return Failure(kind, text or report.error, len(report.records), f"{type(exc).__name__}: {kind}")

@@ -13,11 +13,10 @@ from typing import Final
 import msgspec
 
 from scripted.actions import Flush, Pause, Press, Relieve, Resume, ResumeStage, StallStage
-from scripted.errors import ScriptError
+from scripted.errors import ScriptError, ScriptTimeout
 from scripted.explore.execution import Outcome, execute
 from scripted.gallery.mutants import switched_on
 from scripted.phrases import plural
-from scripted.report.failure import FailureKind
 from scripted.script.loader import load_test
 from scripted.sim.runner import ScriptedSim
 from scripted.subject.action import Action
@@ -102,7 +101,7 @@ def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
     if draft.mutant is not None:
         without = _error_of(text, name, None)
         return None if without is None else f"it fails without {draft.mutant} too: {without.report.headline}"
-    if with_bug.report.kind is FailureKind.TIMEOUT or with_bug.report.error.startswith(_FAULTS_OF_SCRIPTS):
+    if isinstance(with_bug, ScriptTimeout) or with_bug.report.error.startswith(_FAULTS_OF_SCRIPTS):
         return f"it fails {where} for a reason of its own: {with_bug.report.headline}"
     return None
 
