@@ -30,6 +30,8 @@ from scripted.script.waits import Steps, Wait
 
 __all__ = ["ScriptedGate"]
 
+_NO_STEP = "the scheduler was killed, so no step can run; ask what its clients were told, for instance r.client.error"
+
 
 class ScriptedGate:
     """Feeds the loop from scripts. ``source`` says which script comes next and takes how it ended."""
@@ -135,8 +137,10 @@ class ScriptedGate:
         context.check_waits()
         if run.options.must_step and not rig.scheduler.step_number:
             raise BadCall("the script ended without a step, so nothing was tested; a yield lets one step run")
-        run.end(rig.scheduler, spent=rig.failure is not None)
-        if rig.failure is None:
+        run.end(rig.scheduler, spent=rig.failure is not None or rig.is_dead)
+        if rig.is_dead:
+            check_answers(rig.handles.all)
+        elif rig.failure is None:
             yield from drain(rig)
             check_answers(rig.handles.all)
             if self._checks is not None:
@@ -147,7 +151,7 @@ class ScriptedGate:
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
             raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")
-        if run.options.oracle and rig.failure is None:
+        if run.options.oracle and rig.failure is None and not rig.is_dead:
             run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
 
     def _script_steps(self, run: ScriptRun) -> Steps:
@@ -163,6 +167,9 @@ class ScriptedGate:
             if value is not None:
                 raise BadCall(f"a script yields nothing, got {_yielded(value)}")
             context.check_waits()
+            if self.rig.is_dead:
+                script.throw(BadCall(_NO_STEP))
+                raise BadCall(_NO_STEP)
             if steps == run.options.max_steps:
                 causes = "; ".join(causes_of(self.rig))
                 spent = BudgetSpent(

@@ -209,6 +209,16 @@ class Verbs(Waits):
             raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
         self._rig.kill_stage(i)
 
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler's process; returns when its clients were told. Only in the server tier, and only once.
+
+        After it no step runs, so nothing can be waited for; what clients were told can be asked. Raises Violation when
+        an open stream does not end with an error that names the scheduler within two seconds.
+        """
+        if self._rig.is_dead:
+            raise BadCall("kill_scheduler() was called before; nothing of the scheduler is left to kill")
+        self._rig.kill_scheduler()
+
     def stall_stage(self, i: int) -> None:
         """Stop a stage; nothing completes until it is resumed."""
         self._check_stage(i)
