@@ -78,6 +78,8 @@ def finish(gate: ScheduleGate) -> Outcome:
     failure = None
     try:
         gate.subject.drive(gate)
+        if gate.phase is not Phase.JUDGE:
+            raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
     except Exception as exc:
         if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
             raise HarnessError(
