@@ -22,7 +22,7 @@ from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
 from scripted.gate.run import RunSource, ScriptRun
 from scripted.gate.stop_strings import StopStrings
-from scripted.rig.rig import Rig
+from scripted.rig.rig import Rig, judge_nothing
 from scripted.rig.world import World
 from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
@@ -131,6 +131,7 @@ class ScriptedGate:
         if self._stage_sizes is None:
             self._stage_sizes = rig.world.stage_sizes()
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
+        rig.judge_refusal = judge_nothing if self._checks is None else self._checks.clients.check_refusal
         context = self._context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
         yield from self._script_steps(run)

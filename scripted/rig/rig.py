@@ -6,7 +6,7 @@ see. It runs no step and knows no script.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.messages import (
     Abort,
@@ -20,6 +20,7 @@ from engine.messages import (
     PauseGeneration,
     PauseMode,
     PipelineFailed,
+    Refusal,
     Reply,
 )
 from engine.scheduler import Scheduler, Step
@@ -31,7 +32,7 @@ from scripted.subject.clock import VirtualClock
 from scripted.subject.results import Results
 from scripted.subject.violation import Violation
 
-__all__ = ["HARNESS_CALL", "Rig"]
+__all__ = ["HARNESS_CALL", "Rig", "judge_nothing"]
 
 _SCHEDULER = "scheduler"
 # The call id of what the harness itself asks for: no client waits for the answer.
@@ -57,6 +58,8 @@ class Rig:
         self.landed: tuple[int, ...] = ()
         self.failure: PipelineFailed | None = None
         self.kills = self.is_dead = False
+        # Told of a request that is refused before a step sees it, and of what arrived ahead of it. Raises Violation.
+        self.judge_refusal: Callable[[Generate, Refusal, Sequence[ClientMessage]], None] = judge_nothing
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
 
@@ -202,6 +205,11 @@ class Rig:
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is None:
             return False
+        self.judge_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
         self.arrived.remove(message)
         self.world.answer([refusal])
         return True
+
+
+def judge_nothing(message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
+    """Where no account of clients is kept."""

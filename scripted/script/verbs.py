@@ -29,6 +29,7 @@ from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.script.waits import Steps, Wait, Waits
+from scripted.subject.violation import Violation
 
 __all__ = ["Verbs"]
 
@@ -246,6 +247,8 @@ class Verbs(Waits):
             lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
         )
         if message is None:
+            if view.terminal_answers != 1:
+                raise Violation(f"the client of {rid}, refused, got {view.terminal_answers} terminal answers: {view}")
             raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
         assert isinstance(message, Generate)
         handle = RequestHandle(message, view)
