@@ -46,10 +46,8 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
     """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
     limits = scheduler.limits
     window = (limits.window_pages, 0) if limits.window_tokens else ()
-    sizes, digested = (
-        (0, 0, 0, limits.total_pages, 0, limits.rows, *window),
-        sizes_of(scheduler.books, scheduler.memory),
-    )
+    sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window)
+    digested = sizes_of(scheduler.books, scheduler.memory)
     if digested != sizes:
         raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
     idle = {
