@@ -31,6 +31,8 @@ _CORRUPTED: Final = 0x1EADBEEF
 # Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
 _FIRST_TOKEN: Final = 33
 _TOKENS: Final = 94
+# The bounds of a bias: next to it no model's own preference counts.
+_DECISIVE_BIAS: Final = 100
 
 
 class _Row:
@@ -322,14 +324,24 @@ def _has_penalty(spec: SamplingSpec) -> bool:
 
 
 def _choose(value: int, position: int, spec: SamplingSpec) -> int:
-    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well."""
+    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
+
+    A token whose bias is the largest there can be is always said, one with the smallest never.
+    """
     if spec.temperature != 0:
         value ^= (spec.seed + position) * _CHAIN & _MASK
+    never: tuple[int, ...] = spec.suppressed_ids if position < spec.suppressed_until else ()
+    if spec.logit_bias:
+        value ^= _salt(spec.logit_bias)
+        never += tuple(token for token, bias in spec.logit_bias if bias <= -_DECISIVE_BIAS)
+        always = [token for token, bias in spec.logit_bias if bias >= _DECISIVE_BIAS and token not in never]
+        if always:
+            return always[0]
     token = _FIRST_TOKEN + (value * _MIX >> 40) % _TOKENS
-    if position >= spec.suppressed_until or token not in spec.suppressed_ids:
+    if token not in never:
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % _TOKENS for step in range(1, _TOKENS))
-    return next((other for other in others if other not in spec.suppressed_ids), token)
+    return next((other for other in others if other not in never), token)
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:

@@ -6,7 +6,7 @@ scheduler at the next step. Effects are checked, and a refused call raises with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.messages import Abort, Generate, PauseMode
@@ -59,7 +59,11 @@ class Verbs(Waits):
         temperature: float = 0,
         top_p: float = 1.0,
         top_k: int = -1,
+        min_p: float = 0,
         frequency_penalty: float = 0,
+        presence_penalty: float = 0,
+        repetition_penalty: float = 1,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -80,7 +84,11 @@ class Verbs(Waits):
             "temperature": float(temperature),
             "top_p": float(top_p),
             "top_k": top_k,
+            "min_p": float(min_p),
             "frequency_penalty": float(frequency_penalty),
+            "presence_penalty": float(presence_penalty),
+            "repetition_penalty": float(repetition_penalty),
+            "logit_bias": {str(token): float(bias) for token, bias in (logit_bias or {}).items()},
             "stop": stop if isinstance(stop, str) else list(stop),
             "stop_token_ids": list(stop_token_ids),
             "ignore_eos": ignore_eos,
