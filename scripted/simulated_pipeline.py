@@ -63,19 +63,17 @@ class SimulatedPipeline:
         self._total_pages = limits.total_pages
         self._window_tokens = limits.window_tokens
         self._window_pages = limits.window_pages
+        self._rows: dict[int, _Row] = {}
+        self._make_kv()
         self.forget()
 
     def forget(self) -> None:
         """Become as good as new: empty KV, no faults, nothing in flight."""
         # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
         self._root = _START
-        self._rows: dict[int, _Row] = {}
-        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
-        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
-        self._kv: list[list[int]] = [[]] * self._total_pages
-        # The same of the window layers: a window page holds what the page beside it holds.
-        self._window_kv: list[list[int]] = [[]] * self._window_pages
-        self._writes = [0] * self._total_pages
+        if self._rows:
+            self._rows.clear()
+            self._make_kv()
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
         self._stalled: set[int] = set()
@@ -83,6 +81,15 @@ class SimulatedPipeline:
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
         self._microbatches = self._failed = self._tokens = self._describes = 0
+
+    def _make_kv(self) -> None:
+        """Memory that nothing was written to."""
+        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
+        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
+        self._kv: list[list[int]] = [[]] * self._total_pages
+        # The same of the window layers: a window page holds what the page beside it holds.
+        self._window_kv: list[list[int]] = [[]] * self._window_pages
+        self._writes = [0] * self._total_pages
 
     # -- the pipeline protocol --
 
