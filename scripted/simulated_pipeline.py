@@ -31,6 +31,8 @@ _CORRUPTED: Final = 0x1EADBEEF
 # Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
 _FIRST_TOKEN: Final = 33
 _TOKENS: Final = 94
+# The bounds of a bias: next to it no model's own preference counts.
+_DECISIVE_BIAS: Final = 100
 
 
 class _Row:
@@ -61,19 +63,17 @@ class SimulatedPipeline:
         self._total_pages = limits.total_pages
         self._window_tokens = limits.window_tokens
         self._window_pages = limits.window_pages
+        self._rows: dict[int, _Row] = {}
+        self._make_kv()
         self.forget()
 
     def forget(self) -> None:
         """Become as good as new: empty KV, no faults, nothing in flight."""
         # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
         self._root = _START
-        self._rows: dict[int, _Row] = {}
-        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
-        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
-        self._kv: list[list[int]] = [[]] * self._total_pages
-        # The same of the window layers: a window page holds what the page beside it holds.
-        self._window_kv: list[list[int]] = [[]] * self._window_pages
-        self._writes = [0] * self._total_pages
+        if self._rows:
+            self._rows.clear()
+            self._make_kv()
         self._done: deque[PipelineEvent] = deque()
         self._failing_stage: int | None = None
         self._stalled: set[int] = set()
@@ -81,6 +81,15 @@ class SimulatedPipeline:
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
         self._microbatches = self._failed = self._tokens = self._describes = 0
+
+    def _make_kv(self) -> None:
+        """Memory that nothing was written to."""
+        # A page is [fingerprint before it, fingerprint of slot 0, of slot 1, ...]: as long as it has been written.
+        # Pages that nothing was written to share one list: a large pool costs nothing until it is used.
+        self._kv: list[list[int]] = [[]] * self._total_pages
+        # The same of the window layers: a window page holds what the page beside it holds.
+        self._window_kv: list[list[int]] = [[]] * self._window_pages
+        self._writes = [0] * self._total_pages
 
     # -- the pipeline protocol --
 
@@ -322,14 +331,24 @@ def _has_penalty(spec: SamplingSpec) -> bool:
 
 
 def _choose(value: int, position: int, spec: SamplingSpec) -> int:
-    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well."""
+    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
+
+    A token whose bias is the largest there can be is always said, one with the smallest never.
+    """
     if spec.temperature != 0:
         value ^= (spec.seed + position) * _CHAIN & _MASK
+    never: tuple[int, ...] = spec.suppressed_ids if position < spec.suppressed_until else ()
+    if spec.logit_bias:
+        value ^= _salt(spec.logit_bias)
+        never += tuple(token for token, bias in spec.logit_bias if bias <= -_DECISIVE_BIAS)
+        always = [token for token, bias in spec.logit_bias if bias >= _DECISIVE_BIAS and token not in never]
+        if always:
+            return always[0]
     token = _FIRST_TOKEN + (value * _MIX >> 40) % _TOKENS
-    if position >= spec.suppressed_until or token not in spec.suppressed_ids:
+    if token not in never:
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % _TOKENS for step in range(1, _TOKENS))
-    return next((other for other in others if other not in spec.suppressed_ids), token)
+    return next((other for other in others if other not in never), token)
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:

@@ -7,7 +7,7 @@ client is told once, by the events of the step: this module is where that is che
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from engine.limits import Limits
@@ -47,6 +47,13 @@ __all__ = ["Clients", "Life", "Totals", "check_answers"]
 _ABORT: Final = FinishReason.ABORT
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
+# What the text of a refusal names: the rule that is in the request's way.
+_RULES: Final = {
+    RefusalKind.UNAVAILABLE: ("process died",),
+    RefusalKind.INVALID: ("context_length", "max_prefill_tokens", "KV cache", "the prompt is empty"),
+    RefusalKind.DUPLICATE: ("is alive",),
+    RefusalKind.BUSY: ("max_queued_requests",),
+}
 
 
 class Life:
@@ -243,7 +250,7 @@ class Clients:
     def _on_generate(self, message: Generate) -> None:
         life = Life(message, self._limits)
         self.lives.append(life)
-        refusal = self._refusal_of(life)
+        refusal = self._refusal_of(life, self.live, self.waiting)
         if refusal is not None:
             life.refused = True
             self._refusals.append((message.rid, refusal))
@@ -253,15 +260,34 @@ class Clients:
         self.totals.requests_started += 1
         self.totals.prompt_tokens += life.prompt_tokens
 
-    def _refusal_of(self, life: Life) -> RefusalKind | None:
+    def check_refusal(self, message: Generate, refusal: Refusal, ahead: Iterable[Event]) -> None:
+        """A request is refused before a step has seen it, with ``ahead`` on the way to the engine before it.
+
+        Raises Violation where nothing is in its way, or where the refusal is of another rule than that.
+        """
+        live = {rid: life.tenancy is None for rid, life in self.live.items()}
+        for other in ahead:
+            if isinstance(other, Generate):
+                live[other.rid] = True
+            elif isinstance(other, Abort):
+                live.pop(other.rid, None)
+            elif isinstance(other, AbortAll) or (isinstance(other, PauseGeneration) and other.mode is PauseMode.ABORT):
+                live.clear()
+        due = self._refusal_of(Life(message, self._limits), live, sum(live.values()))
+        if refusal.kind is not due:
+            raise Violation(f"{message.rid} is refused as {refusal.kind}, but due is {due}: {refusal.message}")
+        if refusal.rid != message.rid or not any(rule in refusal.message for rule in _RULES[refusal.kind]):
+            raise Violation(f"{message.rid} is refused as {refusal.kind} without the rule or its rid: {refusal}")
+
+    def _refusal_of(self, life: Life, live: Container[str], waiting: int) -> RefusalKind | None:
         """Why a request that arrives now must be refused; None when it must be admitted to the queue."""
         if self.dead is not None:
             return RefusalKind.UNAVAILABLE
         if self._never_fits(life):
             return RefusalKind.INVALID
-        if life.rid in self.live:
+        if life.rid in live:
             return RefusalKind.DUPLICATE
-        return RefusalKind.BUSY if self.waiting >= self._limits.max_queued_requests else None
+        return RefusalKind.BUSY if waiting >= self._limits.max_queued_requests else None
 
     def _never_fits(self, life: Life) -> bool:
         """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from engine.messages import EngineStats
 from engine.scheduler import Place, Scheduler
+from engine.scheduler.sizes import sizes_of
 from scripted.checks.clients import Clients, Totals
 from scripted.subject.violation import Violation
 
@@ -44,6 +45,11 @@ def check_hits(scheduler: Scheduler) -> None:
 def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
     """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
     limits = scheduler.limits
+    window = (limits.window_pages, 0) if limits.window_tokens else ()
+    sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window)
+    digested = sizes_of(scheduler.books, scheduler.memory)
+    if digested != sizes:
+        raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
     idle = {
         "step": scheduler.step_number,
         "pages_free": limits.total_pages,

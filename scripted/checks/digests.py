@@ -19,6 +19,8 @@ __all__ = ["DigestedStep", "check_digest", "check_digests"]
 
 # A front end numbers its calls over its whole life, so that their ids are in no digest.
 _NOT_DIGESTED: Final = frozenset(("call_id",))
+# Lists of more than 15 entries have another header in the encoding that is digested.
+_LONGEST_BATCH: Final = 18
 # What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is.
 _NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "weights", "trace_dir"))
 
@@ -46,15 +48,39 @@ def check_digest(step: DigestedStep) -> None:
 
 
 def check_digests(records: Sequence[StepRecord]) -> None:
-    """The same for the first step of each kind among these: with and without a microbatch, replies and events."""
+    """The same for the first step of each kind among these: with and without a microbatch, replies and events.
+
+    And when a digest is asked for does not matter to what it is. Raises Violation.
+    """
+    _check_moments([_digested(record) for record in records])
     kinds: set[tuple[object, ...]] = set()
     for record in records:
         mode = None if record.microbatch is None else record.microbatch.mode
         kind = (mode, *{type(item) for item in (*record.events, *record.replies)})
         if kind not in kinds:
             kinds.add(kind)
-            sizes = (record.waiting, record.running, record.pages_free, record.pages_cached, record.pages_held)
-            check_digest((record.events, record.microbatch, record.replies, sizes))
+            check_digest(_digested(record))
+
+
+def _digested(record: StepRecord) -> DigestedStep:
+    sizes = (record.waiting, record.running, record.pages_free, record.pages_cached, record.pages_held)
+    return record.events, record.microbatch, record.replies, sizes
+
+
+def _check_moments(steps: Sequence[DigestedStep]) -> None:
+    """Steps are folded into a digest in batches of any length: one at a time, all together, and all lengths between."""
+    alone, together, growing = DigestChain(), DigestChain(), DigestChain()
+    folded = 0
+    for number, step in enumerate(steps, 1):
+        for chain in (alone, together, growing):
+            chain.add(step)
+        digest = alone.digest
+        if number - folded > folded % _LONGEST_BATCH:
+            folded = number
+            if (growing.digest, growing.plan_digest) != (digest, alone.plan_digest):
+                raise Violation(f"the digest of step {number} depends on the steps after which digests were asked for")
+    if (together.digest, together.plan_digest) != (alone.digest, alone.plan_digest):
+        raise Violation(f"the digest of {len(steps)} steps depends on how often it was asked for")
 
 
 def _digests(step: DigestedStep) -> tuple[str, str]:

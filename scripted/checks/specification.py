@@ -75,9 +75,10 @@ class Specification:
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
-                if event.rid in self.live:
-                    self._end(self.live[event.rid], event.finish_reason)
-                self._answer(event, ok=True, says=event.rid)
+                alive = self.live.get(event.rid)
+                if alive is not None:
+                    self._end(alive, event.finish_reason)
+                self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
             case messages.AbortAll():
                 self._answer(event, ok=True, says=f"aborted {self._abort_all()} requests")
             case messages.FlushCache() | messages.UpdateWeights():

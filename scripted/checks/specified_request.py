@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from engine.limits import Limits
-from engine.messages import FinishReason, Generate, TokenLogprob, TokenOutput
+from engine.messages import FinishReason, Generate, SamplingParams, TokenLogprob, TokenOutput
 from engine.plan import SamplingSpec
 
 __all__ = ["Page", "SpecifiedRequest"]
 
-_FROM_THE_MESSAGE: Final = (
-    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
-)  # fmt: skip
+# All that the stages and a client say by the same name, but the seed, which the engine may choose.
+_FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
 
 class Page:

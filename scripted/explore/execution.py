@@ -78,6 +78,7 @@ def finish(gate: ScheduleGate) -> Outcome:
     failure = None
     try:
         gate.subject.drive(gate)
+        _check_ended(gate)
     except Exception as exc:
         if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
             raise HarnessError(
@@ -86,6 +87,12 @@ def finish(gate: ScheduleGate) -> Outcome:
             ) from exc
         failure = Failure.of(exc, gate)
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
+
+
+def _check_ended(gate: ScheduleGate) -> None:
+    """The loop ran until the gate had judged the end. Raises Violation."""
+    if gate.phase is not Phase.JUDGE:
+        raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
 
 def _with_records_checked(schedule: Schedule) -> Outcome:

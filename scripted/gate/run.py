@@ -171,7 +171,7 @@ class ScriptRun:
             notes=self._notes,
             limits=rig.scheduler.limits,
             replay=self.options.replay,
-            spent=isinstance(exc, Grown),
+            spent=rig.is_dead or isinstance(exc, Grown),
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
             cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )

@@ -22,13 +22,15 @@ from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
 from scripted.gate.run import RunSource, ScriptRun
 from scripted.gate.stop_strings import StopStrings
-from scripted.rig.rig import Rig
+from scripted.rig.rig import Rig, judge_nothing
 from scripted.rig.world import World
 from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
 from scripted.script.wait import Steps, words_of_yielded
 
 __all__ = ["ScriptedGate"]
+
+_NO_STEP = "the scheduler was killed, so no step can run; ask what its clients were told, for instance r.client.error"
 
 
 class ScriptedGate:
@@ -129,14 +131,17 @@ class ScriptedGate:
         if self._stage_sizes is None:
             self._stage_sizes = rig.world.stage_sizes()
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
+        rig.judge_refusal = judge_nothing if self._checks is None else self._checks.clients.check_refusal
         context = self._context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
         yield from self._script_steps(run)
         context.check_waits()
         if run.options.must_step and not rig.scheduler.step_number:
             raise BadCall("the script ended without a step, so nothing was tested; a yield lets one step run")
-        run.end(rig.scheduler, spent=rig.failure is not None)
-        if rig.failure is None:
+        run.end(rig.scheduler, spent=rig.failure is not None or rig.is_dead)
+        if rig.is_dead:
+            check_answers(rig.handles.all)
+        elif rig.failure is None:
             yield from drain(rig)
             check_answers(rig.handles.all)
             if self._checks is not None:
@@ -147,7 +152,7 @@ class ScriptedGate:
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]
         if missed:
             raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")
-        if run.options.oracle and rig.failure is None:
+        if run.options.oracle and rig.failure is None and not rig.is_dead:
             run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
 
     def _script_steps(self, run: ScriptRun) -> Steps:
@@ -163,6 +168,9 @@ class ScriptedGate:
             if value is not None:
                 raise BadCall(f"a script yields nothing, got {words_of_yielded(value)}")
             context.check_waits()
+            if self.rig.is_dead:
+                script.throw(BadCall(_NO_STEP))
+                raise BadCall(_NO_STEP)
             if steps == run.options.max_steps:
                 causes = "; ".join(causes_of(self.rig))
                 spent = BudgetSpent(

@@ -6,7 +6,7 @@ see. It runs no step and knows no script.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.messages import (
     Abort,
@@ -20,17 +20,21 @@ from engine.messages import (
     PauseGeneration,
     PauseMode,
     PipelineFailed,
+    Refusal,
     Reply,
 )
 from engine.scheduler import Scheduler, Step
+from scripted.errors import BadCall
 from scripted.rig.history import Handles, History
 from scripted.rig.start_over import start_over
 from scripted.rig.world import World
 from scripted.subject.clock import VirtualClock
 from scripted.subject.results import Results
+from scripted.subject.violation import Violation
 
-__all__ = ["HARNESS_CALL", "Rig"]
+__all__ = ["HARNESS_CALL", "Rig", "judge_nothing"]
 
+_SCHEDULER = "scheduler"
 # The call id of what the harness itself asks for: no client waits for the answer.
 HARNESS_CALL = "harness"
 
@@ -39,7 +43,7 @@ class Rig:
     """``arrived`` are the client messages that the next step will see, ``last_replies`` the replies of the last one.
 
     ``landed`` are the ids of the microbatches whose results the last step got. ``failure`` is the death of a stage;
-    ``kills`` says that a script caused it.
+    ``kills`` says that a script caused it, ``is_dead`` that it killed the scheduler.
     """
 
     def __init__(self, scheduler: Scheduler, world: World) -> None:
@@ -53,7 +57,9 @@ class Rig:
         self.last_replies: tuple[Reply, ...] = ()
         self.landed: tuple[int, ...] = ()
         self.failure: PipelineFailed | None = None
-        self.kills = False
+        self.kills = self.is_dead = False
+        # Told of a request that is refused before a step sees it, and of what arrived ahead of it. Raises Violation.
+        self.judge_refusal: Callable[[Generate, Refusal, Sequence[ClientMessage]], None] = judge_nothing
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
 
@@ -81,6 +87,8 @@ class Rig:
 
         A request that the scheduler would refuse is refused at once: that changes nothing in it, whenever it is told.
         """
+        if self.is_dead:
+            raise BadCall("the scheduler was killed, so nothing arrives at it any more; ask what its clients were told")
         while True:
             for message in self.world.take_messages():
                 self.arrived.append(message)
@@ -108,6 +116,22 @@ class Rig:
         assert isinstance(event, PipelineFailed), f"killing stage {stage} brought {event}"
         self.kills = True
         self._fail(event)
+
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler's process; no step runs after it. Raises Violation for a client that is not told so."""
+        streams = [handle for handle in self.handles.all if not handle.client.closed]
+        calls = [call for call in self.handles.calls if not call.done]
+        self.world.kill_scheduler(
+            lambda: all(handle.client.closed for handle in streams) and all(call.done for call in calls)
+        )
+        self.is_dead = True
+        untold = [handle.rid for handle in streams if _SCHEDULER not in (handle.client.error or "")]
+        untold += [f"POST {call.name}" for call in calls if not call.done]
+        if untold:
+            raise Violation(
+                "the scheduler was killed, and these clients were not told so in time: "
+                f"{', '.join(untold)}; {[handle.client for handle in streams]}"
+            )
 
     def flush(self) -> None:
         """Flush the cache in the next step; the engine is idle."""
@@ -181,6 +205,11 @@ class Rig:
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is None:
             return False
+        self.judge_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
         self.arrived.remove(message)
         self.world.answer([refusal])
         return True
+
+
+def judge_nothing(message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
+    """Where no account of clients is kept."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.frontend.detokenizer import Decoder
@@ -56,6 +56,13 @@ class World(Protocol):
 
     def kill_stage(self, stage: int) -> PipelineEvent:
         """Kill a stage and wait until its death is known."""
+        ...
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        """Kill the scheduler's process, and go on without one as soon as its clients are told, or should have been.
+
+        Raises BadCall where the scheduler has no process of its own.
+        """
         ...
 
     def stall_stage(self, stage: int) -> None: ...

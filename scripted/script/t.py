@@ -43,9 +43,9 @@ class ScriptContext(Verbs):
     def loose_ends(self) -> dict[str, int]:
         """What the script leaves now that may be a mistake, counted by name; only what is there."""
         calls = self._rig.handles.calls
-        history = self._rig.history.records
+        history, dead = self._rig.history.records, self._rig.is_dead
         counts = {
-            "requests alive at the end": sum(not handle.finished for handle in self._rig.handles.all),
+            "requests alive at the end": sum(not handle.finished for handle in self._rig.handles.all if not dead),
             "calls without an answer at the end": sum(not call.done for call in calls),
             "answers never looked at": sum(call.done and call.must_be_read and not call.was_read for call in calls),
             "windows not in must_reach": 0 if self._must_reach else len(self.reached),

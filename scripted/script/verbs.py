@@ -6,7 +6,7 @@ scheduler at the next step. Effects are checked, and a refused call raises with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.messages import Abort, Generate, PauseMode
@@ -29,6 +29,7 @@ from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.script.waits import Steps, Wait, Waits
+from scripted.subject.violation import Violation
 
 __all__ = ["Verbs"]
 
@@ -58,7 +59,11 @@ class Verbs(Waits):
         temperature: float = 0,
         top_p: float = 1.0,
         top_k: int = -1,
+        min_p: float = 0,
         frequency_penalty: float = 0,
+        presence_penalty: float = 0,
+        repetition_penalty: float = 1,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -79,7 +84,11 @@ class Verbs(Waits):
             "temperature": float(temperature),
             "top_p": float(top_p),
             "top_k": top_k,
+            "min_p": float(min_p),
             "frequency_penalty": float(frequency_penalty),
+            "presence_penalty": float(presence_penalty),
+            "repetition_penalty": float(repetition_penalty),
+            "logit_bias": {str(token): float(bias) for token, bias in (logit_bias or {}).items()},
             "stop": stop if isinstance(stop, str) else list(stop),
             "stop_token_ids": list(stop_token_ids),
             "ignore_eos": ignore_eos,
@@ -209,6 +218,16 @@ class Verbs(Waits):
             raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
         self._rig.kill_stage(i)
 
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler's process; returns when its clients were told. Only in the server tier, and only once.
+
+        After it no step runs, so nothing can be waited for; what clients were told can be asked. Raises Violation when
+        an open stream does not end with an error that names the scheduler within two seconds.
+        """
+        if self._rig.is_dead:
+            raise BadCall("kill_scheduler() was called before; nothing of the scheduler is left to kill")
+        self._rig.kill_scheduler()
+
     def stall_stage(self, i: int) -> None:
         """Stop a stage; nothing completes until it is resumed."""
         self._check_stage(i)
@@ -236,6 +255,8 @@ class Verbs(Waits):
             lambda m: isinstance(m, Generate) and m.rid == rid, refused=lambda: view.closed
         )
         if message is None:
+            if view.terminal_answers != 1:
+                raise Violation(f"the client of {rid}, refused, got {view.terminal_answers} terminal answers: {view}")
             raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
         assert isinstance(message, Generate)
         handle = RequestHandle(message, view)

@@ -48,9 +48,7 @@ class HttpClients:
         self._http = httpx.AsyncClient(base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False)
         self._open: dict[int, Future[None]] = {}
         self._expected: dict[str, int] = {}
-        # A daemon: a script that failed must not keep its process alive.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-clients", daemon=True)
-        self._thread.start()
+        self._thread = self._started()
 
     # -- the Clients protocol --
 
@@ -103,13 +101,21 @@ class HttpClients:
             while self._ours.recv(_WAKE_BYTES):
                 continue
 
+    def stop(self) -> None:
+        """End the thread between two of its turns; its connections stay as they are."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def go_on(self) -> None:
+        """Start the thread again, in whichever process this is now."""
+        self._thread = self._started()
+
     def close(self) -> None:
         """End the thread and its connections, with a bound."""
         self.forget()
         with contextlib.suppress(TimeoutError):
             self._spawn(self._http.aclose()).result(CLOSE_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self.stop()
         self._ours.close()
         self._theirs.close()
 
@@ -129,6 +135,12 @@ class HttpClients:
             if left_s <= 0:
                 raise NoAnswer(f"a client waited {self.answer_timeout_s} s in vain for {what}: the front end hangs")
             self._pause(left_s)
+
+    def _started(self) -> threading.Thread:
+        # A daemon: a script that failed must not keep its process alive.
+        thread = threading.Thread(target=self._loop.run_forever, name="scripted-clients", daemon=True)
+        thread.start()
+        return thread
 
     # -- in the thread --
 

@@ -42,6 +42,7 @@ from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
 from scripted.server.growth import ServerGrowth
 from scripted.server.stacks import dump_stacks
+from scripted.server.survivor import result_of_survivor
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
 from scripted.sim.runner import config_text
 from scripted.subject.violation import Violation
@@ -210,6 +211,13 @@ class ScriptedServer:
 
     def _await_result(self, command: RunScript) -> ScriptSucceeded:
         reply = self._next_reply(time.monotonic() + command.options.timeout_s + PATIENCE_S)
+        if reply is None:
+            survived = result_of_survivor(self._folder, command.options.timeout_s)
+            if isinstance(survived, ScriptSucceeded):
+                self.usable = False
+                sys.stdout.write(survived.printed)
+                return survived
+            reply = survived
         if isinstance(reply, ScriptSucceeded):
             sys.stdout.write(reply.printed)
         if isinstance(reply, ScriptSucceeded) and self.is_alive:

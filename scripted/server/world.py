@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 import zmq
@@ -26,10 +26,13 @@ from scripted.errors import NoAnswer
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 from scripted.server.clients import HttpClients
+from scripted.server.survivor import survive
 
 __all__ = ["ServerWorld", "ShutdownAsked"]
 
 DEATH_TIMEOUT_S: Final = 5.0
+# A death is never found by a timeout: the front end hears of it at once.
+TOLD_WITHIN_S: Final = 2.0
 
 
 class ShutdownAsked(Exception):
@@ -72,6 +75,8 @@ class ServerWorld:
         self._control = context.control
         self._pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
+        # This process is the copy of one that a script has killed.
+        self._is_alone = False
         self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
         self.clients = HttpClients(context.base_url, pause=self._pause)
         self._poller = zmq.Poller()
@@ -137,6 +142,19 @@ class ServerWorld:
             self._pause(left_s)
         return self._dead_stage
 
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        """Kill this process; a copy of it goes on with the clients alone."""
+        self.clients.stop()
+        survive(self._context.private_dir, self._control)
+        self.clients.go_on()
+        # Nothing else that was listened to is this process's.
+        self._is_alone = True
+        self._poller = zmq.Poller()
+        self._poller.register(self.clients.fileno(), zmq.POLLIN)
+        deadline = time.monotonic() + TOLD_WITHIN_S
+        while not is_told() and (left_s := deadline - time.monotonic()) > 0:
+            self._pause(left_s)
+
     def stall_stage(self, stage: int) -> None:
         """Stop the process. A single stage lives in this one, which must go on: the gate holds its results back."""
         if self._context.stage_pids:
@@ -188,7 +206,7 @@ class ServerWorld:
 
     def _listen_if(self, readable: dict[Any, int]) -> None:
         """Read the supervisor's message, if any: a dead stage is an event, any other death ends this process."""
-        if self._control.fileno() not in readable:
+        if self._is_alone or self._control.fileno() not in readable:
             return
         message = self._control.receive()
         if isinstance(message, ProcessDied) and message.process.startswith(STAGE_PREFIX):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from engine.errors import EngineError
 from engine.limits import Limits
@@ -12,6 +12,7 @@ from engine.messages import (
     Reply,
 )
 from engine.pipeline.wire import StageView
+from scripted.errors import BadCall
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.sim.clients import SimClients
 from scripted.simulated_pipeline import SimulatedPipeline
@@ -62,6 +63,13 @@ class SimWorld:
         event = self.pipeline.next_completion(0)
         assert event is not None
         return event
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:  # noqa: ARG002 - there are no such clients
+        """Refused: the scheduler is an object here."""
+        raise BadCall(
+            "kill_scheduler() needs a scheduler in a process of its own, and in sim it is the test's process; "
+            "write @scripted(config, tiers=('server',))"
+        )
 
     def stall_stage(self, stage: int) -> None:
         self.pipeline.stall_stage(stage)

@@ -53,6 +53,14 @@ def _boundaries() -> Iterator[tuple[str, str]]:
             ),
         )
         yield (
+            f"{name}-the-tries",
+            (
+                "page_size=4 max_total_tokens=40 chunked_prefill_size=32; 1 start a prompt=28 new=5; "
+                + "; ".join(f"2 start big{i} prompt=13 seed={i + 1} new=1" for i in range(16 + beside))
+                + "; 2 start fits prompt=2 seed=60 new=1; 5 abort-all"
+            ),
+        )
+        yield (
             f"{name}-the-deadline",
             f"{_SMALL}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
         )

@@ -38,3 +38,26 @@ def test_a_death_ends_streams_with_an_error(t):
         refused = exc
     assert refused is not None
     assert refused.status == 503
+
+
+@scripted(EngineConfig(pp_size=2, chunked_prefill_size=CHUNK), tiers=("server",), must_reach=[WINDOW])
+def test_the_death_of_the_scheduler_ends_streams_with_an_error_that_names_it(t):
+    """A06, C06: seen by clients that outlive the process; one has its first tokens, one waits for all of its answer."""
+    runs = t.start_req(prompt_len=20, max_new_tokens=50)
+    yield from t.advance_to_decode_step(runs, 2)
+    prefills = t.start_req(prompt_len=6 * CHUNK, prompt_seed=1, max_new_tokens=4)
+    waits = t.start_req(prompt_len=6 * CHUNK, prompt_seed=2, max_new_tokens=4, stream=False)
+    yield from t.advance_to_nth_chunk(prefills, 2)
+    flush = t.flush_cache(timeout_s=60)
+    unseen = t.start_req(prompt_len=20, max_new_tokens=4)
+    t.sometimes(WINDOW, runs.status == "running" and prefills.is_chunking and waits.status == "waiting")
+    told = runs.client.token_ids
+    t.kill_scheduler()
+    for r in (runs, prefills, waits, unseen):
+        assert r.client.finish_reason == "error", f"{r.rid} ended as if nothing had happened: {r.client}"
+        assert "scheduler" in r.client.error
+        assert r.client.terminal_answers == 1
+        assert r.client.closed
+    assert runs.client.token_ids == told
+    assert flush.status in (500, 503), flush.text
+    assert "scheduler" in flush.text

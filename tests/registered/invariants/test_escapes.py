@@ -168,3 +168,32 @@ def _send_back(t):
     yield from t.run_until(lambda: not t.state.in_flight)
     yield
     t.continue_generation()
+
+
+@scripted(SMALL_PAGES, must_reach=["one was sent back after its first tokens"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"presence_penalty": 1.5},
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 0.5, "repetition_penalty": 0.8, "temperature": 0.8, "seed": 3, "min_p": 0.05},
+        {"logit_bias": {97: 5, 98: -5}, "temperature": 0.8, "seed": 4},
+    ],
+)
+def test_what_sampling_counts_outlives_a_retraction(t, sampling):
+    """The oracle compares each output with the same request run alone, which is never sent back."""
+    rs = [t.start_req(prompt_len=13, prompt_seed=i, max_new_tokens=16, ignore_eos=True, **sampling) for i in range(3)]
+    yield from t.run_until_all_finished(rs)
+    t.sometimes("one was sent back after its first tokens", any(r.retractions for r in rs))
+
+
+@scripted(PLAIN)
+def test_a_bias_changes_what_is_said(t):
+    plain = t.start_req(prompt_len=20, max_new_tokens=6, ignore_eos=True)
+    forced = t.start_req(prompt_len=20, max_new_tokens=6, ignore_eos=True, logit_bias={97: 100})
+    yield from t.run_until_all_finished([plain, forced])
+    assert forced.output_ids == [97] * 6
+    banned = dict.fromkeys(plain.output_ids, -100)
+    other = t.start_req(prompt_len=20, max_new_tokens=6, ignore_eos=True, logit_bias=banned)
+    yield from t.run_until_finished(other)
+    assert not set(other.output_ids) & set(plain.output_ids)
