@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from scripted.script.options import ScriptOptions
     from scripted.script.t import ScriptContext
     from scripted.server.runner import ScriptedServer
-    from scripted.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
+    from scripted.server.wire import EndServer, HookReady, RunScript, ScriptFailedReply
     from scripted.sim.runner import ScriptedSim
 
 __all__ = [
     "BadCall",
     "BudgetSpent",
+    "EndServer",
     "HookReady",
     "RequestHandle",
     "RequestRefused",
@@ -48,7 +49,6 @@ __all__ = [
     "ScriptedSim",
     "ServerDied",
     "ServerDirty",
-    "Shutdown",
     "UnknownName",
     "scripted",
 ]
@@ -76,7 +76,7 @@ _LAZY = {
     "ScriptedSim": "scripted.sim.runner",
     "ServerDied": _ERRORS,
     "ServerDirty": _ERRORS,
-    "Shutdown": _WIRE,
+    "EndServer": _WIRE,
     "UnknownName": _ERRORS,
     "scripted": "scripted.script.decorator",
 }

@@ -28,7 +28,7 @@ from scripted.report.failure import FailureKind, FailureReport, frames_of, posit
 from scripted.rig.rig import Rig
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
-from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_command
+from scripted.server.wire import EndServer, HookReady, Progress, RunScript, ScriptFailedReply, decode_command
 from scripted.server.world import ServerWorld, ShutdownAsked
 
 __all__ = ["GateOptions", "script_address", "scripted_gate"]
@@ -99,7 +99,7 @@ class WireSource:
             except BadFrameError as exc:
                 logger.warning("dropped a frame that is no command: %s", exc)
                 continue
-            if isinstance(command, Shutdown):
+            if isinstance(command, EndServer):
                 # An interrupt ends the server at once; a termination would let live requests run to their end.
                 os.kill(os.getppid(), signal.SIGINT)
                 continue

@@ -41,7 +41,7 @@ from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
 from scripted.server.growth import ServerGrowth
 from scripted.server.stacks import dump_stacks
-from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
+from scripted.server.wire import EndServer, HookReady, Progress, RunScript, ScriptFailedReply, decode_reply
 from scripted.subject.violation import Violation
 
 __all__ = ["ScriptedServer"]
@@ -302,7 +302,7 @@ class ScriptedServer(ScriptRunner):
         if self._interrupted:
             process.kill()
         elif self.usable:
-            self._socket.send(encode(Shutdown()))
+            self._socket.send(encode(EndServer()))
         else:
             process.terminate()
         try:

@@ -18,11 +18,11 @@ from scripted.report.failure import FailureReport, Frame
 from scripted.script.options import ScriptOptions
 
 __all__ = [
+    "EndServer",
     "HookReady",
     "Progress",
     "RunScript",
     "ScriptFailedReply",
-    "Shutdown",
     "decode_command",
     "decode_reply",
 ]
@@ -42,7 +42,7 @@ class RunScript(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     import_paths: tuple[str, ...] = ()
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EndServer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the server."""
 
 
@@ -70,11 +70,11 @@ class ScriptFailedReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 _Reply = HookReady | Progress | ScriptSucceeded | ScriptFailedReply
 
-_command_of: Callable[[bytes], RunScript | Shutdown] = decoder_of(RunScript | Shutdown)
+_command_of: Callable[[bytes], RunScript | EndServer] = decoder_of(RunScript | EndServer)
 _reply_of: Callable[[bytes], _Reply] = decoder_of(_Reply)
 
 
-def decode_command(data: bytes) -> RunScript | Shutdown:
+def decode_command(data: bytes) -> RunScript | EndServer:
     """Decode a command to the gate. Raises BadFrameError for anything else."""
     return _command_of(data)
 
