@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 from fastapi import Request
 
-from engine.frontend.admission import Admission
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
 from engine.frontend.openai.requests import chat_order, completion_order
 from engine.frontend.order import Order, packed, unpacked
 from engine.frontend.protocol import GenerateBody, parse_body
+from engine.frontend.served_model import ServedModel
 
 __all__ = ["CHAT", "COMPLETION", "NATIVE", "OrderTaker", "order_works"]
 
@@ -26,16 +26,16 @@ CHAT = "chat"
 Orders = Mapping[str, Callable[[bytes], Order]]
 
 
-def order_works(admission: Admission) -> dict[str, BodyWork]:
+def order_works(served: ServedModel) -> dict[str, BodyWork]:
     """What becomes of long bodies, by the kind of order."""
-    return {kind: functools.partial(packed, take=take) for kind, take in _orders(admission).items()}
+    return {kind: functools.partial(packed, take=take) for kind, take in _orders(served).items()}
 
 
 class OrderTaker:
     """Takes orders. ``long_bodies`` must know ``order_works``."""
 
-    def __init__(self, admission: Admission, long_bodies: LongBodies) -> None:
-        self._orders = _orders(admission)
+    def __init__(self, served: ServedModel, long_bodies: LongBodies) -> None:
+        self._orders = _orders(served)
         self._long_bodies = long_bodies
 
     async def take(self, kind: str, request: Request, bodies: BodyReader) -> Order:
@@ -47,15 +47,15 @@ class OrderTaker:
         return await unpacked(answer)
 
 
-def _orders(admission: Admission) -> Orders:
+def _orders(served: ServedModel) -> Orders:
     return {
-        NATIVE: functools.partial(_native_order, admission=admission),
-        COMPLETION: functools.partial(completion_order, admission=admission),
-        CHAT: functools.partial(chat_order, admission=admission),
+        NATIVE: functools.partial(_native_order, served=served),
+        COMPLETION: functools.partial(completion_order, served=served),
+        CHAT: functools.partial(chat_order, served=served),
     }
 
 
-def _native_order(data: bytes, admission: Admission) -> Order:
+def _native_order(data: bytes, served: ServedModel) -> Order:
     body = parse_body(GenerateBody, data)
-    message = admission.request(body)
+    message = served.request(body)
     return Order(rid=message.rid, messages=(message,), stream=body.stream)

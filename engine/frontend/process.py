@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from engine.errors import ProcessDiedError
-from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_logs, quiet_resource_errors
@@ -26,6 +25,7 @@ from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.long_bodies import LongBodies, body_work
 from engine.frontend.orders import OrderTaker, order_works
+from engine.frontend.served_model import ServedModel
 from engine.frontend.token_answers import TokenAnswers, token_works
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
@@ -51,10 +51,10 @@ def run_frontend(
 ) -> None:
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
-    admission = Admission(tokenizer, template, limits, settings.model_name)
-    reading = ForkedWork.start(READER, body_work(order_works(admission) | token_works(admission)))
+    served = ServedModel(tokenizer, template, limits, settings.model_name)
+    reading = ForkedWork.start(READER, body_work(order_works(served) | token_works(served)))
     try:
-        asyncio.run(_serve(control, settings, admission, reading, listener, folder))
+        asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
         if exc.process == SUPERVISOR:  # No other process is left to clear up.
             _clear_up(settings, folder, exc)
@@ -149,7 +149,7 @@ class _Life:
 async def _serve(
     control: Control,
     settings: ServerSettings,
-    admission: Admission,
+    served: ServedModel,
     reading: ForkedWork,
     listener: socket.socket,
     folder: PrivateDir,
@@ -159,12 +159,12 @@ async def _serve(
     long_bodies = LongBodies(reading.run)
     front = FrontEnd(
         settings=settings,
-        limits=admission.limits,
-        tokenizer=admission.tokenizer,
+        limits=served.limits,
+        tokenizer=served.tokenizer,
         client=client,
         access=access,
-        orders=OrderTaker(admission, long_bodies),
-        token_answers=TokenAnswers(admission, long_bodies),
+        orders=OrderTaker(served, long_bodies),
+        token_answers=TokenAnswers(served, long_bodies),
     )
     life = _Life(control, front)
     loop = asyncio.get_running_loop()

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 from fastapi import Request
 
-from engine.frontend.admission import Admission
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
 from engine.frontend.openai.tokens import detokenized, tokenized
+from engine.frontend.served_model import ServedModel
 
 __all__ = ["DETOKENIZE", "TOKENIZE", "TokenAnswers", "token_works"]
 
@@ -22,19 +22,19 @@ TOKENIZE = "tokenize"
 DETOKENIZE = "detokenize"
 
 
-def token_works(admission: Admission) -> dict[str, BodyWork]:
+def token_works(served: ServedModel) -> dict[str, BodyWork]:
     """The JSON of the answer to a body, by the kind of question."""
     return {
-        TOKENIZE: functools.partial(_json_of, answer=tokenized, admission=admission),
-        DETOKENIZE: functools.partial(_json_of, answer=detokenized, admission=admission),
+        TOKENIZE: functools.partial(_json_of, answer=tokenized, served=served),
+        DETOKENIZE: functools.partial(_json_of, answer=detokenized, served=served),
     }
 
 
 class TokenAnswers:
     """Answers what is asked of the tokenizer. ``long_bodies`` must know ``token_works``."""
 
-    def __init__(self, admission: Admission, long_bodies: LongBodies) -> None:
-        self._works = token_works(admission)
+    def __init__(self, served: ServedModel, long_bodies: LongBodies) -> None:
+        self._works = token_works(served)
         self._long_bodies = long_bodies
 
     async def answer(self, kind: str, request: Request, bodies: BodyReader) -> bytes | memoryview:
@@ -45,5 +45,5 @@ class TokenAnswers:
             return await self._long_bodies.work_on(kind, data)
 
 
-def _json_of(data: bytes, answer: Callable[[bytes, Admission], msgspec.Struct], admission: Admission) -> bytes:
-    return msgspec.json.encode(answer(data, admission))
+def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
+    return msgspec.json.encode(answer(data, served))

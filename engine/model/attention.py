@@ -6,7 +6,8 @@ several stages can live in one process. Called once a layer and forward.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,27 +54,8 @@ class StageAttention:
         return self.batch.window
 
 
-class PagedAttention(Protocol):
-    """The attention of one layer over its part of the pool. See ``LayerAttention.attend`` for the shapes."""
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """Store key and value, then attend with query."""
-
-    def bind(self) -> None:
-        """Take the layer's part of the pool that the stage has now."""
-
-
-class LayerAttention:
-    """Gathers keys and values, then attends; ``layer`` is the layer's place within its pool. Runs on any device."""
+class PagedAttention(ABC):
+    """The attention of one layer over its part of the pool; ``layer`` is the layer's place within its pool."""
 
     def __init__(self, stage: StageAttention, layer: int, *, windowed: bool = False) -> None:
         self._stage = stage
@@ -82,9 +64,11 @@ class LayerAttention:
         self.bind()
 
     def bind(self) -> None:
+        """Take the layer's part of the pool that the stage has now."""
         pool = self._stage.pool_of(windowed=self._windowed)
         self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
 
+    @abstractmethod
     def attend(
         self,
         query: torch.Tensor,
@@ -97,9 +81,24 @@ class LayerAttention:
     ) -> torch.Tensor:
         """Store key and value, then attend: query [tokens, heads, size], key and value [tokens, kv heads, size].
 
-        Returns [tokens, heads, size]. The pool may be of another type than the query: keys and values are rounded to
-        the pool's type, then computed with in the query's.
+        Returns [tokens, heads, size].
         """
+
+
+class LayerAttention(PagedAttention):
+    """Gathers keys and values, then attends. Runs on any device."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """The pool may be of another type than the query: keys and values are rounded to it, then computed with."""
         batch = self._stage.enter(windowed=self._windowed, window=window)
         self._keys.index_copy_(1, batch.new_slots, key.transpose(0, 1).to(self._keys.dtype))
         self._values.index_copy_(1, batch.new_slots, value.transpose(0, 1).to(self._values.dtype))

@@ -13,7 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.errors import StepFailedError
-from engine.model.attention import StageAttention
+from engine.model.attention import PagedAttention
 
 __all__ = ["VarlenAttention", "why_not_shape", "why_not_varlen"]
 
@@ -29,18 +29,8 @@ _PROBE_WINDOW: Final = 3
 _PROBE_TOLERANCE: Final = 0.03
 
 
-class VarlenAttention:
-    """The attention of one layer over its part of a pool that keeps pages first; see ``LayerAttention.attend``."""
-
-    def __init__(self, stage: StageAttention, layer: int, *, windowed: bool = False) -> None:
-        self._stage = stage
-        self._layer = layer
-        self._windowed = windowed
-        self.bind()
-
-    def bind(self) -> None:
-        pool = self._stage.pool_of(windowed=self._windowed)
-        self._keys, self._values = pool.keys[self._layer], pool.values[self._layer]
+class VarlenAttention(PagedAttention):
+    """Attends over a pool that keeps pages first, without gathering."""
 
     def attend(
         self,
@@ -52,10 +42,7 @@ class VarlenAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Store key and value, then attend: query [tokens, heads, size], key and value [tokens, kv heads, size].
-
-        Returns [tokens, heads, size]. Raises StepFailedError for a model that caps its scores.
-        """
+        """Raises StepFailedError for a model that caps its scores."""
         if softcap is not None:
             raise StepFailedError("attention_backend='varlen' cannot cap scores, which this model does; use 'sdpa'")
         batch = self._stage.enter(windowed=self._windowed, window=window)

@@ -25,12 +25,12 @@ from engine.pipeline.transport import DistributedTransport, HiddenTransport, Soc
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
+    EndStage,
     FailNextStep,
     FinishUpdate,
     Forget,
     HiddenFailed,
     Launch,
-    Shutdown,
     StageMessage,
     StageReport,
     StageView,
@@ -58,7 +58,7 @@ def run_stage(
     on_load: Callable[[Loading], None] | None = None,
     transport: TransportKind = TransportKind.SOCKET,
 ) -> None:
-    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until Shutdown or the scheduler's end.
+    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until EndStage or the scheduler's end.
 
     With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
@@ -87,7 +87,7 @@ class StageLoop:
         self._note(_NO_MICROBATCH, Phase.DONE)
 
     def run(self) -> None:
-        """Handle messages in order until Shutdown, or until the scheduler is gone and nothing of it is left to read."""
+        """Handle messages in order until EndStage, or until the scheduler is gone and nothing of it is left to read."""
         while (data := self._scheduler.receive()) is not None:
             try:
                 message = decode_stage_message(data)
@@ -113,7 +113,7 @@ class StageLoop:
             case Forget():
                 self._runner.forget()
                 self._note(_NO_MICROBATCH, Phase.DONE)
-            case Shutdown():
+            case EndStage():
                 return False
             case _:
                 assert_never(message)

@@ -20,11 +20,11 @@ from engine.pipeline.progress import StageProgress
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
+    EndStage,
     FailNextStep,
     FinishUpdate,
     Forget,
     Launch,
-    Shutdown,
     StageMessage,
     StageReport,
     StageView,
@@ -136,7 +136,7 @@ class StagedPipeline:
         if self._closed:
             return
         self._closed = True
-        self._broadcast(Shutdown())
+        self._broadcast(EndStage())
         self._channels.close()
         self._progress.close()
 

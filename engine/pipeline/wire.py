@@ -19,6 +19,7 @@ from engine.plan import Microbatch
 __all__ = [
     "ControlDone",
     "Describe",
+    "EndStage",
     "FailNextStep",
     "FinishUpdate",
     "Forget",
@@ -27,7 +28,6 @@ __all__ = [
     "HiddenHeader",
     "HiddenStates",
     "Launch",
-    "Shutdown",
     "StageMessage",
     "StageReport",
     "StageView",
@@ -69,11 +69,11 @@ class FinishUpdate(msgspec.Struct, frozen=True, tag=True):
     commit: bool
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag=True):
+class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | Shutdown
+StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | EndStage
 
 # ---- from a stage to the scheduler ----
 

@@ -10,8 +10,8 @@ from engine.limits import Limits
 from engine.messages import CallAnswer, FlushCache, StartProfile, StopProfile, UpdateWeights
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler.books import Books
+from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.profiles import Profiles
-from engine.scheduler.quiescent_calls import QuiescentCalls
 
 __all__ = ["ControlCall", "Controls"]
 
@@ -21,16 +21,16 @@ ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile
 class Controls:
     """The calls that are not answered in the step that sees them."""
 
-    def __init__(self, limits: Limits, books: Books, quiescent_calls: QuiescentCalls) -> None:
+    def __init__(self, limits: Limits, books: Books, flush_and_update: FlushAndUpdate) -> None:
         self._depth = limits.depth
         self._books = books
-        self._quiescent_calls = quiescent_calls
+        self._flush_and_update = flush_and_update
         self._profiles = Profiles()
 
     @property
     def deadline(self) -> float | None:
         """When a call that waits gives up, in seconds; None when none waits."""
-        return self._quiescent_calls.deadline
+        return self._flush_and_update.deadline
 
     @property
     def is_at_rest(self) -> bool:
@@ -42,11 +42,11 @@ class Controls:
         """Do or refuse a call; None when its answer comes later."""
         if isinstance(call, StartProfile | StopProfile):
             return self._profiles.ask(call)
-        return self._quiescent_calls.ask(call, now)
+        return self._flush_and_update.ask(call, now)
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """The answer to the call that waits, if its time has come."""
-        return self._quiescent_calls.answer_due(now)
+        return self._flush_and_update.answer_due(now)
 
     def microbatch(self, number: int) -> Microbatch | None:
         """The next message to the stages, if it is due: an update alone in the pipeline, a profile in a slot."""
@@ -60,10 +60,10 @@ class Controls:
     def finish(self, microbatch: Microbatch, error: str | None) -> CallAnswer:
         """Note that all stages have carried out the last message, or with ``error`` that they could not."""
         if microbatch.mode is ForwardMode.UPDATE:
-            return self._quiescent_calls.finish_update(error)
+            return self._flush_and_update.finish_update(error)
         return self._profiles.finish(error)
 
     def give_up(self, why: str) -> list[CallAnswer]:
         """Give up every call: nothing can be launched any more, and nothing will come back."""
-        answers = [self._quiescent_calls.finish_update(why)] if self._books.update is not None else []
+        answers = [self._flush_and_update.finish_update(why)] if self._books.update is not None else []
         return [*answers, self._profiles.finish(why)] if self._profiles.is_open else answers

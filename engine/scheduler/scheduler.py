@@ -38,9 +38,9 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
+from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
-from engine.scheduler.quiescent_calls import QuiescentCalls
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
@@ -70,8 +70,8 @@ class Scheduler:
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
         self._admission = Admission(limits, self.books)
-        quiescent_calls = QuiescentCalls(self.books, self.memory, self.counters)
-        self.controls = Controls(limits, self.books, quiescent_calls)
+        flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters)
+        self.controls = Controls(limits, self.books, flush_and_update)
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,

@@ -8,7 +8,7 @@ from typing import Final
 from engine.messages import EngineStats
 from engine.scheduler import Place, Scheduler
 from engine.scheduler.sizes import sizes_of
-from scripted.checks.clients import Clients, Totals
+from scripted.checks.client_account import ClientAccount, Totals
 from scripted.subject.violation import Violation
 
 __all__ = ["check_hits", "check_idle", "compare_counts"]
@@ -17,7 +17,7 @@ _TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions
 _totals_of: Final = attrgetter(*_TOTALS)
 
 
-def compare_counts(clients: Clients, scheduler: Scheduler) -> None:
+def compare_counts(clients: ClientAccount, scheduler: Scheduler) -> None:
     """Compare the account with the engine's books after a step. Raises Violation that names what differs."""
     if clients.calls.suspicion:
         raise Violation(clients.calls.suspicion)
@@ -64,7 +64,7 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
             raise Violation(f"an idle engine says {name} {getattr(stats, name)}, but it is {value}")
 
 
-def _take_note_of_retractions(clients: Clients, scheduler: Scheduler) -> None:
+def _take_note_of_retractions(clients: ClientAccount, scheduler: Scheduler) -> None:
     """The engine says that it retracted requests: it may, those that it could."""
     for tenancy in list(clients.pages.rows.values()):
         request = scheduler.books.requests.get(tenancy.rid)
@@ -72,7 +72,7 @@ def _take_note_of_retractions(clients: Clients, scheduler: Scheduler) -> None:
             clients.retract(tenancy)
 
 
-def _agree(clients: Clients, scheduler: Scheduler) -> bool:
+def _agree(clients: ClientAccount, scheduler: Scheduler) -> bool:
     """Whether every request is where the account has it, and everything has as many rows, launches and retractions."""
     books, rows, partial, flights = scheduler.books, scheduler.memory.rows, clients.partial, clients.flights
     live, running = clients.live, books.running
@@ -96,7 +96,7 @@ def _agree(clients: Clients, scheduler: Scheduler) -> bool:
     )
 
 
-def _differences(clients: Clients, scheduler: Scheduler) -> str:
+def _differences(clients: ClientAccount, scheduler: Scheduler) -> str:
     books, rows, live = scheduler.books, scheduler.memory.rows, clients.live
     partial, chunked = clients.partial, books.chunked
     pairs: dict[str, tuple[object, object]] = {

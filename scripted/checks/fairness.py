@@ -14,7 +14,7 @@ from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepResult
 from engine.scheduler.planner import ADMISSION_TRIES_LIMIT_REQUESTS
 from engine.scheduler.policy import OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
-from scripted.checks.clients import Clients
+from scripted.checks.client_account import ClientAccount
 from scripted.subject.violation import Violation
 
 __all__ = ["Fairness"]
@@ -23,7 +23,7 @@ __all__ = ["Fairness"]
 class Fairness:
     """The checks of one engine, from its first step on. Requests are kept by their order of arrival."""
 
-    def __init__(self, limits: Limits, clients: Clients) -> None:
+    def __init__(self, limits: Limits, clients: ClientAccount) -> None:
         self._limits = limits
         self._clients = clients
         self._retractions = 0

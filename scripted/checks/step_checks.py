@@ -12,7 +12,7 @@ from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import Event
 from engine.scheduler import Scheduler, StepResult
-from scripted.checks.clients import Clients
+from scripted.checks.client_account import ClientAccount
 from scripted.checks.conformance import Conformance, why_not_covered
 from scripted.checks.counters import check_hits, check_idle, compare_counts
 from scripted.checks.fairness import Fairness
@@ -33,7 +33,7 @@ class Checks:
     def __init__(self, limits: Limits, *, audits: bool = True) -> None:
         self._limits = limits
         self._audits = audits
-        self.clients = Clients(limits)
+        self.clients = ClientAccount(limits)
         # The specification says all of what fairness can only bound.
         self.fairness = None if why_not_covered(limits) is None else Fairness(limits, self.clients)
         self.conformance: Conformance | None = Conformance(limits)

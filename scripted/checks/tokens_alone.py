@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import CallAnswer, Event, FinishReason, Generate, Reply, SamplingParams, TokenOutput, UpdateWeights
 from engine.scheduler import Scheduler
-from scripted.checks.clients import Life
+from scripted.checks.client_account import Life
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.simulated_pipeline import SimulatedPipeline

@@ -21,8 +21,8 @@ from engine.messages import CallAnswer, FinishReason, Generate, Refusal
 from engine.plan import Microbatch
 from engine.scheduler import Request, Scheduler
 from engine.scheduler.books import Books
+from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.planner import Planner
-from engine.scheduler.quiescent_calls import QuiescentCalls
 from scripted.subject.mutant import Mutant
 
 __all__ = ["ESCAPES"]
@@ -34,7 +34,7 @@ _ready = Planner._ready
 _retract = Planner.retract
 _admit = Planner._admit
 _why_finished = Scheduler._why_finished
-_answer_due = QuiescentCalls.answer_due
+_answer_due = FlushAndUpdate.answer_due
 _refusal_of = Scheduler.refusal_of
 
 
@@ -97,7 +97,7 @@ def _without_pages(microbatch: Microbatch) -> list[object]:
     ]
 
 
-def _answer_after_the_deadline(calls: QuiescentCalls, now: float) -> CallAnswer | None:
+def _answer_after_the_deadline(calls: FlushAndUpdate, now: float) -> CallAnswer | None:
     return None if now == calls.deadline and not calls._books.is_quiescent else _answer_due(calls, now)
 
 
@@ -225,7 +225,7 @@ ESCAPES = (
         "a call whose deadline is now is still waiting",
         "it was due",
         "test_a_deadline_that_is_met_exactly_is_over",
-        QuiescentCalls,
+        FlushAndUpdate,
         "answer_due",
         _answer_after_the_deadline,
     ),

@@ -7,15 +7,15 @@ from __future__ import annotations
 from engine.memory import KVMemory
 from engine.messages import CallAnswer, FlushCache
 from engine.scheduler import Books
-from engine.scheduler.quiescent_calls import QuiescentCalls
+from engine.scheduler.flush_and_update import FlushAndUpdate
 from scripted.subject.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["FLUSHING"]
 
 _is_quiescent = Books.is_quiescent
-_ask = QuiescentCalls.ask
-_answer_due = QuiescentCalls.answer_due
-_finish_update = QuiescentCalls.finish_update
+_ask = FlushAndUpdate.ask
+_answer_due = FlushAndUpdate.answer_due
+_finish_update = FlushAndUpdate.finish_update
 
 
 def _nothing_is_in_flight(books: Books) -> bool:
@@ -27,16 +27,16 @@ def _is_quiescent_and_nobody_waits(books: Books) -> bool:
     return not books.waiting and bool(_is_quiescent.__get__(books))
 
 
-def _ask_in_place_of_the_first(calls: QuiescentCalls, flush: FlushCache, now: float) -> CallAnswer | None:
+def _ask_in_place_of_the_first(calls: FlushAndUpdate, flush: FlushCache, now: float) -> CallAnswer | None:
     calls._deferred = None
     return _ask(calls, flush, now)
 
 
-def _answer_without_a_flush(calls: QuiescentCalls, flush: FlushCache) -> CallAnswer:
+def _answer_without_a_flush(calls: FlushAndUpdate, flush: FlushCache) -> CallAnswer:
     return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {calls._memory.pages.cached} cached pages")
 
 
-def _finish_update_without_a_flush(calls: QuiescentCalls, error: str | None) -> CallAnswer:
+def _finish_update_without_a_flush(calls: FlushAndUpdate, error: str | None) -> CallAnswer:
     memory, calls._memory = calls._memory, KVMemory(total_pages=1, page_size=1, rows=1, radix_cache=True)
     try:
         return _finish_update(calls, error)
@@ -44,12 +44,12 @@ def _finish_update_without_a_flush(calls: QuiescentCalls, error: str | None) -> 
         calls._memory = memory
 
 
-def _finish_update_whatever_came(calls: QuiescentCalls, error: str | None) -> CallAnswer:
+def _finish_update_whatever_came(calls: FlushAndUpdate, error: str | None) -> CallAnswer:
     del error
     return _finish_update(calls, None)
 
 
-def _answer_at_idle_only(calls: QuiescentCalls, now: float) -> CallAnswer | None:
+def _answer_at_idle_only(calls: FlushAndUpdate, now: float) -> CallAnswer | None:
     del now
     return _answer_due(calls, float("-inf"))
 
@@ -81,7 +81,7 @@ FLUSHING = (
         bug="a second flush that may wait takes the place of the first, which is never answered",
         signature="the second deferred flush was not refused",
         test=f"{GALLERY_TESTS}/test_g03_two_deferred_flushes.py::test_second_deferred_flush_is_refused",
-        owner=QuiescentCalls,
+        owner=FlushAndUpdate,
         attribute="ask",
         replacement=_ask_in_place_of_the_first,
     ),
@@ -91,7 +91,7 @@ FLUSHING = (
         bug="a flush that waits for the engine never gives up",
         signature="the flush waits beyond its deadline",
         test=f"{GALLERY_TESTS}/test_g03_two_deferred_flushes.py::test_a_deferred_flush_gives_up_at_its_deadline",
-        owner=QuiescentCalls,
+        owner=FlushAndUpdate,
         attribute="answer_due",
         replacement=_answer_at_idle_only,
     ),
@@ -101,7 +101,7 @@ FLUSHING = (
         bug="the weights are updated and the prefix tree stays, so KV of the old weights is still served",
         signature="KV of the old weights is still cached",
         test=f"{GALLERY_TESTS}/test_g07_weight_update.py::test_an_update_leaves_no_prefix_of_the_old_weights",
-        owner=QuiescentCalls,
+        owner=FlushAndUpdate,
         attribute="finish_update",
         replacement=_finish_update_without_a_flush,
     ),
@@ -111,7 +111,7 @@ FLUSHING = (
         bug="an update that a stage could not do is answered with success, and the cache is dropped for nothing",
         signature="the update is said to have succeeded",
         test=f"{GALLERY_TESTS}/test_g07_weight_update.py::test_an_update_that_a_stage_fails_changes_nothing",
-        owner=QuiescentCalls,
+        owner=FlushAndUpdate,
         attribute="finish_update",
         replacement=_finish_update_whatever_came,
     ),
@@ -121,7 +121,7 @@ FLUSHING = (
         bug="a flush is answered with success and leaves the cache as it was",
         signature="the cache is still there",
         test="tests/registered/core/test_flushes.py::test_flush_forgets_a_prefix",
-        owner=QuiescentCalls,
+        owner=FlushAndUpdate,
         attribute="_flush",
         replacement=_answer_without_a_flush,
     ),

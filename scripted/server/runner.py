@@ -14,8 +14,7 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -31,20 +30,20 @@ from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
-from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.errors import ScriptError
 from scripted.gate.run import ScriptSucceeded
+from scripted.gate.script_runner import ScriptRunner, error_of
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack
 from scripted.report.frames import Frame
 from scripted.script.arguments import check_plain, packed
-from scripted.script.decorator import ScriptedTest, ScriptFunction
+from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
 from scripted.server.growth import ServerGrowth
 from scripted.server.stacks import dump_stacks
 from scripted.server.survivor import result_of_survivor
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
-from scripted.sim.runner import config_text
 from scripted.subject.violation import Violation
 
 __all__ = ["ScriptedServer"]
@@ -63,24 +62,16 @@ UNBOUNDED: Final = 0
 
 logger = logging.getLogger(__name__)
 
-_ERROR_OF: Final = {
-    FailureKind.FAILED: ScriptFailed,
-    FailureKind.TIMEOUT: ScriptTimeout,
-    FailureKind.DIED: ServerDied,
-    FailureKind.DIRTY: ServerDirty,
-}
 
-
-class ScriptedServer:
-    """One real server under the scripted gate. Make it with ``start``; a context manager.
+class ScriptedServer(ScriptRunner):
+    """One real server under the scripted gate. Make it with ``start``.
 
     ``usable`` is false once it was shut down, died, hung or could not be brought to idle; ``has_failed`` is true once a
     script failed on it.
     """
 
     def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
-        self.config = config
-        self.mutant = mutant
+        super().__init__(config, mutant=mutant)
         self.serving: Serving | None = None
         self.usable = True
         self.has_failed = False
@@ -122,31 +113,22 @@ class ScriptedServer:
             raise
         return server
 
-    def run(
-        self,
-        script: ScriptFunction,
-        *args: Any,
-        timeout_s: float = ScriptOptions().timeout_s,
-        options: ScriptOptions | None = None,
-        **kwargs: Any,
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
     ) -> ScriptSucceeded:
-        """Run a top-level generator function. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
         if not self.usable:
             raise EngineError("this server is shut down or not usable any more; start another one")
-        options = options or ScriptOptions(timeout_s=timeout_s)
-        spec = getattr(script, "scripted", None)
-        function = spec.script if isinstance(spec, ScriptedTest) else script
-        if "<locals>" in function.__qualname__ or function.__name__ == "<lambda>":
+        if "<locals>" in script.__qualname__ or script.__name__ == "<lambda>":
             raise ScriptDefinitionError(
-                f"{function.__qualname__} must be defined at the top of its file or in a class there, to be found "
+                f"{script.__qualname__} must be defined at the top of its file or in a class there, to be found "
                 "by its name"
             )
         check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | kwargs)
         self._steps.clear()
         self._position = ()
         command = RunScript(
-            file=function.__code__.co_filename,
-            name=function.__qualname__,
+            file=script.__code__.co_filename,
+            name=script.__qualname__,
             args=packed(list(args)),
             kwargs=packed(kwargs),
             options=options,
@@ -173,14 +155,6 @@ class ScriptedServer:
             self._end(self._process)
             self.usable = False
             self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.shutdown()
 
     # -- starting --
 
@@ -287,9 +261,7 @@ class ScriptedServer:
             report = self._with_death(report)
         if report.kind is FailureKind.TIMEOUT:
             report = msgspec.structs.replace(report, stacks=self._stacks())
-        return _ERROR_OF[report.kind](
-            msgspec.structs.replace(report, config=config_text(self.config), mutant=self.mutant)
-        )
+        return error_of(report, self.config, self.mutant)
 
     def _with_death(self, report: FailureReport) -> FailureReport:
         """Wait for the end of the server; the supervisor's report says which process died first, and why."""

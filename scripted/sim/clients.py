@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from engine.frontend.admission import request_of
 from engine.frontend.answer import Answer, joined
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
+from engine.frontend.served_model import request_of
 from engine.limits import Limits
 from engine.messages import (
     Abort,

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
-from typing import Any, Self
-
-import msgspec
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.scheduler import Scheduler, run_loop
-from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.errors import Overdue, ScriptError
 from scripted.gallery import mutant_named
 from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
+from scripted.gate.script_runner import ScriptRunner, error_of
 from scripted.gate.scripted_gate import ScriptedGate
 from scripted.refusals import ScriptDefinitionError
-from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.failure import FailureKind
 from scripted.rig.rig import Rig
-from scripted.script.decorator import ScriptedTest, ScriptFunction
+from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.sim.limits import simulated_limits
 from scripted.sim.watchdog import watchdog
@@ -63,46 +61,25 @@ class _OneRun:
         self.success = run.succeeded()
 
     def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
-        kind = kind_of(exc)
-        self.error = _ERROR_OF[kind](self._report(rig, run, exc, kind))
-        self.error.__cause__ = exc
+        self._fail(rig, run, exc, kind_of(exc))
 
     def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
         """The scheduler died; keep that."""
-        if isinstance(exc, Overdue):
-            self.error = ScriptTimeout(self._report(rig, run, exc, FailureKind.TIMEOUT))
-        else:
-            self.error = ServerDied(self._report(rig, run, exc, FailureKind.DIED))
-        self.error.__cause__ = exc
+        self._fail(rig, run, exc, FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED)
 
-    def _report(self, rig: Rig, run: ScriptRun | None, exc: BaseException, kind: FailureKind) -> FailureReport:
+    def _fail(self, rig: Rig, run: ScriptRun | None, exc: BaseException, kind: FailureKind) -> None:
         assert run is not None
         report = run.report(rig, exc, kind=kind, mutant=self._mutant)
-        return msgspec.structs.replace(report, config=config_text(self._config))
+        self.error = error_of(report, self._config, self._mutant)
+        self.error.__cause__ = exc
 
 
-_ERROR_OF = {
-    FailureKind.FAILED: ScriptFailed,
-    FailureKind.TIMEOUT: ScriptTimeout,
-    FailureKind.DIED: ServerDied,
-    FailureKind.DIRTY: ServerDirty,
-}
-
-
-def config_text(config: EngineConfig) -> str:
-    """The fields of a configuration that are not at their default."""
-    values = config.model_dump()
-    changed = {name: value for name, value in values.items() if value != type(config).model_fields[name].default}
-    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "the default configuration"
-
-
-class ScriptedSim:
+class ScriptedSim(ScriptRunner):
     """Runs scripts in the sim tier. Every script gets a scheduler and a pipeline of its own."""
 
     def __init__(self, config: EngineConfig, *, mutant: str | None = None) -> None:
-        self.config = config
+        super().__init__(config, mutant=mutant)
         self._limits = simulated_limits(config)
-        self._mutant = mutant
         self._open = True
 
     @classmethod
@@ -110,26 +87,17 @@ class ScriptedSim:
         """A sim for this configuration; ``mutant`` switches one of the gallery's bugs on."""
         return cls(config, mutant=mutant)
 
-    def run(
-        self,
-        script: ScriptFunction,
-        *args: Any,
-        timeout_s: float = ScriptOptions().timeout_s,
-        options: ScriptOptions | None = None,
-        **kwargs: Any,
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
     ) -> ScriptSucceeded:
-        """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
-        spec = getattr(script, "scripted", None)
-        script = spec.script if isinstance(spec, ScriptedTest) else script
         if not inspect.isgeneratorfunction(script):
             raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
-        options = options or ScriptOptions(timeout_s=timeout_s)
-        source = _OneRun(ScriptRun(script, args, kwargs, options), self._mutant, self.config)
+        source = _OneRun(ScriptRun(script, args, kwargs, options), self.mutant, self.config)
         with ExitStack() as stack:
-            if self._mutant is not None:
-                stack.enter_context(mutant_named(self._mutant).switched_on())
+            if self.mutant is not None:
+                stack.enter_context(mutant_named(self.mutant).switched_on())
             stack.enter_context(watchdog(options.timeout_s))
             self._run_loop(source)
         if source.error is not None:
@@ -149,11 +117,3 @@ class ScriptedSim:
     def shutdown(self) -> None:
         """Refuse further scripts; idempotent."""
         self._open = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.shutdown()

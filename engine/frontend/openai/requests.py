@@ -10,11 +10,11 @@ import uuid
 
 import msgspec
 
-from engine.frontend.admission import Admission, check_fits, check_vocabulary, tokenize
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
+from engine.frontend.served_model import ServedModel, check_fits, check_vocabulary, tokenize
 from engine.limits import Limits
 from engine.messages import Generate
 
@@ -23,28 +23,28 @@ __all__ = ["chat_order", "completion_order", "require_model"]
 logger = logging.getLogger(__name__)
 
 
-def completion_order(data: bytes, admission: Admission) -> Order:
+def completion_order(data: bytes, served: ServedModel) -> Order:
     """The order of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
     body = parse_body(CompletionBody, data)
-    require_model(body.model, admission.model_name)
+    require_model(body.model, served.model_name)
     prompts = [
-        tokenize(admission, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
+        tokenize(served, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
         for prompt in body.prompts
     ]
-    order = _order(body, "cmpl", prompts, admission.limits, param="prompt", top=body.logprobs)
-    return msgspec.structs.replace(order, echo=_echoed(body, admission))
+    order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs)
+    return msgspec.structs.replace(order, echo=_echoed(body, served))
 
 
-def chat_order(data: bytes, admission: Admission) -> Order:
+def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
-    require_model(body.model, admission.model_name)
+    require_model(body.model, served.model_name)
     conversation = [message.for_template for message in body.messages]
-    text = admission.template.render(conversation, body.template_variables)
+    text = served.template.render(conversation, body.template_variables)
     # The template says where special tokens stand; the tokenizer must not add its own.
-    prompt = tokenize(admission, text, param="messages", special=False)
+    prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    return _order(body, "chatcmpl", [prompt], admission.limits, param="messages", top=top)
+    return _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
 
 
 def require_model(model: str | None, served: str) -> None:
@@ -113,11 +113,11 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
     return max(1, min(room, body.default_new_tokens or room), body.min_tokens)
 
 
-def _echoed(body: CompletionBody, admission: Admission) -> tuple[str, ...]:
+def _echoed(body: CompletionBody, served: ServedModel) -> tuple[str, ...]:
     """Each prompt as text, for a client that wants it echoed."""
     if not body.echo:
         return ()
-    decode = admission.tokenizer.decode
+    decode = served.tokenizer.decode
     return tuple(
         prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=False) for prompt in body.prompts
     )

@@ -10,10 +10,10 @@ from typing import Literal, Self
 import msgspec
 from pydantic import Field, JsonValue, model_validator
 
-from engine.frontend.admission import Admission, check_vocabulary, tokenize
 from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, NullableBody, refuse_template_arguments
 from engine.frontend.openai.requests import require_model
 from engine.frontend.protocol import TokenIds, parse_body
+from engine.frontend.served_model import ServedModel, check_vocabulary, tokenize
 
 __all__ = [
     "DetokenizeAnswer",
@@ -70,25 +70,25 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-def tokenized(data: bytes, admission: Admission) -> TokenizeAnswer:
+def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
-    require_model(body.model, admission.model_name)
+    require_model(body.model, served.model_name)
     text, param = body.prompt, "prompt"
     if text is None:
         conversation = [message.for_template for message in body.messages or ()]
-        text = admission.template.render(conversation, body.chat_template_kwargs, ask=body.add_generation_prompt)
+        text = served.template.render(conversation, body.chat_template_kwargs, ask=body.add_generation_prompt)
         param = "messages"
     special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
-    ids = tokenize(admission, text, param=param, special=special)
-    strings = [admission.tokenizer.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
-    longest = admission.limits.context_length
+    ids = tokenize(served, text, param=param, special=special)
+    strings = [served.tokenizer.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
+    longest = served.limits.context_length
     return TokenizeAnswer(count=len(ids), max_model_len=longest, tokens=ids, token_strs=strings)
 
 
-def detokenized(data: bytes, admission: Admission) -> DetokenizeAnswer:
+def detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
     """The text of ids. Raises ApiError (400) for the first one that is no token of the model."""
     body = parse_body(DetokenizeBody, data)
-    require_model(body.model, admission.model_name)
-    check_vocabulary(body.tokens, admission.limits.vocab_size, "tokens")
-    return DetokenizeAnswer(prompt=admission.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    require_model(body.model, served.model_name)
+    check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")
+    return DetokenizeAnswer(prompt=served.tokenizer.decode(body.tokens, skip_special_tokens=False))

@@ -43,7 +43,7 @@ from scripted.report.timeline.lanes import (
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.positions import controls_of, in_window, launches, pipeline_at
 from scripted.report.timeline.state import state_of
-from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, Run, State, Stripe
+from scripted.report.timeline.view import Band, Box, Callout, Chip, DifferenceView, Path, RunView, StepView, Stripe
 from scripted.report.timeline.widths import fitting
 from scripted.report.trace import Trace
 from scripted.report.wording import call_names, event_text, microbatch_in_full, reply_text, segment_positions
@@ -71,12 +71,12 @@ class Layout:
         self._lanes = Lanes(shown, self._launched, self._stages, notes=bool(self._notes))
         self._first = first
 
-    def run(self, difference: Difference | None) -> Run:
+    def run(self, difference: Difference | None) -> RunView:
         """The placed run; ``difference`` is where it parts from the first run of the page."""
         header, lanes = self._trace.header, self._lanes
         differs = None if difference is None else self._difference(difference)
         queues = lanes.y(WAITING)
-        return Run(
+        return RunView(
             number=self._number,
             title=printable(header.title),
             verdict="died" if header.died else "passed" if header.outcome == "passed" else "failed",
@@ -275,7 +275,7 @@ class Layout:
 
     # -- words --
 
-    def _states(self, differs_at: int) -> Iterator[State]:
+    def _states(self, differs_at: int) -> Iterator[StepView]:
         for x, record in self._shown:
             yield state_of(
                 record,

@@ -17,7 +17,7 @@ from scripted.report.timeline.difference import Difference, first_difference
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import Palette
 from scripted.report.timeline.positions import in_window
-from scripted.report.timeline.view import Page, RequestView, Run
+from scripted.report.timeline.view import PageView, RequestView, RunView
 from scripted.report.timeline.widths import column_width
 from scripted.report.trace import Trace
 
@@ -48,7 +48,7 @@ def render_timeline(traces: Sequence[Trace]) -> str:
     return environment.get_template(_TEMPLATE).render(page=_page(traces))
 
 
-def _page(traces: Sequence[Trace]) -> Page:
+def _page(traces: Sequence[Trace]) -> PageView:
     differences = [first_difference(traces[0], trace) for trace in traces]
     focus = _focus(traces, differences)
     longest = max(len(trace.records) for trace in traces)
@@ -59,7 +59,7 @@ def _page(traces: Sequence[Trace]) -> Page:
         Layout(trace, number, palette, first, last).run(difference)
         for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
     )
-    return Page(
+    return PageView(
         title=" / ".join(dict.fromkeys(run.title for run in runs)),
         columns=_columns(runs, last - first),
         width_px=column_width(box for run in runs for box in run.boxes),
@@ -86,6 +86,6 @@ def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) ->
     return windows[0] if windows else 0
 
 
-def _columns(runs: Sequence[Run], steps: int) -> int:
+def _columns(runs: Sequence[RunView], steps: int) -> int:
     ends = [run.callout.x + _CALLOUT_COLUMNS for run in runs if run.callout is not None]
     return max([steps, 1, *ends])

@@ -12,7 +12,7 @@ from engine.plan import Microbatch, Segment
 from engine.scheduler.ports import StepRecord
 from scripted.phrases import plural, printable, short_rid
 from scripted.report.timeline.positions import Launch, controls_of, in_window, pipeline_at, queues_are_clear
-from scripted.report.timeline.view import Section, State
+from scripted.report.timeline.view import Section, StepView
 from scripted.report.wording import event_text, microbatch_text, reply_text
 
 __all__ = ["state_of"]
@@ -27,7 +27,7 @@ def state_of(
     calls: Mapping[str, str],
     notes: Iterable[str],
     differs: bool,
-) -> State:
+) -> StepView:
     """The state of one step. ``launched`` and ``calls`` are those of the whole run, ``notes`` those on this step."""
     flags = (("failed", bool(record.error)), ("window", in_window(record)), ("differs", differs))
     sections = (
@@ -41,7 +41,7 @@ def state_of(
         Section("pages", (f"{record.pages_free} free, {record.pages_cached} cached, {record.pages_held} held",)),
         Section("digest", (printable(record.digest),)),
     )
-    return State(
+    return StepView(
         x,
         record.step,
         _headline(record),

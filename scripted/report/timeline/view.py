@@ -15,12 +15,12 @@ __all__ = [
     "Chip",
     "DifferenceView",
     "Lane",
-    "Page",
+    "PageView",
     "Path",
     "RequestView",
-    "Run",
+    "RunView",
     "Section",
-    "State",
+    "StepView",
     "Stripe",
 ]
 
@@ -104,7 +104,7 @@ class Section(msgspec.Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-class State(msgspec.Struct, frozen=True):
+class StepView(msgspec.Struct, frozen=True):
     """Everything known about one step. ``flags`` are of 'window', 'failed', 'differs'."""
 
     x: int
@@ -124,7 +124,7 @@ class DifferenceView(msgspec.Struct, frozen=True):
     right: str
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One trace, placed."""
 
     number: int
@@ -143,7 +143,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[Path, ...]
     bands: tuple[Band, ...]
     callout: Callout | None
-    states: tuple[State, ...]
+    states: tuple[StepView, ...]
     difference: DifferenceView | None
 
 
@@ -155,7 +155,7 @@ class RequestView(msgspec.Struct, frozen=True):
     rid: str
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """The whole page. ``columns`` is the width in steps, ``width_px`` that of one, ``focus`` the column to open at."""
 
     title: str
@@ -164,4 +164,4 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestView, ...]
     focus: int
     left_out: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunView, ...]

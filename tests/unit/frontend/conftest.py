@@ -15,7 +15,6 @@ import zmq.asyncio
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
-from engine.frontend.admission import Admission
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
 from engine.frontend.chat_template import ChatTemplate
@@ -23,6 +22,7 @@ from engine.frontend.context import FrontEnd
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.long_bodies import LongBodies, body_work
 from engine.frontend.orders import OrderTaker, order_works
+from engine.frontend.served_model import ServedModel
 from engine.frontend.token_answers import TokenAnswers, token_works
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -104,8 +104,8 @@ class Stage:
         self.template_source = TemplateSource()
         # What a process of its own does in a server.
         self.long_bodies: list[bytes] = []
-        admission = Admission(self.tokenizer, ChatTemplate(self.template_source), self.limits, self.settings.model_name)
-        self.work_elsewhere = body_work(order_works(admission) | token_works(admission))
+        served = ServedModel(self.tokenizer, ChatTemplate(self.template_source), self.limits, self.settings.model_name)
+        self.work_elsewhere = body_work(order_works(served) | token_works(served))
         long_bodies = LongBodies(self._work_on_long_body)
         self.front = FrontEnd(
             settings=self.settings,
@@ -113,8 +113,8 @@ class Stage:
             tokenizer=self.tokenizer,
             client=self.client,
             access=Access.of(self.settings, address),
-            orders=OrderTaker(admission, long_bodies),
-            token_answers=TokenAnswers(admission, long_bodies),
+            orders=OrderTaker(served, long_bodies),
+            token_answers=TokenAnswers(served, long_bodies),
             serving=True,
         )
         self.app = build_app(self.front)

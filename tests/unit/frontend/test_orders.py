@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.frontend.admission import Admission
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import WorkLostError
 from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
 from engine.frontend.order import Order, unpacked
 from engine.frontend.orders import CHAT, COMPLETION, NATIVE, OrderTaker, order_works
 from engine.frontend.protocol import GenerateBody
+from engine.frontend.served_model import ServedModel
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, TokenOutput
@@ -28,24 +28,24 @@ assert len(LONG) > LONG_BODY_BYTES
 
 
 @pytest.fixture(scope="module")
-def admission() -> Admission:
+def served() -> ServedModel:
     config = EngineConfig()
     tokenizer, template = load_tokenizer(config)
-    return Admission(tokenizer, template, Limits.of(config, EMBEDDED_FACTS), "embedded")
+    return ServedModel(tokenizer, template, Limits.of(config, EMBEDDED_FACTS), "embedded")
 
 
-def inline(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
+def inline(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
     async def never(_: bytes) -> bytes:
         raise AssertionError
 
     try:
-        return OrderTaker(admission, LongBodies(never))._orders[kind](body)
+        return OrderTaker(served, LongBodies(never))._orders[kind](body)
     except ApiError as exc:
         return exc
 
 
-def elsewhere(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
-    work = body_work(order_works(admission))
+def elsewhere(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
+    work = body_work(order_works(served))
 
     async def ask(question: bytes) -> bytes:
         return work(question)
@@ -81,9 +81,9 @@ def elsewhere(admission: Admission, kind: str, body: bytes) -> Order | ApiError:
         (COMPLETION, {"prompt": "\ud800"}),
     ],
 )
-def test_a_body_comes_to_the_same_wherever_it_is_read(admission: Admission, kind: str, body: dict[str, Any]) -> None:
+def test_a_body_comes_to_the_same_wherever_it_is_read(served: ServedModel, kind: str, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()
-    here, there = inline(admission, kind, data), elsewhere(admission, kind, data)
+    here, there = inline(served, kind, data), elsewhere(served, kind, data)
     if isinstance(here, ApiError):
         assert isinstance(there, ApiError)
         assert there.body == here.body
@@ -91,19 +91,19 @@ def test_a_body_comes_to_the_same_wherever_it_is_read(admission: Admission, kind
         assert there == here
 
 
-def test_a_prompt_is_packed_once_for_all_its_choices(admission: Admission) -> None:
+def test_a_prompt_is_packed_once_for_all_its_choices(served: ServedModel) -> None:
     def size(n: int) -> int:
         body = {"prompt": [[255] * 4000], "n": n, "max_tokens": 1}
-        return len(order_works(admission)[COMPLETION](json.dumps(body).encode()))
+        return len(order_works(served)[COMPLETION](json.dumps(body).encode()))
 
     assert size(100) < 8 * size(1)
 
 
-def test_tokens_are_those_of_the_tokenizer_in_full(admission: Admission) -> None:
+def test_tokens_are_those_of_the_tokenizer_in_full(served: ServedModel) -> None:
     """Without offsets it is a faster function of the library, and the same ids."""
     text = "The quick \u20ac brown\n\n fox \U0001f98a <|im_end|> x" * 20
-    message = admission.request(GenerateBody(text=text))
-    assert message.prompt_ids == tuple(admission.tokenizer.encode(text).ids)
+    message = served.request(GenerateBody(text=text))
+    assert message.prompt_ids == tuple(served.tokenizer.encode(text).ids)
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(play) -> None:

@@ -14,12 +14,12 @@ from engine.pipeline.stage import StageLoop
 from engine.pipeline.wire import (
     ControlDone,
     Describe,
+    EndStage,
     FailNextStep,
     FinishUpdate,
     Forget,
     HiddenFailed,
     Launch,
-    Shutdown,
     StageMessage,
     StageView,
     decode_stage_report,
@@ -195,7 +195,7 @@ def test_a_view_carries_its_number_and_what_was_done(private_dir: Path) -> None:
 
 
 def test_to_forget_takes_the_mark_along_and_nothing_comes_after_the_end(private_dir: Path) -> None:
-    runner, _, channel, progress = played(private_dir, Launch(STEP), Forget(), Shutdown(), Launch(STEP))
+    runner, _, channel, progress = played(private_dir, Launch(STEP), Forget(), EndStage(), Launch(STEP))
     assert runner.calls == [("forward", 3, None), "forget"]
     assert len(channel.reports) == 1
     assert progress.of(0) == (-1, Phase.DONE)

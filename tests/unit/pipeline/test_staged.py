@@ -53,7 +53,7 @@ def expected(_one_torch_thread: None) -> list[int]:
 
 
 def test_four_stages_say_what_one_says(engine_of: Callable[..., Engine], farm: StageFarm, expected: list[int]) -> None:
-    """C11; afterwards Shutdown ends every stage with status 0."""
+    """C11; afterwards EndStage ends every stage with status 0."""
     pipeline, pids = engine_of()
     assert generate(pipeline, PlanWriter(limits()), 0, PROMPT, 12) == expected
     pipeline.close()
@@ -136,7 +136,7 @@ def test_torch_distributed_carries_hidden_states_and_failures(
 def test_stages_end_when_the_scheduler_is_gone(
     engine_of: Callable[..., Engine], farm: StageFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a Shutdown: what a kill -9 of the scheduler looks like from a stage."""
+    """Without a EndStage: what a kill -9 of the scheduler looks like from a stage."""
     pipeline, pids = engine_of(pp_size=2)
     # A stage learns of an end only after a beginning: be sure that all are connected.
     pipeline.describe()

@@ -19,13 +19,13 @@ from engine.pipeline.channel import StageChannel, StageChannels
 from engine.pipeline.transport import DistributedTransport, SocketTransport
 from engine.pipeline.wire import (
     Describe,
+    EndStage,
     FailNextStep,
     Forget,
     HiddenDtype,
     HiddenFailed,
     HiddenStates,
     Launch,
-    Shutdown,
     StageMessage,
     StageView,
     decode_stage_message,
@@ -217,7 +217,7 @@ segments = st.builds(
         st.builds(Describe, st.integers(0, 99)),
         st.just(FailNextStep()),
         st.just(Forget()),
-        st.just(Shutdown()),
+        st.just(EndStage()),
     )
 )
 def test_every_stage_message_survives_the_wire(message: StageMessage) -> None:

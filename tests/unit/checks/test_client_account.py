@@ -27,10 +27,10 @@ from engine.messages import (
 )
 from engine.plan import Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
-from engine.scheduler.quiescent_calls import QuiescentCalls
+from engine.scheduler.flush_and_update import FlushAndUpdate
 from scripted import ScriptedSim, ScriptFailed
 from scripted.checks import step_checks
-from scripted.checks.clients import Clients
+from scripted.checks.client_account import ClientAccount
 from scripted.checks.counters import compare_counts
 from scripted.subject.violation import Violation
 
@@ -118,12 +118,12 @@ FAULTS: dict[str, tuple[Tamper, str]] = {
 def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """D02, B05: what crosses the gate is not what the engine's books say."""
     tamper, words = FAULTS[fault]
-    follow = Clients.follow
+    follow = ClientAccount.follow
 
-    def told_lies(self: Clients, events: tuple[Event, ...], result: StepResult) -> None:
+    def told_lies(self: ClientAccount, events: tuple[Event, ...], result: StepResult) -> None:
         follow(self, events, tamper(result))
 
-    monkeypatch.setattr(Clients, "follow", told_lies)
+    monkeypatch.setattr(ClientAccount, "follow", told_lies)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=words) as caught:
         sim.run(two_requests)
     assert "Violation" in str(caught.value)
@@ -146,7 +146,7 @@ def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.Mon
 def test_totals_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, counter: str) -> None:
     """D02: what the server's metrics say is what its clients were told."""
 
-    def counted_twice(clients: Clients, scheduler: Scheduler) -> None:
+    def counted_twice(clients: ClientAccount, scheduler: Scheduler) -> None:
         setattr(scheduler.counters, counter, getattr(scheduler.counters, counter) + 1)
         compare_counts(clients, scheduler)
 
@@ -167,8 +167,8 @@ def flush_in_flight(t):
 
 def test_flush_that_should_have_been_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """G01: at once, not when the result comes back, even if the engine's own audit is silent."""
-    monkeypatch.setattr(QuiescentCalls, "ask", lambda self, flush, _: self._flush(flush))
-    monkeypatch.setattr(QuiescentCalls, "_drop_cache", lambda self: 0)
+    monkeypatch.setattr(FlushAndUpdate, "ask", lambda self, flush, _: self._flush(flush))
+    monkeypatch.setattr(FlushAndUpdate, "_drop_cache", lambda self: 0)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match="flushed while something is in flight"):
         sim.run(flush_in_flight)
 
@@ -218,26 +218,26 @@ def quiet_step(step: int) -> StepResult:
 
 
 @pytest.fixture
-def clients() -> Clients:
-    return Clients(LIMITS)
+def clients() -> ClientAccount:
+    return ClientAccount(LIMITS)
 
 
-def test_two_requests_of_one_rid_are_found(clients: Clients) -> None:
+def test_two_requests_of_one_rid_are_found(clients: ClientAccount) -> None:
     """D04"""
     clients.follow((generate("r"),), result())
     with pytest.raises(Violation, match="r must be refused as duplicate, but is not"):
         clients.follow((generate("r"),), quiet_step(2))
 
 
-def test_refusal_of_nothing_is_found(clients: Clients) -> None:
+def test_refusal_of_nothing_is_found(clients: ClientAccount) -> None:
     refusal = Refusal(rid="r", kind=RefusalKind.DUPLICATE, message="alive")
     with pytest.raises(Violation, match="r is refused as duplicate, but nothing is in its way"):
         clients.follow((generate("r"),), result(refusal))
 
 
-def test_refusal_for_a_full_queue_is_judged(clients: Clients) -> None:
+def test_refusal_for_a_full_queue_is_judged(clients: ClientAccount) -> None:
     """A 429 before the queue is at its limit is one too many, and a request beyond the limit needs one."""
-    small = Clients(msgspec.structs.replace(LIMITS, max_queued_requests=1))
+    small = ClientAccount(msgspec.structs.replace(LIMITS, max_queued_requests=1))
     busy = Refusal(rid="b", kind=RefusalKind.BUSY, message="1 requests wait")
     small.follow((generate("a"), generate("b")), result(busy))
     with pytest.raises(Violation, match="b is refused as busy"):
@@ -246,18 +246,18 @@ def test_refusal_for_a_full_queue_is_judged(clients: Clients) -> None:
         small.follow((generate("c"),), quiet_step(2))
 
 
-def test_reply_to_a_stranger_is_found(clients: Clients) -> None:
+def test_reply_to_a_stranger_is_found(clients: ClientAccount) -> None:
     with pytest.raises(Violation, match="r gets a reply after its terminal one, or without being alive"):
         clients.follow((), result(TokenOutput(rid="r", token_ids=(1,))))
 
 
-def test_result_of_a_microbatch_that_was_given_up_is_ignored(clients: Clients) -> None:
+def test_result_of_a_microbatch_that_was_given_up_is_ignored(clients: ClientAccount) -> None:
     """B12: it changes no account, so the books of an engine that saw nothing still agree."""
     clients.follow((Completion(microbatch_id=3),), result())
     compare_counts(clients, Scheduler(LIMITS))
 
 
-def test_books_that_differ_are_named(clients: Clients) -> None:
+def test_books_that_differ_are_named(clients: ClientAccount) -> None:
     """B05"""
     clients.follow((generate("r"),), result())
     with pytest.raises(Violation, match="waiting is 1 by the account, 0 by the books"):
@@ -286,7 +286,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_calls_are_answered_once_and_truthfully(clients: Clients, name: str) -> None:
+def test_calls_are_answered_once_and_truthfully(clients: ClientAccount, name: str) -> None:
     events, answer, words = ANSWERS[name]
     with pytest.raises(Violation, match=words):
         clients.follow(events, result() if answer is None else result(answer))

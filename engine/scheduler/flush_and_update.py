@@ -1,7 +1,6 @@
-"""Calls that need a quiescent engine, flush and weight update: done at once, or deferred until it is or time is up.
+"""Flush and weight update, which need a quiescent engine: done at once, or deferred until it is or time is up.
 
-All of them ask the books' one idle predicate, here and nowhere else. They never plan or end a request. A call waits
-here from its step to the one that answers it.
+Both ask the books' one idle predicate, here and nowhere else. They never plan or end a request.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from engine.messages import CallAnswer, FlushCache, UpdateWeights
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 
-__all__ = ["QuiescentCalls"]
+__all__ = ["FlushAndUpdate"]
 
 _NAMES = {FlushCache: "flush", UpdateWeights: "weight update"}
 
 
-class QuiescentCalls:
+class FlushAndUpdate:
     """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
 
     def __init__(self, books: Books, memory: KVMemory, counters: Counters) -> None:

@@ -41,7 +41,7 @@ from scripted.checks.pages import Pages, Tenancy
 from scripted.rig.handle import RequestHandle
 from scripted.subject.violation import Violation
 
-__all__ = ["Clients", "Life", "Totals", "check_answers"]
+__all__ = ["ClientAccount", "Life", "Totals", "check_answers"]
 
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _ABORT: Final = FinishReason.ABORT
@@ -175,7 +175,7 @@ class Totals:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-class Clients:
+class ClientAccount:
     """The account of one engine, from its first step on. ``follow`` takes each step and raises Violation.
 
     ``lives`` are all requests by arrival, ``live`` those that have not ended, by rid. ``stats`` is the newest answer to
@@ -548,7 +548,7 @@ class Clients:
             life.tenancy = None
             self.totals.retractions += 1
 
-    _handlers: ClassVar[dict[type, Callable[[Clients, Any], None]]] = {
+    _handlers: ClassVar[dict[type, Callable[[ClientAccount, Any], None]]] = {
         Completion: _on_completion,
         PipelineFailed: _on_pipeline_failed,
         Generate: _on_generate,

@@ -1,4 +1,4 @@
-"""From a checked body to a request: tokenizes the prompt and refuses what the model can never serve.
+"""The served model, as bodies are checked against it: tokenizes prompts and refuses what it can never serve.
 
 Asks the same rule as the scheduler for what never fits, so that both refuse alike and nothing is queued in vain.
 """
@@ -19,11 +19,11 @@ from engine.messages import Generate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Admission", "check_fits", "check_vocabulary", "request_of", "tokenize"]
+__all__ = ["ServedModel", "check_fits", "check_vocabulary", "request_of", "tokenize"]
 
 
 @dataclass(frozen=True)
-class Admission:
+class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
     ``longest_token_chars`` bounds how few tokens a text can have; byte-level vocabularies count bytes.
@@ -50,7 +50,7 @@ class Admission:
 
 
 def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) -> Generate:
-    """The request of a body whose prompt is tokenized. Raises ApiError (400) as ``Admission.request`` does."""
+    """The request of a body whose prompt is tokenized. Raises ApiError (400) as ``ServedModel.request`` does."""
     check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
     check_vocabulary(body.sampling_params.stop_token_ids, limits.vocab_size, "sampling_params.stop_token_ids")
     check_vocabulary(tuple(body.sampling_params.logit_bias), limits.vocab_size, "sampling_params.logit_bias")
@@ -66,16 +66,16 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
     )
 
 
-def tokenize(admission: Admission, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
+def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
     """The token ids of a text, with the special tokens that the tokenizer puts around one if ``special``.
 
     Raises ApiError (400) for a text that is none, and at once for one that is too long to fit whatever its tokens are.
     """
-    if len(text) > admission.longest_text_chars:
+    if len(text) > served.longest_text_chars:
         raise ApiError.invalid(
-            f"the prompt has {len(text)} characters, but at most {admission.longest_text_chars} can fit: "
-            f"context_length is {admission.limits.context_length} and the longest token of the vocabulary has "
-            f"{admission.longest_token_chars} characters; shorten the prompt",
+            f"the prompt has {len(text)} characters, but at most {served.longest_text_chars} can fit: "
+            f"context_length is {served.limits.context_length} and the longest token of the vocabulary has "
+            f"{served.longest_token_chars} characters; shorten the prompt",
             param=param,
         )
     try:
@@ -86,7 +86,7 @@ def tokenize(admission: Admission, text: str, *, param: str, special: bool = Tru
             param=param,
         ) from exc
     # Without the offsets of every token in the text, which nothing here needs: a fifth of the time and the memory.
-    (encoding,) = admission.tokenizer.encode_batch_fast([text], add_special_tokens=special)
+    (encoding,) = served.tokenizer.encode_batch_fast([text], add_special_tokens=special)
     return tuple(encoding.ids)
 
 

@@ -1,0 +1,78 @@
+"""How a run of a script is asked for, and how its end is told: the same in both tiers.
+
+A tier says what it runs a script on. This starts nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from engine.config import EngineConfig
+from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
+from scripted.gate.run import ScriptSucceeded
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.script.decorator import ScriptedTest, ScriptFunction
+from scripted.script.options import ScriptOptions
+
+__all__ = ["ScriptRunner", "error_of"]
+
+_ERRORS: Final = {
+    FailureKind.FAILED: ScriptFailed,
+    FailureKind.TIMEOUT: ScriptTimeout,
+    FailureKind.DIED: ServerDied,
+    FailureKind.DIRTY: ServerDirty,
+}
+
+
+class ScriptRunner(ABC):
+    """Runs scripts on engines of one configuration, with one bug of the gallery or none; a context manager."""
+
+    def __init__(self, config: EngineConfig, *, mutant: str | None) -> None:
+        self.config = config
+        self.mutant = mutant
+
+    def run(
+        self,
+        script: ScriptFunction,
+        *args: Any,
+        timeout_s: float = ScriptOptions().timeout_s,
+        options: ScriptOptions | None = None,
+        **kwargs: Any,
+    ) -> ScriptSucceeded:
+        """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
+        spec = getattr(script, "scripted", None)
+        function = spec.script if isinstance(spec, ScriptedTest) else script
+        return self._run(function, args, kwargs, options or ScriptOptions(timeout_s=timeout_s))
+
+    @abstractmethod
+    def _run(
+        self, script: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: ScriptOptions
+    ) -> ScriptSucceeded: ...
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Refuse further scripts and end what runs; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def error_of(report: FailureReport, config: EngineConfig, mutant: str | None) -> ScriptError:
+    """The error of a report, with the configuration that it happened on."""
+    return _ERRORS[report.kind](msgspec.structs.replace(report, config=_config_text(config), mutant=mutant))
+
+
+def _config_text(config: EngineConfig) -> str:
+    """The fields of a configuration that are not at their default."""
+    values = config.model_dump()
+    changed = {name: value for name, value in values.items() if value != type(config).model_fields[name].default}
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "the default configuration"
