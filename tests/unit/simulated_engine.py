@@ -7,6 +7,7 @@ which was told that nothing more can be done would have missed nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 
@@ -31,6 +32,7 @@ from scripted.simulated_pipeline import SimulatedPipeline
 
 # An engine that is not idle after this many steps counts as stuck.
 DRAIN_LIMIT_STEPS = 50_000
+POLICIES = get_args(EngineConfig.model_fields["schedule_policy"].annotation)
 
 
 def limits_of(*, window: int = 0, **config: object) -> Limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -66,7 +67,14 @@ def test_window_layers_are_not_covered_and_it_says_so() -> None:
     assert why_not_covered(_LIMITS) is None
 
 
-def test_about_every_second_forked_run_is_compared_the_same_ones_in_every_process() -> None:
+@pytest.mark.parametrize("policy", get_args(EngineConfig.model_fields["schedule_policy"].annotation))
+def test_every_policy_has_a_workload_that_is_compared(policy: str) -> None:
+    """B10: a new policy without one would be in no search."""
+    configs = [base.config for base in WORKLOADS.values()]
+    assert [one for one in configs if one.schedule_policy == policy and not one.model.endswith("-window")]
+
+
+def test_a_share_of_the_forked_runs_is_compared_the_same_ones_in_every_process() -> None:
     base = WORKLOADS["full-pages"]
     runs = [is_specified(extra) for extra in Exhaustive().additions("full-pages", base, 20)]
     assert len(runs) / SPECIFIED_EVERY_RUNS * 0.7 < sum(runs) < len(runs) / SPECIFIED_EVERY_RUNS * 1.3

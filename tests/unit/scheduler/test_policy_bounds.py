@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from simulated_engine import SimulatedEngine, generate, limits_of, prompt
+from simulated_engine import POLICIES, SimulatedEngine, generate, limits_of, prompt
 
 from engine.memory import KVMemory
 from engine.scheduler import Request
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
 from engine.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
-
-POLICIES = ("fcfs", "lpm", "priority")
 
 
 def queue(*priorities: int, overdue: Sequence[int] = ()) -> list[Request]:
@@ -44,7 +42,8 @@ def order(name: str, requests: Sequence[Request], into: KVMemory | None = None) 
 
 
 def test_each_policy_names_its_rank() -> None:
-    assert [policy_named(name).rank for name in POLICIES] == [Rank.ARRIVAL, Rank.PREFIX, Rank.PRIORITY]
+    ranks = {"fcfs": Rank.ARRIVAL, "lpm": Rank.PREFIX, "priority": Rank.PRIORITY}
+    assert {name: policy_named(name).rank for name in POLICIES} == ranks
 
 
 def test_orders() -> None:

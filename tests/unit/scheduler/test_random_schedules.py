@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulated_engine import SimulatedEngine, alone, generate, limits_of, prompt
+from simulated_engine import POLICIES, SimulatedEngine, alone, generate, limits_of, prompt
 
 from engine.messages import (
     Abort,
@@ -26,7 +26,7 @@ RIDS = 30
 
 def random_config(rng: random.Random) -> dict[str, object]:
     page = rng.choice([1, 4, 16])
-    policy = rng.choice(["fcfs", "fcfs", "lpm", "priority"])
+    policy = rng.choice(["fcfs", *POLICIES])
     pp = rng.randint(1, 4)
     return {
         "pp_size": pp,
