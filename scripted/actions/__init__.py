@@ -8,7 +8,7 @@ order in which these modules define them.
 from scripted.subject.action import Action, SearchBase
 from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.actions.action import AdministrativeCall, EngineAction, Intervention, Recipe, all_actions
-from scripted.actions.calls import PAUSE_MODES, AbortEverything, Flush, Pause, Resume
+from scripted.actions.calls import PAUSE_MODES, AbortEverything, BeginProfile, EndProfile, Flush, Pause, Resume
 from scripted.actions.results_and_stages import (
     FailStage,
     KillStage,
@@ -30,7 +30,9 @@ __all__ = [
     "Action",
     "AdministrativeCall",
     "AdvanceClock",
+    "BeginProfile",
     "DisconnectClient",
+    "EndProfile",
     "EngineAction",
     "Evict",
     "FailStage",

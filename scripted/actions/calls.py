@@ -7,7 +7,16 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from engine.messages import AbortAll, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
+from engine.messages import (
+    AbortAll,
+    ClientMessage,
+    ContinueGeneration,
+    FlushCache,
+    PauseGeneration,
+    PauseMode,
+    StartProfile,
+    StopProfile,
+)
 from scripted.actions.action import AdministrativeCall, EventReader
 from scripted.refusals import BadCommand
 from scripted.subject.action import Action, SearchBase
@@ -15,11 +24,23 @@ from scripted.subject.run import Run
 from scripted.subject.shell_words import ShellWord, alone, only, seconds
 from scripted.subject.verb import Verb
 
-__all__ = ["DEFERRED_S", "PAUSE_MODES", "AbortEverything", "Flush", "Pause", "Resume", "as_seconds"]
+__all__ = [
+    "DEFERRED_S",
+    "PAUSE_MODES",
+    "AbortEverything",
+    "BeginProfile",
+    "EndProfile",
+    "Flush",
+    "Pause",
+    "Resume",
+    "as_seconds",
+]
 
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
 # How long the calls that a search adds may wait for their chance.
 DEFERRED_S: Final = 1.0
+# Nothing is written where stages are simulated; a front end names a folder of its own.
+_TRACES: Final = "traces"
 
 
 def as_seconds(timeout_s: float | None) -> float | None:
@@ -175,3 +196,51 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """One, where something pauses."""
         return (cls(),) if Pause in base.kinds else ()
+
+
+class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
+    """The stages begin to profile themselves. It takes a place in the pipeline."""
+
+    examples: ClassVar = ("profile",)
+    event: ClassVar = StartProfile
+    phrase: ClassVar = "begin a profile"
+    route: ClassVar = "/start_profile"
+    shell_words: ClassVar = (alone("profile", "have the stages profile themselves", "start_profile"),)
+    search_turn: ClassVar[int] = 1
+
+    def message(self, call_id: str) -> StartProfile:
+        return StartProfile(call_id=call_id, folder=_TRACES)
+
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        """The front end gives the folder its name."""
+        return isinstance(message, StartProfile)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("start_profile"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One, where something profiles."""
+        return (cls(),) if cls in base.kinds else ()
+
+
+class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
+    """The profile that is being taken ends."""
+
+    examples: ClassVar = ("profile-end",)
+    event: ClassVar = StopProfile
+    phrase: ClassVar = "end the profile"
+    route: ClassVar = "/stop_profile"
+    shell_words: ClassVar = (alone("profile_end", "end the profile", "stop_profile"),)
+    search_turn: ClassVar[int] = 1
+
+    def message(self, call_id: str) -> StopProfile:
+        return StopProfile(call_id=call_id)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("stop_profile"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One, where something profiles."""
+        return (cls(),) if BeginProfile in base.kinds else ()

@@ -38,6 +38,7 @@ from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
 from scripted.checks.calls import Calls
 from scripted.checks.pages import Pages, Tenancy
+from scripted.checks.profile_calls import ProfileCalls
 from scripted.rig.handle import RequestHandle
 from scripted.subject.violation import Violation
 
@@ -190,6 +191,7 @@ class ClientAccount:
         self.flights: deque[Flight] = deque()
         self.pages = Pages(limits)
         self.calls = Calls()
+        self.profiles = ProfileCalls()
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
@@ -227,9 +229,13 @@ class ClientAccount:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
+        if result.microbatch is not None and result.microbatch.mode is ForwardMode.PROFILE:
+            self.profiles.launch(result.microbatch)
         # After a flush that should have been refused, the account of memory is of no use.
         if result.microbatch is not None and not self.calls.suspicion:
             self._on_launch(result.microbatch)
+        slot = self.dead is None and self.calls.update is None and len(self.flights) < self._limits.depth
+        self.profiles.end_step(has_slot=slot)
 
     def check_end(self) -> None:
         """The engine is idle: every client was told how it ended. Raises Violation."""
@@ -326,7 +332,13 @@ class ClientAccount:
         self.calls.ask(message.call_id, message, quiescent=False)
         self.paused = None
 
-    def _on_call(self, call: FlushCache | UpdateWeights | StartProfile | StopProfile) -> None:
+    def _on_profile(self, call: StartProfile | StopProfile) -> None:
+        self.calls.ask(call.call_id, call, quiescent=False)
+        self.profiles.ask(call)
+        if self.dead is not None:
+            self.profiles.give_up()
+
+    def _on_call(self, call: FlushCache | UpdateWeights) -> None:
         if self.calls.ask(call.call_id, call, quiescent=self.is_quiescent):
             self.pages.flush()
 
@@ -343,6 +355,7 @@ class ClientAccount:
         self.dead = self.dead or failed
         for alive in list(self.live.values()):
             self._end(alive, FinishReason.ERROR, error=str(failed))
+        self.profiles.give_up()
         while self.flights:
             for segment, _, tenancy in self.flights.popleft().work:
                 self.pages.land(segment, tenancy, confirmed=False)
@@ -356,6 +369,8 @@ class ClientAccount:
         if flight.mode is _UPDATE and self.calls.land_update(completion.error):
             self.totals.weights_version += 1
             self.pages.flush()
+        if flight.mode is ForwardMode.PROFILE:
+            self.profiles.land(completion.error)
         tokens = iter(completion.token_ids)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
@@ -411,6 +426,8 @@ class ClientAccount:
             elif isinstance(reply, Refusal):
                 refused.append((reply.rid, reply.kind))
             elif isinstance(reply, CallAnswer):
+                if isinstance(self.calls.open.get(reply.call_id), StartProfile | StopProfile):
+                    self.profiles.answered(reply)
                 if self.calls.answered(reply, quiescent=self.is_quiescent, dead=self.dead is not None):
                     self.pages.flush()
             else:
@@ -558,8 +575,8 @@ class ClientAccount:
         ContinueGeneration: _on_continue,
         FlushCache: _on_call,
         UpdateWeights: _on_call,
-        StartProfile: _on_call,
-        StopProfile: _on_call,
+        StartProfile: _on_profile,
+        StopProfile: _on_profile,
         GetStats: _on_get_stats,
     }
 

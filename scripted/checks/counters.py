@@ -11,7 +11,7 @@ from engine.scheduler.sizes import sizes_of
 from scripted.checks.client_account import ClientAccount, Totals
 from scripted.subject.violation import Violation
 
-__all__ = ["check_hits", "check_idle", "compare_counts"]
+__all__ = ["check_hits", "check_idle", "check_sizes", "compare_counts"]
 
 _TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions")
 _totals_of: Final = attrgetter(*_TOTALS)
@@ -42,14 +42,20 @@ def check_hits(scheduler: Scheduler) -> None:
             raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
 
 
-def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
-    """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
+def check_sizes(scheduler: Scheduler) -> None:
+    """The sizes that are in the digest of each step, of an idle and flushed engine. Raises Violation."""
     limits = scheduler.limits
     window = (limits.window_pages, 0) if limits.window_tokens else ()
     sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window)
     digested = sizes_of(scheduler.books, scheduler.memory)
     if digested != sizes:
         raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
+
+
+def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
+    """What an idle and flushed engine says of itself: everything is free, nothing is going on."""
+    limits = scheduler.limits
+    check_sizes(scheduler)
     idle = {
         "step": scheduler.step_number,
         "pages_free": limits.total_pages,

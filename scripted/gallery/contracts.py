@@ -30,13 +30,16 @@ from engine.messages import (
     OperatorEvent,
     TokenOutput,
 )
+from engine.plan import Microbatch
 from engine.scheduler import Place, Request, Scheduler, planner, policy
 from engine.scheduler import scheduler as scheduler_module
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books
+from engine.scheduler.controls import Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.planner import Plan, Planner
 from engine.scheduler.policy import FirstCome, HighestPriority, Policy
+from engine.scheduler.profiles import Profiles
 from engine.scheduler.replies import output_of
 from scripted.gallery.window_layers import WINDOW_LAYERS
 from scripted.subject.mutant import Mutant
@@ -48,6 +51,7 @@ _SMALL_CHUNK = 64
 _SMALL_HEAP = 64
 
 _request_of = Admission.request_of
+_microbatch = Controls.microbatch
 _on_abort = Scheduler._on_abort
 _on_abort_all = Scheduler._on_abort_all
 _on_continue = Scheduler._on_continue
@@ -211,6 +215,15 @@ def _thin_to_nothing(tree: RadixTree, node: Node) -> None:
 def _count_any_end(counters: Counters, reason: FinishReason) -> None:
     del reason
     counters.requests_finished += 1
+
+
+def _only_when_not_paused(controls: Controls, number: int) -> Microbatch | None:
+    return _microbatch(controls, number) if controls._books.paused is None else None
+
+
+def _is_never_open(profiles: Profiles) -> bool:
+    del profiles
+    return False
 
 
 def _contract(
@@ -481,6 +494,33 @@ CONTRACTS = (
         Counters,
         "count_end",
         _count_any_end,
+    ),
+    _contract(
+        "two-profiles-at-once",
+        "a call for a profile does not wait for the answer to the one before",
+        "another profile call",
+        "test_profiles.py::test_one_profile_at_a_time",
+        Profiles,
+        "is_open",
+        property(_is_never_open),
+    ),
+    _contract(
+        "a-pause-holds-profiles-up",
+        "a profile is not begun while generation is paused",
+        "the predicate never held",
+        "test_profiles.py::test_a_pause_does_not_hold_a_profile_up",
+        Controls,
+        "microbatch",
+        _only_when_not_paused,
+    ),
+    _contract(
+        "one-try-less",
+        "a step gives up the queue one request too early",
+        "is starts",
+        "tests/registered/scheduling/test_tries.py::test_fifteen_that_do_not_fit_are_passed_and_sixteen_are_not",
+        planner,
+        "ADMISSION_TRIES_LIMIT_REQUESTS",
+        15,
     ),
     *WINDOW_LAYERS,
 )

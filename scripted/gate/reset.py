@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.integrity import audit
-from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, UpdateWeights
+from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UpdateWeights
 from scripted.errors import NotIdle
 from scripted.rig.rig import HARNESS_CALL, Rig
 from scripted.script.t import ScriptContext
@@ -75,7 +75,9 @@ def _abort_everything(rig: Rig) -> Steps:
     for _ in range(RESET_BUDGET_STEPS):
         # Checked here as well: a mutant may have broken the predicate itself.
         if rig.scheduler.is_fully_idle and not rig.scheduler.books.in_flight:
-            return
+            if rig.scheduler.controls.is_at_rest or rig.failure is not None:
+                return
+            rig.inject(StopProfile(call_id=HARNESS_CALL))
         yield
     raise NotIdle(
         f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "

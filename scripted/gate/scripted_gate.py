@@ -15,6 +15,7 @@ from engine.integrity import audit
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
 from scripted.checks.client_account import check_answers
+from scripted.checks.counters import check_sizes
 from scripted.checks.growth import check_growth, check_stages
 from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import Oracle
@@ -147,6 +148,7 @@ class ScriptedGate:
             if self._checks is not None:
                 self._checks.at_rest(rig.scheduler)
             yield from flush(rig)
+            check_sizes(rig.scheduler)
             check_growth(rig.scheduler)
             check_stages(self._stage_sizes, rig.world.stage_sizes())
         missed = [name for name in run.options.must_reach if not context.reached.get(name)]

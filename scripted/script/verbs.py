@@ -15,6 +15,8 @@ from scripted.actions import (
     AbortEverything,
     AbortRequest,
     AdministrativeCall,
+    BeginProfile,
+    EndProfile,
     Evict,
     Flush,
     Pause,
@@ -148,6 +150,14 @@ class Verbs(Waits):
     def continue_generation(self) -> Call:
         """POST ``/continue_generation``."""
         return self._call(Resume())
+
+    def start_profile(self) -> Call:
+        """POST ``/start_profile``: the stages begin to profile themselves, with a microbatch without tokens."""
+        return self._call(BeginProfile())
+
+    def stop_profile(self) -> Call:
+        """POST ``/stop_profile``."""
+        return self._call(EndProfile())
 
     def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
         """Put a prefix into the tree by a real request; use as ``yield from``."""

@@ -160,7 +160,13 @@ class ScriptedServer(ScriptRunner):
 
     def _settings(self) -> ServerSettings:
         options = msgspec.json.encode(GateOptions(mutant=self.mutant)).decode()
-        return ServerSettings(**self.config.model_dump(), port=0, gate=SCRIPTED_GATE, gate_options=options)
+        return ServerSettings(
+            **self.config.model_dump(),
+            port=0,
+            gate=SCRIPTED_GATE,
+            gate_options=options,
+            profile_dir=str(self._folder),
+        )
 
     def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:
         context = stack.enter_context(zmq.Context())

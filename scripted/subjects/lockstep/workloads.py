@@ -206,6 +206,11 @@ TEXTS: Final[dict[str, str]] = {
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
     ),
+    # Profiles take a place in the pipeline beside requests; one at a time.
+    "profiled": (
+        f"{_PP1} pp_size=2; 1 start a prompt=40 new=4; 2 profile; 3 profile; 5 profile-end; 6 profile-end; 7 start b prompt=20 seed=1 new=2; "
+        "8 profile; 9 pause mode=in_place; 11 profile-end; 13 continue; 20 profile"
+    ),
     # A draw depends on the seed, the position and the output so far, also after a retraction.
     "sampled": (
         f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "

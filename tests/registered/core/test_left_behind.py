@@ -26,6 +26,8 @@ LEAVE = {
     actions.Update: lambda t, r: t.update_weights("embedded:1", timeout_s=9.0),
     actions.Pause: lambda t, r: t.pause_generation("in_place"),
     actions.Resume: lambda t, r: t.continue_generation(),
+    actions.BeginProfile: lambda t, r: t.start_profile(),
+    actions.EndProfile: lambda t, r: (t.start_profile(), t.stop_profile()),
     actions.HoldResults: lambda t, r: t.hold_results(),
     actions.ReleaseResults: lambda t, r: (t.hold_results(), t.release_results(1)),
     actions.Press: lambda t, r: (t.exhaust_kv(0), t.exhaust_rows(0), t.exhaust_locks(0)),

@@ -21,8 +21,6 @@ from engine.messages import (
     GetStats,
     OperatorEvent,
     PipelineEvent,
-    StartProfile,
-    StopProfile,
 )
 from engine.scheduler import StepRecord
 from scripted.actions import (
@@ -85,8 +83,6 @@ NEVER_ADDED: Final = {
 # Events that no action makes, and why.
 WITHOUT_ACTION: Final = {
     GetStats: "it changes nothing; every run of the search ends with one",
-    StartProfile: "a profile measures a server; the scheduler decides nothing by it",
-    StopProfile: "a profile measures a server; the scheduler decides nothing by it",
 }
 TYPED_AS: Final = {AbortEverything: "abort all"}
 
