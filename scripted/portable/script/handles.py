@@ -41,6 +41,12 @@ class RequestHandle(Nameless):
         self._account = account
         # Requests arrive in the order in which the script has begun them.
         self._index = index
+        self._had_computed = False
+
+    def note_step(self, *, is_preempted: bool) -> None:
+        """A step has ended, and this request has not; one that had computed nothing lost nothing."""
+        self.preemptions += is_preempted and self._had_computed
+        self._had_computed = self.computed > 0
 
     @property
     def _life(self) -> Life | None:

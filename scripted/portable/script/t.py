@@ -44,10 +44,9 @@ class SubjectContext(Verbs):
         """A step was run and judged."""
         stepped = self._gate.records[-1].stepped
         assert stepped is not None, "a step that the machine died in is the last one of a run"
-        for rid in stepped.preempted:
-            handle = next((handle for handle in reversed(self._handles) if handle.rid == rid), None)
-            if handle is not None:
-                handle.preemptions += 1
+        for handle in self._handles:
+            if not handle.is_finished:
+                handle.note_step(is_preempted=handle.rid in stepped.preempted)
 
     def loose_ends(self) -> dict[str, int]:
         """What the script leaves now that may be a mistake, counted by name; only what is there."""
