@@ -439,14 +439,14 @@ def test_a_pause_that_aborts_ends_what_is_alive(run: PlannedRun) -> None:
 def test_a_request_that_waits_for_ever(run: PlannedRun) -> None:
     run.add("a")
     run.step()
-    with refused(r"nothing happens any more, but a \(waiting\) wait for ever"):
+    with refused(r"nothing happens any more, but something waits for ever: a \(waiting\)"):
         run.judge.at_rest(run.machine)
 
 
 def test_a_call_that_is_never_answered(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="flush"))
     run.step()
-    with refused("nothing happens any more, but flush wait for ever"):
+    with refused("nothing happens any more, but something waits for ever: flush"):
         run.judge.at_rest(run.machine)
 
 
