@@ -1,6 +1,6 @@
-"""What the callers of administrative routes were told: each call is answered once, in its time, and truthfully.
+"""The answers to administrative calls: each call is answered once, in the right step, and truthfully.
 
-Fed with calls and answers by the account of clients, which says whether the engine is quiescent. It knows no request.
+The account of clients feeds it calls and answers and says whether the engine is quiescent. It knows no request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Calls:
         self._error: str | None = None
 
     def begin_step(self) -> None:
-        """Forget what concerns the last step alone."""
+        """Forget what belongs to the last step only."""
         if self._at_once:
             self._at_once.clear()
             self._quiescent.clear()
@@ -65,7 +65,7 @@ class Calls:
         return quiescent
 
     def begin_waiting_update(self, *, quiescent: bool) -> None:
-        """The events of a step are applied: an update that waits for a quiescent engine may have its chance."""
+        """The events of a step are applied. An update that waits for a quiescent engine may begin now."""
         waiting = self.open.get(self._waiting) if self._waiting is not None else None
         if isinstance(waiting, UpdateWeights) and quiescent and self.update is None:
             self.update, self._waiting = waiting, None
@@ -101,7 +101,7 @@ class Calls:
             raise Violation(f"the update to {self._landed.model_path} is back, but its caller is not told")
 
     def check_end(self) -> None:
-        """Nothing can happen any more: every call was answered. Raises Violation."""
+        """Nothing can happen any more. Every call must have been answered. Raises Violation."""
         if self.open:
             raise Violation(f"{', '.join(map(_name, self.open.values()))} never got an answer")
 

@@ -1,7 +1,7 @@
 """What each client was told, and what it must be told: the account of requests, replies and microbatches.
 
-Fed only by what crosses the gate (events, plans, replies), so it does not believe what the engine says of itself. A
-client is told once, by the events of the step: this module is where that is checked.
+It sees only what crosses the gate (events, plans, replies) and does not rely on what the engine says of itself. This
+module checks that each client is told once, in the step whose events call for it.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class ClientAccount:
         self.profiles.end_step(has_slot=slot)
 
     def check_end(self) -> None:
-        """The engine is idle: every client was told how it ended. Raises Violation."""
+        """The engine is idle. Every client must have been told how its request ended. Raises Violation."""
         if self.live:
             raise Violation(f"{', '.join(self.live)} never got a terminal reply")
         self.calls.check_end()
@@ -286,7 +286,7 @@ class ClientAccount:
             raise Violation(f"{message.rid} is refused as {refusal.kind} without the rule or its rid: {refusal}")
 
     def _refusal_of(self, life: Life, live: Container[str], waiting: int) -> RefusalKind | None:
-        """Why a request that arrives now must be refused; None when it must be admitted to the queue."""
+        """Why a request that arrives now must be refused; None when it must enter the queue."""
         if self.dead is not None:
             return RefusalKind.UNAVAILABLE
         if self._never_fits(life):
@@ -551,7 +551,7 @@ class ClientAccount:
     # -- retractions --
 
     def retract(self, tenancy: Tenancy) -> None:
-        """The engine takes a request's memory without an event that asks for it: it may, while the request decodes."""
+        """The engine takes a request's memory without an event that asks for it. It may, while the request decodes."""
         life = self.live.get(tenancy.rid)
         if life is None or life.tenancy is not tenancy or tenancy.in_flight or not life.running:
             raise Violation(f"{tenancy.rid} lost its memory, but it is in flight or was not decoding")
@@ -582,7 +582,7 @@ class ClientAccount:
 
 
 def check_answers(handles: Iterable[RequestHandle]) -> None:
-    """The last link of the chain: what left the scheduler once has reached its client once. Raises Violation."""
+    """What left the scheduler once has reached its client once. Raises Violation."""
     for handle in handles:
         client = handle.client
         if client.terminal_answers != 1 and client.status is not None and not client.dropped:

@@ -1,6 +1,6 @@
-"""Conformance: what the engine did in each step beside what the executable specification says that it must do.
+"""Conformance: compares what the engine did in each step with what the executable specification requires.
 
-It decides nothing itself. The first difference is named by its rule, in the words of docs/architecture.md.
+It decides nothing itself. The first difference names its rule in the words of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "E
 
 
 class Nonconformance(Violation):
-    """A step of the engine is not what the specification says. ``rule`` is the name of the rule."""
+    """A step of the engine differs from the specification. ``rule`` is the name of the rule."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(f"rule {rule}: {what}; docs/architecture.md says: {RULES[rule]}")
@@ -79,12 +79,12 @@ class Nonconformance(Violation):
 
 
 def why_not_covered(limits: Limits) -> str | None:
-    """Why the specification does not say what an engine with these limits does; None when it does."""
+    """Why the specification does not cover an engine with these limits; None when it does."""
     return "window layers have a second pool" if limits.window_tokens else None
 
 
 class Conformance:
-    """Follows one scheduler that was as good as new. ``is_over`` when something came that is not specified."""
+    """Follows one scheduler, from new on. ``is_over`` is set by the first event that is not specified."""
 
     def __init__(self, limits: Limits) -> None:
         self._specification = Specification(limits)

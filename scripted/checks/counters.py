@@ -1,4 +1,4 @@
-"""What the engine counts: its books and totals against the account of its clients, and what an idle engine says."""
+"""Compares what the engine counts, its books and totals, with the account of its clients; checks an idle engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare_counts(clients: ClientAccount, scheduler: Scheduler) -> None:
 
 
 def check_hits(scheduler: Scheduler) -> None:
-    """All have ended: a prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
+    """All requests have ended. A prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
     counters = scheduler.counters
     most = 2 * counters.requests_started + counters.retractions
     for node in scheduler.memory.tree.nodes():
@@ -71,7 +71,7 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
 
 
 def _take_note_of_retractions(clients: ClientAccount, scheduler: Scheduler) -> None:
-    """The engine says that it retracted requests: it may, those that it could."""
+    """The engine counts retractions. Note which requests they were; only those that may be retracted are accepted."""
     for tenancy in list(clients.pages.rows.values()):
         request = scheduler.books.requests.get(tenancy.rid)
         if request is not None and request.place is Place.WAITING:
@@ -79,7 +79,7 @@ def _take_note_of_retractions(clients: ClientAccount, scheduler: Scheduler) -> N
 
 
 def _agree(clients: ClientAccount, scheduler: Scheduler) -> bool:
-    """Whether every request is where the account has it, and everything has as many rows, launches and retractions."""
+    """Whether every request is where the account has it, and the numbers of rows, launches and retractions agree."""
     books, rows, partial, flights = scheduler.books, scheduler.memory.rows, clients.partial, clients.flights
     live, running = clients.live, books.running
     waiting = runs = 0

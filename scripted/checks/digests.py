@@ -1,6 +1,6 @@
-"""Digests beside the records that they stand for: two steps that differ in any field differ in their digest.
+"""Digests stand for their records: two steps that differ in any field differ in their digest.
 
-It takes a step as it was and changes one field of it after the other; the digest must notice each.
+It changes one field of a step after another; the digest must notice each change.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _digests(step: DigestedStep) -> tuple[str, str]:
 
 
 def _changed(value: Any, path: str, *, leaving_out: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """The value with one thing in it changed, for every such thing, and where that is."""
+    """The value once for each thing in it, with that thing changed, and where it is."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             if name in leaving_out or name in _NOT_DIGESTED:

@@ -1,6 +1,6 @@
 """What a step of the engine must show, in the form in which the executable specification says it.
 
-Owns the forms only: which step must show what is the specification's to say, and comparing is conformance's.
+Owns the forms only. The specification fills them; conformance compares them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Expected", "ExpectedSegment"]
 
 
 class ExpectedSegment(NamedTuple):
-    """One request's share of a microbatch. ``pages`` are counted: which ones they are is not promised."""
+    """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised."""
 
     rid: str
     start: int

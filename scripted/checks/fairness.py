@@ -1,7 +1,7 @@
 """Who may wait and who goes first: order, overtaking, turns of decodes, their spread over the stages.
 
-Looks at the books after each step, which the account of clients vouches for. Room, order and counts are computed here
-and not asked of the engine, whose predicates may be what is wrong.
+Looks at the books after each step, once the account of clients has confirmed them. Room, order and counts are computed
+here, because the engine's own predicates may be what is wrong.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Fairness:
     # -- who gives way --
 
     def _victims(self, scheduler: Scheduler) -> list[Request]:
-        """Who was sent back in this step; when it comes back it decodes anew, in the order of the others' return."""
+        """The requests that were sent back in this step. Once back, they decode again in the order of their return."""
         books, before = scheduler.books, self._sent_back
         self._retractions = scheduler.counters.retractions
         victims = [one for one in books.waiting if one.retractions > before.get(one.arrival, 0)]
@@ -94,7 +94,7 @@ class Fairness:
         return victims
 
     def _check_victims(self, victims: Sequence[Request], result: StepResult, scheduler: Scheduler) -> None:
-        """For want of memory the latest to arrive is sent back, of the lowest priority of those that could be."""
+        """When memory runs out, the request that gives way has the lowest priority and, among those, arrived last."""
         if self._pausing or scheduler.books.paused is not None:
             return
         here = result.microbatch.rids if result.microbatch is not None else ()
@@ -126,7 +126,7 @@ class Fairness:
                 raise Violation(f"{what}, but {started[0].rid} is started")
 
     def _ranks_before(self, other: Request, started: Request, cached_tokens: int, memory: KVMemory) -> bool:
-        """Unless what was started had been overtaken as often as it may be."""
+        """Unless the request that started had been overtaken as often as it may be."""
         if self._counted(started)[1] >= OVERTAKEN_LIMIT_REQUESTS:
             return False
         if self._rank is Rank.PRIORITY:
@@ -134,7 +134,7 @@ class Fairness:
         return _cached_tokens(memory, other.ids, self._limits.page_size) > cached_tokens
 
     def _note_overtaken(self, started: Sequence[Request], scheduler: Scheduler, *, certain: bool) -> None:
-        """Count each start against those that came before and wait on. None is overtaken for ever."""
+        """Count each start against the earlier requests that still wait. None is overtaken for ever."""
         queue = sorted({*scheduler.books.waiting, *started}, key=lambda request: request.arrival)
         for one in started:
             queue.remove(one)
@@ -160,7 +160,7 @@ class Fairness:
         return len(scheduler.books.in_flight) < self._limits.depth
 
     def _check_queue_moves(self, scheduler: Scheduler) -> None:
-        """No request waits that would fit, unless it is for one that was overtaken as often as it may be."""
+        """No request waits that would fit, unless it waits for one that was overtaken as often as it may be."""
         books, memory = scheduler.books, scheduler.memory
         if (
             not memory.rows.free
@@ -192,7 +192,7 @@ class Fairness:
 
 
 def _cached_tokens(memory: KVMemory, ids: Sequence[int], size: int) -> int:
-    """Looked up page by page, and not by the tree's own search, which may be what is wrong."""
+    """Looked up page by page, because the tree's own search may be what is wrong."""
     node, at = memory.tree.root, 0
     usable = tuple(ids[:-1])
     while (child := node.children.get(usable[at : at + size])) is not None:

@@ -1,6 +1,6 @@
-"""The account of rows and pages, as the stages are told of them: who may write where, and what is read.
+"""The account of rows and pages as the stages learn of them: who may write where, and what is read.
 
-Fed only by microbatch plans and their completions; it never looks at the engine's own structures. A request's stay in
+It sees only microbatch plans and their completions, never the engine's own structures. A request's stay in
 a row is a tenancy, from the segment that opens it to the last microbatch with it.
 """
 
@@ -78,7 +78,7 @@ class Pages:
                 raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
 
     def land(self, segment: Segment, tenancy: Tenancy, *, confirmed: bool) -> None:
-        """A segment came back. What it filled may be shared from now on if it is ``confirmed``."""
+        """A segment came back. If it is ``confirmed``, the pages that it filled may be shared from now on."""
         tenancy.in_flight -= 1
         if confirmed:
             size = self._size
@@ -151,7 +151,7 @@ class Pages:
         return fresh
 
     def _give(self, page: int, tenancy: Tenancy) -> None:
-        """Other tenancies that were told of a page may not use it any more: they must be sent a new one first."""
+        """Other tenancies that were told of this page may not use it until they are sent a new one."""
         self._content.pop(page, None)
         if self._users[page] == 1:
             return

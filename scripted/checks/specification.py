@@ -31,7 +31,7 @@ _Flight = tuple[list[tuple[Request, bool]], int, ForwardMode]  # in flight: requ
 
 
 class Specification:
-    """Made for an engine that is as good as new. ``step`` is told what a step of the engine is told."""
+    """Made for a new or reset engine. ``step`` takes what a step of the engine takes."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)

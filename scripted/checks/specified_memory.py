@@ -52,7 +52,7 @@ class SpecifiedMemory:
         return self._limits.total_pages - self.kept_pages - _held_by(owners) - len(used)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Pages that this many tokens take."""
         return -(-tokens // self._limits.page_size)
 
     # -- the prefix cache --
@@ -96,7 +96,7 @@ class SpecifiedMemory:
         self.use(prefix)
 
     def extend(self, request: SpecifiedRequest, tokens: int) -> bool:
-        """Give a request the pages for so many tokens; False, and nothing done, when there are not enough."""
+        """Give a request the pages for this many tokens; False, and nothing done, when there are not enough."""
         need = self.pages_for(tokens) - request.pages
         if need > 0:
             short = need - self.free_pages

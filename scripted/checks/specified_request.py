@@ -1,6 +1,6 @@
-"""A request of the executable specification: what it asked for, what it has said, and what it owns.
+"""A request of the executable specification: what it asked for, its output, and what it owns.
 
-It says what its client and the last stage are told of it; what happens to it is the specification's to say.
+It says what its client and the last stage are told. The specification decides what happens to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Page:
 
 
 class SpecifiedRequest:
-    """``ids`` are its prompt and what it has said. It waits exactly while it owns no memory.
+    """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
 
     Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
     Of its tokens, ``hit_tokens`` were in the cache when it was admitted, those before ``planned_tokens`` are launched,
@@ -53,7 +53,7 @@ class SpecifiedRequest:
     def output(
         self, token: int | None = None, logprob: TokenLogprob | None = None, *, error: str | None = None
     ) -> TokenOutput:
-        """What its client is told when a token is there, or its end is."""
+        """What its client is told of a new token, of its end, or of both."""
         prompt_tokens = len(self.message.prompt_ids)
         return TokenOutput(
             rid=self.rid,
@@ -68,7 +68,7 @@ class SpecifiedRequest:
         )
 
     def sampling(self) -> SamplingSpec:
-        """**Sampling**: nothing in it depends on what was said so far, so it is the same after a retraction."""
+        """**Sampling**: nothing in it depends on the output so far, so it is the same after a retraction."""
         sampling, prompt_tokens = self.message.sampling, len(self.message.prompt_ids)
         return SamplingSpec(
             seed=self.seed,

@@ -1,7 +1,6 @@
 """All checks of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
 
-One object of plain parts, cheap to fork. It is given what crosses the gate, and looks at the scheduler without changing
-it.
+One object of plain parts, cheap to fork. It is given what crosses the gate and reads the scheduler without changing it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["Checks"]
 
 
 class Checks:
-    """Made for an engine that is as good as new. ``clients`` is the account of what each client was told.
+    """Made for a new or reset engine. ``clients`` is the account of what each client was told.
 
     ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
     own audit after each step.

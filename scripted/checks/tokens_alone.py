@@ -1,4 +1,4 @@
-"""What a request says when nothing disturbs it: the tokens that every schedule must give it.
+"""The output of a request that runs alone: the tokens that every schedule must give it.
 
 Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
 engine; a script asks its own engine, flushed and idle, because only that one has its weights.
@@ -83,7 +83,7 @@ def tokens_alone(
 
 
 class Oracle:
-    """Runs requests alone on a script's own engine, and remembers what they said with the weights of that time."""
+    """Runs requests alone on a script's own engine, and remembers their outputs by the weights that computed them."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -94,7 +94,7 @@ class Oracle:
         self._asked: dict[str, str | None] = {}
 
     def note(self, events: Iterable[Event], replies: Iterable[Reply]) -> None:
-        """Take note of a step: the weights may have been updated."""
+        """Follow a step, which may have updated the weights."""
         for event in events:
             if isinstance(event, UpdateWeights):
                 self._asked[event.call_id] = event.model_path

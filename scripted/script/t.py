@@ -1,6 +1,6 @@
-"""``t``: what a script is given. One object a script; queries, waits and verbs in a file each.
+"""``t``: what a script is given, one object for each script. Queries, waits and verbs have a file each.
 
-It lives in the scheduler's process, inside the gate, so it sees the live scheduler; it keeps no state of the engine.
+It lives in the scheduler's process, inside the gate, and sees the live scheduler. It keeps no state of the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _EndedRig:
 
 
 class ScriptContext(Verbs):
-    """The engine in a script's hands. ``reached`` counts how often each window of ``sometimes`` was open.
+    """What a script drives the engine with. ``reached`` counts how often each window of ``sometimes`` was open.
 
     ``must_reach`` are the windows that the script has to see; if there are any, it can name no others.
     """
@@ -41,7 +41,7 @@ class ScriptContext(Verbs):
         self._seal()
 
     def loose_ends(self) -> dict[str, int]:
-        """What the script leaves now that may be a mistake, counted by name; only what is there."""
+        """What the script leaves behind that may be a mistake: counts by name, without the zeros."""
         calls = self._rig.handles.calls
         history, dead = self._rig.history.records, self._rig.is_dead
         counts = {
@@ -68,7 +68,7 @@ class ScriptContext(Verbs):
         self._rig = cast(Rig, _EndedRig())
 
     def sometimes(self, name: str, condition: object) -> bool:
-        """Record whether a window was reached; ``must_reach=[name]`` makes a script fail that never did."""
+        """Record whether a window was reached. With ``must_reach=[name]`` a script that never reached it fails."""
         holds = holds_in(name, condition, self._must_reach)
         if holds and not self.reached.get(name):
             self.notes.append(Note(self.scheduler.step_number, name))

@@ -1,7 +1,7 @@
 """What a script can do to the engine: the verbs of ``t``.
 
-A verb goes the way a client goes, returns when its message has arrived at the gate, and becomes visible to the
-scheduler at the next step. Effects are checked, and a refused call raises with status and body.
+A verb takes the path of a client's call. It returns when its message has arrived at the gate; the scheduler sees it in
+the next step. Effects are checked, and a refused call raises with status and body.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ class Verbs(Waits):
         self._rig.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
 
     def flush_cache(self, timeout_s: float | None = None) -> Call:
-        """POST ``/flush_cache``; with ``timeout_s``, in virtual seconds, the flush waits that long for its chance."""
+        """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
         return self._call(Flush(timeout_s=timeout_s))
 
     def update_weights(self, model_path: str, timeout_s: float | None = None) -> Call:
         """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
 
-        With ``timeout_s``, in virtual seconds, the update waits that long for its chance. The configured weights are
+        ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine. The configured weights are
         back before the next script.
         """
         return self._call(Update(path_of_weights=model_path, timeout_s=timeout_s))
@@ -202,7 +202,7 @@ class Verbs(Waits):
         self._rig.intervene(Relieve().operator_event())
 
     def evict(self, pages: int | None = None) -> int:
-        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first; returns how many it was."""
+        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns how many."""
         before = self.scheduler.memory.tree.evictable_pages
         if pages is not None and not 0 <= pages <= before:
             raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages}")
@@ -212,7 +212,7 @@ class Verbs(Waits):
     # -- results and faults --
 
     def hold_results(self) -> None:
-        """Keep every completion back from the next step on, until it is released."""
+        """From the next step on, keep every completion back until it is released."""
         self._rig.results.hold()
 
     def release_results(self, n: int | None = None) -> None:
@@ -222,7 +222,7 @@ class Verbs(Waits):
         self._rig.results.release(n)
 
     def kill_stage(self, i: int) -> None:
-        """Kill a stage process: nothing in flight will come back. The server cannot be used after this script."""
+        """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
         self._check_stage(i)
         if self.scheduler.limits.pp_size == 1:
             raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")

@@ -1,4 +1,4 @@
-"""The timeline: a run as one HTML page that explains itself, and as a Perfetto trace."""
+"""The timeline: a run as one self-contained HTML page, and as a Perfetto trace."""
 
 from scripted.report.timeline.page import render_timeline
 from scripted.report.timeline.perfetto import to_perfetto

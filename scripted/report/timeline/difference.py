@@ -1,4 +1,4 @@
-"""The first difference of two runs: at which step, in which field, and what each of them had there.
+"""The first difference between two runs: the step, the field, and the value in each.
 
 Owns the comparison, step by step from each run's own start. Time, digest and call ids are not compared: they differ
 between runs that do the same, or only repeat a difference.
@@ -43,7 +43,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def first_difference(left: Trace, right: Trace) -> Difference | None:
-    """Where two runs part; None when they are the same."""
+    """Where two runs first differ; None when they are the same."""
     for index, (a, b) in enumerate(zip(left.records, right.records, strict=False)):
         for field in _FIELDS:
             if _comparable(a, field) != _comparable(b, field):

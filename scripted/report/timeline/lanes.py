@@ -1,4 +1,4 @@
-"""The lanes of a run: which there are, how high each must be, and where it stands.
+"""The lanes of a run: which there are, how high each is, and where it stands.
 
 Owns the vertical layout, in the order in which a request meets the lanes. A lane is as high as its fullest step
 needs, up to a bound.

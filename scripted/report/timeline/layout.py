@@ -1,6 +1,6 @@
 """Places one trace on the page: lanes down, steps across, a box or a mark for everything that a step record holds.
 
-Owns where things stand and which words they bear; paints nothing. Works from the records alone.
+Decides where things stand and what they say; paints nothing. Works from the records alone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Layout:
         return Stripe(palette.label(rid), palette.colours[rid], positions, palette.numbers_of([rid]))
 
     def _more(self, rids: Sequence[str]) -> Iterator[Stripe]:
-        """How many there are besides those with a name."""
+        """How many there are beyond those shown by name."""
         if rids:
             palette = self._palette
             yield Stripe(f"+{len(rids)}", palette.colours[rids[0]], requests=palette.numbers_of(rids))

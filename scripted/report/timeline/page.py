@@ -25,7 +25,7 @@ __all__ = ["MAX_COLUMNS", "render_timeline"]
 
 # Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
 MAX_COLUMNS: Final = 600
-# Columns for the error text behind the last step.
+# Columns for the error text after the last step.
 _CALLOUT_COLUMNS: Final = 4
 _TEMPLATE: Final = "page.html.jinja"
 

@@ -24,7 +24,7 @@ COLOURS: Final = 8
 
 
 class Palette(msgspec.Struct, frozen=True):
-    """How the requests of a page are told apart: by colour, by label, and by number for the filter."""
+    """What tells the requests of a page apart: a colour, a label, and a number for the filter."""
 
     colours: dict[str, int]
     labels: dict[str, str]

@@ -22,7 +22,7 @@ __all__ = ["STEP_US", "to_perfetto"]
 STEP_US: Final = 1000
 _PID: Final = 1
 _SCHEDULER_TRACK: Final = 0
-# Stage n is track n + 1; results and their slots come behind the stages.
+# Stage n is track n + 1; results and their slots come after the stages.
 _FIRST_STAGE_TRACK: Final = 1
 
 _Value = str | int | bool

@@ -1,6 +1,6 @@
 """Where every microbatch is at every step, worked out from the records of a run.
 
-A microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; behind the last stage its result
+A microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; after the last stage its result
 waits until a step takes it. Shared by the step table and the timeline.
 """
 
@@ -36,7 +36,7 @@ def launches(records: Iterable[StepRecord]) -> dict[int, Launch]:
 
 
 def controls_of(launched: Mapping[int, Launch]) -> frozenset[int]:
-    """The microbatches that tell the stages something and have no requests."""
+    """The control microbatches: they carry a call to the stages and no requests."""
     return frozenset(number for number, launch in launched.items() if launch.microbatch.is_control)
 
 

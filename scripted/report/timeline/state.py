@@ -1,6 +1,6 @@
-"""The full state of one step in words: what a reader sees who points at it.
+"""The full state of one step in words: what a reader sees on pointing at it.
 
-Owns the wording of the detail pane; nothing is shortened here, so that the pane answers what the picture leaves open.
+Owns the wording of the detail pane. Nothing is shortened here, so the pane says what the picture leaves out.
 """
 
 from __future__ import annotations

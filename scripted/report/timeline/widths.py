@@ -1,6 +1,6 @@
-"""How wide a step is: so wide that no box cuts off what it says, up to a bound.
+"""How wide a step is: wide enough that no box cuts off its text, up to a bound.
 
-Owns the estimate of a box's width in pixels, and the choice of what a box says that would be wider.
+Owns the estimate of a box's width in pixels, and the choice of what a wider box leaves out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fitting(label: str, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
 
 
 def _width(label: str, stripes: Sequence[Stripe]) -> int:
-    """What it takes to show the positions in full and of each label at least its end."""
+    """The width that shows the positions in full and at least the end of each label."""
     texts = [min(len(stripe.text), _SHORTEST_LABEL) + len(stripe.positions) for stripe in stripes]
     characters = len(label) + sum(texts)
     parts = len(stripes) + bool(label)
