@@ -2,7 +2,7 @@
 
 A second scheduler, obvious instead of fast. It shares only messages, plan structs and limits with the first; it keeps
 lists, and counts anew what can be counted. Names in bold are the rules of docs/architecture.md, "The rules of a step":
-read both side by side. Page numbers, row numbers, profiles and models with window layers are not covered.
+read both side by side. The page also says what is not specified.
 """
 
 from __future__ import annotations
