@@ -1,4 +1,4 @@
-"""The example scheduler with its bug mended, and with mutants that put bugs into it: the planted one and two others."""
+"""The example scheduler with its bug mended, and mutants that put bugs into it: the planted one and three others."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def _preempt_in_flight(scheduler: Any) -> bool:
     return False
 
 
+def _add_all(scheduler: Any, request: Request) -> bool:
+    scheduler.requests[request.id] = request
+    scheduler.waiting.append(request)
+    return True
+
+
 def _mutant(name: str, bug: str, signature: str, owner: type, attribute: str, replacement: Any) -> Mutant:
     return Mutant(
         name=name,
@@ -77,6 +83,14 @@ MUTANTS = (
         "_preempt",
         _preempt_in_flight,
     ),
+    _mutant(
+        "what-cannot-fit-is-taken",
+        "a request that is larger than all blocks waits for ever",
+        "wait for ever",
+        Scheduler,
+        "add",
+        _add_all,
+    ),
 )
 
 SUBJECT = PortableSubject(
@@ -92,6 +106,7 @@ SUBJECT = PortableSubject(
         depth=MendedMachine.depth,
     ),
     can=lambda _: Capabilities(),
+    workloads={"too-large": "default; 1 start a prompt=60; 2 start b prompt=4"},
     mutants=MUTANTS,
     copier=Copier(),
 )

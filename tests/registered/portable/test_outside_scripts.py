@@ -1,7 +1,8 @@
 """Scripts on this engine's own scheduler as an outsider would adapt it: pauses, batches that fail, priorities.
 
 Goal: the verbs that the example scheduler does not declare, and the gallery's bugs seen with the checks that hold for
-every scheduler. Method: two stages, small pools. Origin: docs/your_scheduler.md. Mutants: flush-ignores-in-flight.
+every scheduler. Method: two stages, small pools. Origin: docs/your_scheduler.md. Mutants: flush-ignores-in-flight,
+pause-does-not-stop-launches, token-after-the-end, decode-runs-twice, priority-is-upside-down.
 """
 
 from ci.register import register_cpu_ci
