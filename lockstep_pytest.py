@@ -239,7 +239,10 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
 
 def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise UsageError for a mutant that neither the gallery nor the subject of a collected script knows."""
+    """Raise UsageError for a mutant that neither the gallery nor the subject of a collected script knows.
+
+    A worker of xdist cannot refuse to run; there the scripts fail with the same words.
+    """
     if _not_in_the_gallery not in config.stash:
         return
     from scripted.subject.named import subject_named
@@ -248,7 +251,10 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     named = {name for test in tests for name in subject_named(test.subject).mutant_names}
     if _option(config, "mutant") not in named:
         others = f"; the collected subjects have {', '.join(sorted(named))}" if named else ""
-        raise pytest.UsageError(f"--mutant: {config.stash[_not_in_the_gallery]}{others}")
+        refusal = f"--mutant: {config.stash[_not_in_the_gallery]}{others}"
+        if not hasattr(config, "workerinput"):
+            raise pytest.UsageError(refusal)
+        _session_of(config).refusal = refusal
 
 
 def _group_of(test: ScriptedTest) -> str:

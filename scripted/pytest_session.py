@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from scripted.errors import ServerDirty
+from scripted.refusals import ScriptDefinitionError
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
 from scripted.subject.named import OWN, subject_named
@@ -42,6 +43,8 @@ class ScriptedSession:
         self.subject_mutant = subject_mutant
         self.every_step = every_step
         self.node_id = ""
+        # Why no script can run in this process; None when they can.
+        self.refusal: str | None = None
         # How the script of the present test ended, if it passed.
         self.ended: ScriptEnded | None = None
         self._pool: ServerPool | None = None
@@ -49,6 +52,8 @@ class ScriptedSession:
     def run(self, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> None:
         """Run one test in one tier; raises its ScriptError if it does not pass."""
         __tracebackhide__ = True
+        if self.refusal is not None:
+            raise ScriptDefinitionError(self.refusal)
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )

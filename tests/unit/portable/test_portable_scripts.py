@@ -149,6 +149,9 @@ def test_a_mutant_of_the_subject_makes_its_test_red(pytest_of) -> None:
     unknown = pytest_of(FINE.format(subject=MENDED), "--mutant", "no-such-bug")
     assert unknown.ret == pytest.ExitCode.USAGE_ERROR
     unknown.stderr.fnmatch_lines(["*--mutant: *no-such-bug*"])
+    shared = pytest_of(FINE.format(subject=MENDED), "-p", "xdist", "-n", "1", "--mutant", "no-such-bug")
+    shared.assert_outcomes(failed=3)
+    shared.stdout.fnmatch_lines(["E*ScriptDefinitionError: --mutant: *no-such-bug*"])
 
 
 MUTANT = """
