@@ -28,6 +28,7 @@ from scripted.rig.world import World
 from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
 from scripted.script.wait import Steps, words_of_yielded
+from scripted.script.windows import check_reached
 
 __all__ = ["ScriptedGate"]
 
@@ -151,9 +152,7 @@ class ScriptedGate:
             check_sizes(rig.scheduler)
             check_growth(rig.scheduler)
             check_stages(self._stage_sizes, rig.world.stage_sizes())
-        missed = [name for name in run.options.must_reach if not context.reached.get(name)]
-        if missed:
-            raise AssertionError(f"the script never reached {', '.join(map(repr, missed))}; reached: {context.reached}")
+        check_reached(run.options.must_reach, context.reached)
         if run.options.oracle and rig.failure is None and not rig.is_dead:
             run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
 

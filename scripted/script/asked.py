@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from scripted.errors import BadCall, UnknownName
 from scripted.phrases import nearest
 from scripted.rig.values import Nameless
 
-__all__ = ["Asked", "Method", "check_count", "holds_in", "truth_of"]
+__all__ = ["Asked", "Method", "check_count", "truth_of"]
 
 
 class Method(Nameless):
@@ -78,18 +78,6 @@ def truth_of(value: object, what: str) -> bool:
             f"{what} is a {type(value).__name__}, which is always true; ask any(...), all(...) or list(...) of it"
         )
     return bool(value)
-
-
-def holds_in(name: str, condition: object, must_reach: Sequence[str]) -> bool:
-    """Whether the window of this name is open. Raises BadCall for a name that ``must_reach``, if any, does not have."""
-    if not name or not isinstance(name, str):
-        raise BadCall(f"sometimes() takes a name that is not empty, got {name!r}")
-    if must_reach and name not in must_reach:
-        raise BadCall(
-            f"sometimes() names {name!r}, which is not in must_reach{nearest(name, must_reach)}; "
-            "add it there, so that a run that never sees it fails"
-        )
-    return truth_of(condition, f"the condition of {name!r}")
 
 
 def check_count(call: str, name: str, value: object) -> None:

@@ -13,8 +13,8 @@ from engine.scheduler import StepRecord
 from scripted.errors import BadCall
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
-from scripted.script.asked import holds_in
 from scripted.script.verbs import Verbs
+from scripted.script.windows import holds_in
 
 __all__ = ["ScriptContext"]
 

@@ -24,6 +24,7 @@ from scripted.refusals import HarnessError
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
 from scripted.script.options import ScriptOptions
 from scripted.script.wait import words_of_yielded
+from scripted.script.windows import check_reached
 from scripted.sim.watchdog import watchdog
 from scripted.subject.protocol import Subject
 from scripted.subject.violation import Violation
@@ -107,13 +108,11 @@ class _Run:
     def check_windows(self, gate: ScriptGate) -> None:
         """Raise AssertionError, as the script would, for windows that it has not seen."""
         assert self._context is not None
-        reached = self._context.reached
-        missed = [name for name in self._options.must_reach if not reached.get(name)]
-        if missed:
-            gate.script_error = AssertionError(
-                f"the script never reached {', '.join(map(repr, missed))}; reached: {reached}"
-            )
-            raise gate.script_error
+        try:
+            check_reached(self._options.must_reach, self._context.reached)
+        except AssertionError as exc:
+            gate.script_error = exc
+            raise
 
     def succeeded(self, gate: ScriptGate) -> SubjectScriptSucceeded:
         """What is told of a script that passed."""

@@ -9,7 +9,7 @@ from scripted.errors import BadCall
 from scripted.portable.records import Record
 from scripted.portable.script.gate import ScriptGate
 from scripted.portable.script.verbs import Verbs
-from scripted.script.asked import holds_in
+from scripted.script.windows import holds_in
 
 __all__ = ["SubjectContext"]
 
