@@ -123,7 +123,7 @@ def test_a_retraction_counts_no_prompt(t):
 
 @scripted(SMALL_PAGES)
 def test_digests_stand_for_every_field(t):
-    rs = [t.start_req(prompt_len=13, prompt_seed=seed, max_new_tokens=6, ignore_eos=True) for seed in range(3)]
+    rs = [t.start_req(prompt_len=13, prompt_seed=seed, max_new_tokens=16, ignore_eos=True) for seed in range(3)]
     yield from t.run_until_all_finished(rs)
     check_digests(t.history)
 
