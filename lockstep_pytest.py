@@ -175,7 +175,7 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[Any]) -> 
     traceback = None if test is None or cause is None else _ending_in(cause.__traceback__, test.file)
     if cause is not None and traceback is not None:
         call.excinfo = pytest.ExceptionInfo.from_exc_info((type(cause), cause, traceback))
-    elif test is not None:
+    elif test is not None and "server" in test.tiers:
         print("--pdb: the script ran in the server's scheduler process; run it with --tier sim to stop in it")  # noqa: T201
 
 

@@ -29,7 +29,7 @@ def plural(count: int, noun: str) -> str:
     """``1 token``, ``2 tokens``, ``2 microbatches``."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{count} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ MUTANTS = (
     _mutant(
         "what-cannot-fit-is-taken",
         "a request that is larger than all blocks waits for ever",
-        "wait for ever",
+        "waits for ever",
         Scheduler,
         "add",
         _add_all,

@@ -151,7 +151,7 @@ def test_what_is_never_settled_is_not_waited_for(tmp_path: Path) -> None:
     with subject_named(MUTANTS).switched_on("what-cannot-fit-is-taken"):
         text = script_text(schedule_of("1 start a prompt=60", MUTANTS), name="written")
     assert "run_until_idle" not in text
-    with pytest.raises(ScriptFailed, match=r"nothing happens any more, but a .preempted. wait for ever"):
+    with pytest.raises(ScriptFailed, match=r"nothing happens any more, but something waits for ever: a .preempted."):
         run(loaded(text, tmp_path), mutant="what-cannot-fit-is-taken")
 
 
