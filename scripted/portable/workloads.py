@@ -84,7 +84,12 @@ def _without_room(limits: Limits, can: Capabilities, most: int, long: int) -> di
     grown = max(1, min(pool // 3, limits.context_tokens - third))
     made: dict[str, Iterable[str]] = {
         "refilled": (_start("a", third), _start("b", third, seed=1, step=10), _start("a", third, step=20)),
+        # A request that comes to the end of the context before it has said all: refused at once, or ended with length.
+        "at-the-context": (_start("a", most + 2, new=5), _start("b", size, seed=1, new=3, step=2)),
     }
+    if limits.context_tokens > pool + 1:
+        # More than all blocks: refused, or ended some other way, but not left to wait.
+        made["beyond-the-pool"] = (_start("a", pool + 1), _start("b", size, seed=1, new=3, step=2))
     if can.preemption:
         made["full"] = [_start(f"r{i}", third, seed=i, new=grown, step=1 + i) for i in range(3)]
         made["full-twins"] = [_start(f"r{i}", third, seed=i // 2, new=grown, step=1 + i) for i in range(4)]
