@@ -18,9 +18,11 @@ __all__ = [
     "CHUNKING_OFF",
     "EMBEDDED_MODEL",
     "EMBEDDED_WINDOW_MODEL",
+    "OPENVINO_BLOCK_TOKENS",
     "EngineConfig",
     "embedded_seed",
     "has_embedded_window",
+    "why_not_openvino_settings",
 ]
 
 EMBEDDED_MODEL = "embedded"
@@ -28,6 +30,8 @@ EMBEDDED_MODEL = "embedded"
 EMBEDDED_WINDOW_MODEL = "embedded-window"
 SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
+# OpenVINO's paged attention keeps KV in blocks of this size on a CPU; a page of ours is a whole number of them.
+OPENVINO_BLOCK_TOKENS = 32
 
 
 class EngineConfig(BaseModel):
@@ -47,6 +51,11 @@ class EngineConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights and KV; 'auto' takes the checkpoint's own"
+    )
+    backend: Literal["auto", "torch", "openvino"] = Field(
+        "auto",
+        description="what computes the model; 'openvino' is for CPUs, with pages of 32 tokens or a multiple; 'auto' "
+        "takes it where it is installed and knows the model, but never for the embedded one",
     )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
@@ -82,7 +91,9 @@ class EngineConfig(BaseModel):
         description="decode beside prompts: decodes first, prompts get the rest of the budget",
     )
 
-    page_size: int = Field(16, ge=1, le=1024, description="tokens in one page of KV")
+    page_size: int = Field(
+        16, ge=1, le=1024, description="tokens in one page of KV; unset, it is 32 where OpenVINO computes"
+    )
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV capacity in tokens, rounded down to pages; unset: sized from the device's memory"
     )
@@ -112,6 +123,14 @@ class EngineConfig(BaseModel):
         except ValidationError as exc:
             raise ConfigError(_explain(exc, type(self))) from exc
 
+    @model_validator(mode="before")
+    @classmethod
+    def _page_of_the_backend(cls, values: Any) -> Any:
+        """Where OpenVINO is asked for and the size of a page is not, a page is one of its blocks."""
+        if isinstance(values, dict) and values.get("backend") == "openvino" and "page_size" not in values:
+            return {**values, "page_size": OPENVINO_BLOCK_TOKENS}
+        return values
+
     @model_validator(mode="after")
     def _rules_between_fields(self) -> EngineConfig:
         if self.chunked_prefill_size == 0:
@@ -126,6 +145,8 @@ class EngineConfig(BaseModel):
                 f"priority_preemption needs schedule_policy='priority', got {self.schedule_policy!r}; "
                 "set the policy or switch preemption off"
             )
+        if self.backend == "openvino" and (reason := why_not_openvino_settings(self)) is not None:
+            raise ValueError(f"{reason}; or use backend='torch'")
         return self
 
     @property
@@ -150,6 +171,24 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
             description = model.model_fields[name].description if name in model.model_fields else ""
             lines.append(f"{name} {rule}, got {error['input']!r}; {name}: {description}")
     return "\n".join(lines)
+
+
+def why_not_openvino_settings(config: EngineConfig) -> str | None:
+    """The setting that OpenVINO cannot follow, whatever the model, as 'field must ..., got value; remedy'; or None."""
+    if config.device not in ("auto", "cpu"):
+        return f"device must be 'cpu' for OpenVINO, got {config.device!r}; set it"
+    if config.page_size % OPENVINO_BLOCK_TOKENS:
+        return (
+            f"page_size must be a multiple of {OPENVINO_BLOCK_TOKENS} for OpenVINO, whose blocks are of that size, "
+            f"got {config.page_size}; use {OPENVINO_BLOCK_TOKENS}"
+        )
+    if config.dtype == "float16":
+        return "dtype must be float32 or bfloat16 for OpenVINO, got 'float16'; use bfloat16"
+    if config.compile:
+        return "compile must be off for OpenVINO, which brings kernels of its own, got True; leave it out"
+    if config.attention_backend != "auto":
+        return f"attention_backend must be 'auto' for OpenVINO, got {config.attention_backend!r}; leave it out"
+    return None
 
 
 def embedded_seed(model: str, seed: int) -> int | None:

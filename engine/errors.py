@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "EngineError",
     "IntegrityError",
+    "OpenVINOError",
     "ProcessDiedError",
     "StartupError",
     "StepFailedError",
@@ -40,6 +41,10 @@ class ProcessDiedError(EngineError):
         super().__init__(f"the {process} process died: {cause}")
         self.process = process
         self.cause = cause
+
+
+class OpenVINOError(EngineError):
+    """OpenVINO cannot compute this stage here; torch can."""
 
 
 class StepFailedError(EngineError):

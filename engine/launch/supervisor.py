@@ -76,7 +76,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         listener = bind_listener(settings.host, settings.port)
         _refuse_early(settings)
         import_engine()
-        facts, limits = _resolve(settings)
+        settings, facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
     except EngineError as exc:
         _report(_failed_start(exc), private_dir, settings)
@@ -100,16 +100,19 @@ def _refuse_early(settings: ServerSettings) -> None:
         Limits.of(settings, embedded_facts(settings.model))
 
 
-def _resolve(settings: ServerSettings) -> tuple[ModelFacts, Limits]:
+def _resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limits]:
+    from engine.model.backend import takes_openvino, with_its_pages
     from engine.model.capacity import measure_kv_tokens, require_memory
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
+    settings = with_its_pages(settings)
+    takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
     limits = Limits.of(settings, facts, capacity)
     if settings.max_total_tokens is not None:
         require_memory(settings, facts, limits)
-    return facts, limits
+    return settings, facts, limits
 
 
 def _failed_start(exc: EngineError) -> DeathReport:

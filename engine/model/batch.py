@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,24 @@ from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AttentionGroup", "ForwardBatch", "PageTable", "PoolView"]
+__all__ = ["AttentionGroup", "Batch", "ForwardBatch", "PageTable", "PoolView"]
+
+
+class Batch(Protocol):
+    """What every backend's batch knows: the plan's segments, and where their tokens go, in the order of the tokens."""
+
+    segments: Sequence[Segment]
+    tokens: int
+    token_ids_array: Slots
+    positions_array: Slots
+
+    @property
+    def slots_array(self) -> Slots:
+        """The slots that are written."""
+
+    @property
+    def emitters(self) -> list[Segment]:
+        """The segments that choose a token, in order."""
 
 
 class AttentionGroup:
@@ -161,6 +178,11 @@ class ForwardBatch:
         self.full.take(rest[: first - 3])
         if self.window is not None:
             self.window.take(rest[first - 3 :])
+
+    @property
+    def slots_array(self) -> Slots:
+        """The slots of the full view that are written."""
+        return self.full.slots_array
 
     @property
     def emitters(self) -> list[Segment]:

@@ -108,6 +108,13 @@ class KVPool:
         every = (pages[:, None] * size + self._offsets).ravel()
         return every[start - first * size : stop - first * size]
 
+    def slots_at(self, rows: Slots, positions: Slots) -> Slots:
+        """The slot of one position of each row. Raises StepFailedError for a position that no page table has."""
+        places = positions // self.page_size
+        self._require("places of pages", (int(places.max()),), self._tables.shape[1])
+        slots: Slots = self._tables[rows, places] * self.page_size + positions % self.page_size
+        return slots
+
     def slots_of_rows(self, rows: Slots, count: int) -> Slots:
         """The slots [rows, count] of positions ``0 .. count - 1`` of several rows at once; stale beyond a row's pages.
 

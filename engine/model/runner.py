@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 
 import msgspec
 import torch
@@ -17,7 +16,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, IntegrityError, StepFailedError
 from engine.limits import Limits
 from engine.messages import Completion
-from engine.model.batch import ForwardBatch
+from engine.model.backend import ComputingStage, make_stage
+from engine.model.batch import Batch
 from engine.model.checkpoint import (
     local_folder,
     read_model_config,
@@ -28,9 +28,9 @@ from engine.model.checkpoint import (
 from engine.model.profiling import StageProfile
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
-from engine.model.stage_model import PROBED_TOKENS, StageModel
+from engine.model.stage_model import PROBED_TOKENS
+from engine.model.stage_slice import OnLoad
 from engine.plan import Microbatch
-from engine.process.control import Loading
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 
@@ -73,7 +73,7 @@ class StageRunner:
         stage: int,
         *,
         lean: bool = True,
-        on_load: Callable[[Loading], None] | None = None,
+        on_load: OnLoad | None = None,
     ) -> None:
         limit_threads(limits)
         self.stage = stage
@@ -81,8 +81,8 @@ class StageRunner:
         self._config = config
         self._limits = limits
         self._lean = lean
-        self._model = StageModel(config, limits, stage, lean=lean, on_load=on_load)
-        self._prepared: StageModel | None = None
+        self._model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
+        self._prepared: ComputingStage | None = None
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         self._sampler = Sampler(
@@ -94,6 +94,11 @@ class StageRunner:
     def is_first(self) -> bool:
         """True if this stage embeds tokens."""
         return self._model.is_first
+
+    @property
+    def backend(self) -> str:
+        """What computes: 'torch' or 'openvino'."""
+        return self._model.backend
 
     @property
     def is_lean(self) -> bool:
@@ -223,9 +228,13 @@ class StageRunner:
             return f"stage {self.stage}: {type(exc).__name__}: {exc}"
         return None
 
-    def _load_beside(self, source: str | None) -> StageModel:
-        # In the type that the KV cache and the next stage have, whatever the files are in.
-        values = {"dtype": str(self.dtype).removeprefix("torch."), "model": source or self._config.model}
+    def _load_beside(self, source: str | None) -> ComputingStage:
+        # In the type that the KV cache and the next stage have, whatever the files are in, and on their backend.
+        values = {
+            "backend": self._model.backend,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "model": source or self._config.model,
+        }
         config = self._config.model_copy(update=values)
         folder = local_folder(config) if source else resolve_folder(config)
         other = read_model_config(folder, trust_remote_code=config.trust_remote_code)
@@ -234,7 +243,7 @@ class StageRunner:
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
-        return StageModel(config, limits, self.stage, lean=self._lean)
+        return make_stage(config, limits, self.stage, lean=self._lean)
 
     def _fail_if_told(self) -> None:
         if self._fail_next:
@@ -249,15 +258,15 @@ class StageRunner:
         """
         assert self.is_last, f"stage {self.stage} has no head; ask the last stage"
         self._adopt(microbatch)
-        return self._model.forward(self._batch(microbatch), hidden)
+        return self._model.forward(self._batch(microbatch), hidden).clone()
 
     def _adopt(self, microbatch: Microbatch) -> None:
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
             self._sampler.adopt(segment)
 
-    def _batch(self, microbatch: Microbatch) -> ForwardBatch:
-        batch = ForwardBatch(microbatch.segments, self._model.pool, self._model.device)
+    def _batch(self, microbatch: Microbatch) -> Batch:
+        batch = self._model.batch(microbatch.segments)
         self._record.write(batch)
         return batch
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import IntegrityError
-from engine.model.batch import ForwardBatch
+from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
@@ -53,7 +53,7 @@ class SlotRecord:
         state.update(self._positions.tobytes())
         return state.hexdigest()
 
-    def write(self, batch: ForwardBatch) -> None:
+    def write(self, batch: Batch) -> None:
         """Record what a forward is about to write. With the sanitizer, check first what it will read.
 
         Raises IntegrityError when a row's slots do not hold that row's tokens.
@@ -61,8 +61,8 @@ class SlotRecord:
         checked = self._to_check(batch.segments) if self._sanitize else []
         for segment in checked:
             self._chain(segment)
-        self._tokens[batch.full.slots_array] = batch.token_ids_array
-        self._positions[batch.full.slots_array] = batch.positions_array
+        self._tokens[batch.slots_array] = batch.token_ids_array
+        self._positions[batch.slots_array] = batch.positions_array
         if self._pool.window is not None:
             for segment in checked:
                 self._write_window(segment, self._pool.window)

@@ -1,67 +1,43 @@
-"""One pipeline stage's slice of a transformers model: built on the meta device, filled with its own weights only.
+"""One pipeline stage computed by torch: transformers' own forward over a paged KV pool, or a lean one that equals it.
 
-The first stage owns the embedding, the last the final norm and the head. Owns no request and no page table. Built once
-when a stage starts, then called once a microbatch.
+Owns no request and no page table. Built once when a stage starts, then called once a microbatch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
-from engine.model.batch import ForwardBatch
-from engine.model.checkpoint import (
-    dtype_name,
-    heads_of,
-    read_model_config,
-    require_trust,
-    resolve_folder,
-    window_layers,
-)
+from engine.model.batch import Batch, ForwardBatch
+from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
+from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 from engine.model.varlen import VarlenAttention, why_not_varlen
-from engine.model.weights import WeightFiles
 from engine.plan import Segment
-from engine.process.control import Loading
 
-__all__ = ["PROBED_TOKENS", "StageModel", "stage_layers"]
+__all__ = ["PROBED_TOKENS", "StageModel"]
 
 _log = logging.getLogger(__name__)
 
-# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
-_Transformer = Any
-_AUTO_MODEL: _Transformer = AutoModelForCausalLM
-
-_PROBE_TOKENS = 3
 # A stage computes this many tokens when it starts, in pages that no request owns yet.
 PROBED_TOKENS = 5
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
 # two round at other places: 0.01 was seen, and a mistake in the forward makes it larger than 0.3.
 _TOLERANCE_FP32 = 1e-4
 _TOLERANCE_16_BIT = 0.1
-
-
-def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
-    """The layers of one stage: contiguous, as even as can be, the earlier stages taking the odd ones."""
-    share, odd = divmod(num_layers, pp_size)
-    first = stage * share + min(stage, odd)
-    return range(first, first + share + (stage < odd))
 
 
 class StageModel:
@@ -72,6 +48,8 @@ class StageModel:
     the checkpoint lacks something, or its architecture cannot be cut into stages.
     """
 
+    backend = "torch"
+
     def __init__(
         self,
         config: EngineConfig,
@@ -79,26 +57,27 @@ class StageModel:
         stage: int,
         *,
         lean: bool = True,
-        on_load: Callable[[Loading], None] | None = None,
+        on_load: OnLoad | None = None,
     ) -> None:
-        self._on_load = on_load
-        self.folder = resolve_folder(config)
-        model_config = read_model_config(self.folder, trust_remote_code=config.trust_remote_code)
-        # Taken before the model is cut down, which changes its configuration.
-        self.description: Mapping[str, object] = model_config.to_dict()
-        self.is_first = stage == 0
-        self.is_last = stage == limits.pp_size - 1
+        facts = StageFacts(config, limits, stage)
+        self.folder, self.description = facts.folder, facts.description
+        self.is_first, self.is_last = facts.is_first, facts.is_last
         self.device = _device(config.device, limits, stage)
-        self.dtype: torch.dtype = getattr(torch, dtype_name(config, model_config))
-        self.hidden_size = int(model_config.hidden_size)
-        self.layers = stage_layers(model_config.num_hidden_layers, limits.pp_size, stage)
+        self.dtype, self.hidden_size, self.layers = facts.dtype, facts.hidden_size, facts.layers
+        model_config, windowed = facts.model_config, facts.windowed
         kv_heads, head_dim = heads_of(model_config, self.folder)
-        kinds = _windowed_layers(model_config, limits)
-        windowed = [kinds[index] for index in self.layers]
-        self._model = _build(model_config, self.dtype, self.folder, trust_remote_code=config.trust_remote_code)
-        self._decoder = self._model.base_model
-        self._load()
-        self._refuse_work_between_layers()
+        attention.register()
+        held = StageSlice(
+            facts,
+            dtype=self.dtype,
+            device=self.device,
+            implementation=attention.IMPLEMENTATION,
+            trust_remote_code=config.trust_remote_code,
+            on_load=on_load,
+        )
+        # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+        self._model: Any = held.model
+        self._decoder: Any = held.decoder
         varlen = self._takes_varlen(config, model_config, kv_heads, head_dim)
         pool_of = partial(
             KVPool,
@@ -125,7 +104,7 @@ class StageModel:
             for index, kind in enumerate(windowed)
         ]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
-            _attach(layer, layer_attention)
+            attach(layer, layer_attention)
         self._lean: LeanDecoder | None = None
         self._warm_up()
         if lean:
@@ -142,12 +121,17 @@ class StageModel:
         for layer in self._paged:
             layer.bind()
 
-    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def batch(self, segments: Sequence[Segment]) -> ForwardBatch:
+        """What ``forward`` takes, for segments whose pages are in the pool's tables."""
+        return ForwardBatch(segments, self.pool, self.device)
+
+    def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Compute this stage's layers for one batch.
 
         ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
         last stage the logits [emitting tokens, vocabulary].
         """
+        assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
         self._attention.batch = batch
         self._attention.calls = 0
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
@@ -214,67 +198,6 @@ class StageModel:
         if kernels is not None:
             return NativeAttention(self._attention, layer, kernels, windowed=windowed)
         return attention.LayerAttention(self._attention, layer, windowed=windowed)
-
-    def _load(self) -> None:
-        """Cut the model down to this stage, then fill what is left."""
-        names: dict[int, list[str]] = defaultdict(list)
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            names[id(parameter)].append(name)
-        self._cut()
-        _rebuild_buffers(self._model, self.device)
-        loaded: dict[int, nn.Parameter] = {}
-        total = len({id(parameter) for parameter in self._model.parameters()})
-        with WeightFiles(self.folder, self._model) as files:
-            for module in self._model.modules():
-                for key, meta in list(module.named_parameters(recurse=False)):
-                    if id(meta) not in loaded:
-                        weight = files.load(tuple(names[id(meta)]), meta.shape)
-                        # A copy: what was read is a view of the file, which may be written anew for the next update.
-                        weight = weight.to(device=self.device, dtype=meta.dtype, copy=True)
-                        loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
-                        self._tell_load(len(loaded), total)
-                    setattr(module, key, loaded[id(meta)])
-        self._model.eval()
-
-    def _tell_load(self, done: int, total: int) -> None:
-        if self._on_load is not None:
-            dtype = str(self.dtype).removeprefix("torch.")
-            self._on_load(Loading(done=done, total=total, device=str(self.device), dtype=dtype))
-
-    def _cut(self) -> None:
-        decoder = self._decoder
-        types = getattr(decoder.config, "layer_types", None)
-        if types is not None:
-            decoder.config.layer_types = [types[index] for index in self.layers]
-        decoder.config.num_hidden_layers = len(self.layers)
-        decoder.layers = nn.ModuleList([decoder.layers[index] for index in self.layers])
-        if not self.is_first:
-            decoder.embed_tokens = None
-        if not self.is_last:
-            decoder.norm = nn.Identity()
-            self._model.set_output_embeddings(None)
-
-    @torch.inference_mode()
-    def _refuse_work_between_layers(self) -> None:
-        """Without its layers and its norm a decoder must hand hidden states on as they are, or stages would alter them.
-
-        Some architectures scale the embeddings or add positions there; those would do it once a stage.
-        """
-        if self.is_first:
-            return
-        layers, norm, count = self._decoder.layers, self._decoder.norm, self._decoder.config.num_hidden_layers
-        self._decoder.layers, self._decoder.norm = nn.ModuleList(), nn.Identity()
-        self._decoder.config.num_hidden_layers = 0
-        probe = torch.ones((1, _PROBE_TOKENS, self.hidden_size), dtype=self.dtype, device=self.device)
-        positions = torch.arange(_PROBE_TOKENS, device=self.device)[None]
-        output = self._decoder(inputs_embeds=probe, position_ids=positions, use_cache=False).last_hidden_state
-        self._decoder.layers, self._decoder.norm = layers, norm
-        self._decoder.config.num_hidden_layers = count
-        if not torch.equal(output, probe):
-            raise CheckpointError(
-                f"{type(self._decoder).__name__} changes hidden states outside of its layers, so it cannot be cut into "
-                "stages; use pp_size=1"
-            )
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -343,64 +266,7 @@ class StageModel:
         return torch.cat(outputs)
 
 
-def _build(
-    model_config: PreTrainedConfig, dtype: torch.dtype, folder: Path, *, trust_remote_code: bool
-) -> _Transformer:
-    """The whole model without memory: every tensor on the meta device."""
-    attention.register()
-    try:
-        with torch.device("meta"):
-            model: _Transformer = _AUTO_MODEL.from_config(
-                model_config,
-                dtype=dtype,
-                attn_implementation=attention.IMPLEMENTATION,
-                trust_remote_code=trust_remote_code,
-            )
-    except Exception as exc:  # an architecture raises whatever it does not understand
-        require_trust(folder, exc, trust_remote_code=trust_remote_code)
-        raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
-    parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
-    if parts or model.get_output_embeddings() is None:
-        raise CheckpointError(
-            f"a decoder must have embed_tokens, layers, norm and a head, {type(model).__name__} of {folder} has no "
-            f"{', '.join(parts) or 'head'}; serve another architecture"
-        )
-    return model
-
-
-def _rebuild_buffers(model: _Transformer, device: torch.device) -> None:
-    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser."""
-    for module in model.modules():
-        own = dict(module.named_buffers(recurse=False))
-        if not own:
-            continue
-        for name, buffer in own.items():
-            setattr(module, name, torch.empty_like(buffer, device=device))
-        # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
-        # weights are still on the meta device, where initialising costs and changes nothing.
-        model._init_weights(module)  # noqa: SLF001
-
-
-def _attach(layer: nn.Module, paged: attention.PagedAttention) -> None:
-    """Give a layer's attention its pool. Which submodule calls attention is the architecture's business: those with an
-    index of their layer can.
-    """
-    for module in chain([layer], layer.modules()):
-        if hasattr(module, "layer_idx"):
-            module.paged_attention = paged  # type: ignore[assignment]  # a plain attribute, no submodule
-
-
-def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
-    """Which layers of the whole model keep their KV in the window pool: none where the limits have no window."""
-    window, windowed = window_layers(model)
-    if not limits.window_tokens:
-        return [False] * len(windowed)
-    if window != limits.window_tokens:
-        raise CheckpointError(f"window layers must see {limits.window_tokens} tokens, those of this model see {window}")
-    return windowed
-
-
-def _require_hidden(hidden: torch.Tensor | None, batch: ForwardBatch, hidden_size: int) -> torch.Tensor:
+def _require_hidden(hidden: torch.Tensor | None, batch: Batch, hidden_size: int) -> torch.Tensor:
     expected = (batch.tokens, hidden_size)
     if hidden is None or tuple(hidden.shape) != expected:
         found = None if hidden is None else tuple(hidden.shape)

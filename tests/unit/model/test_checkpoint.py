@@ -21,7 +21,7 @@ from engine.frontend.tokenizer import load_tokenizer
 from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
 from engine.model.embedded import embedded_folder
 from engine.model.runner import StageRunner
-from engine.model.stage_model import stage_layers
+from engine.model.stage_slice import stage_layers
 
 
 @pytest.fixture

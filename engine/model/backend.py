@@ -1,0 +1,153 @@
+"""Which backend computes a stage: torch, or OpenVINO where it is installed and knows the model.
+
+Owns the choice and its reasons; imports OpenVINO only once it is chosen. Asked when a server starts, when a stage
+starts, and for each update of the weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+from transformers import PreTrainedConfig
+
+from engine.config import OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, why_not_openvino_settings
+from engine.errors import ConfigError, OpenVINOError
+from engine.limits import Limits
+from engine.model.batch import Batch
+from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
+from engine.model.kv_pool import KVPool
+from engine.model.lean import compute_dtype
+from engine.model.stage_model import StageModel
+from engine.model.stage_slice import OnLoad
+from engine.plan import Segment
+
+__all__ = ["ComputingStage", "make_stage", "takes_openvino", "why_not_openvino", "with_its_pages"]
+
+_log = logging.getLogger(__name__)
+
+# The models whose conversion is compared with transformers by the tests.
+_MODEL_TYPES: Final = frozenset({"gemma3_text", "llama", "mistral", "qwen2", "qwen3"})
+# Rotary angles that depend on the position alone, so that a converted graph has them for every length.
+_ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
+
+_Config = TypeVar("_Config", bound=EngineConfig)
+
+
+class ComputingStage(Protocol):
+    """What a runner needs of a backend: the layers of one stage with their weights and their KV pool."""
+
+    backend: str
+    folder: Path
+    description: Mapping[str, object]
+    is_first: bool
+    is_last: bool
+    device: torch.device
+    dtype: torch.dtype
+    hidden_size: int
+    pool: KVPool
+
+    @property
+    def is_lean(self) -> bool:
+        """True if the lean forward of torch computes."""
+
+    def batch(self, segments: Sequence[Segment]) -> Batch:
+        """What ``forward`` takes, for segments whose pages are in the pool's tables."""
+
+    def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [tokens, hidden size] for the next stage, or on the last one logits [emitting, vocabulary].
+
+        The result may be overwritten by the next call.
+        """
+
+    def take_pool(self, pool: KVPool) -> None:
+        """Go on in another pool of the same layout."""
+
+
+def make_stage(
+    config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True, on_load: OnLoad | None = None
+) -> ComputingStage:
+    """Load one stage on the backend that the configuration asks for, or that suits it best.
+
+    Raises CheckpointError when the model cannot be loaded, OpenVINOError when OpenVINO is asked for and cannot.
+    """
+    if takes_openvino(config):
+        from engine.model.openvino.stage import OpenVINOStage  # nothing of OpenVINO is imported unless it computes
+
+        try:
+            return OpenVINOStage(config, limits, stage, on_load=on_load)
+        except OpenVINOError as exc:
+            if config.backend == "openvino":
+                raise
+            _log.warning("stage %d is computed by torch, not by OpenVINO: %s", stage, exc)
+    return StageModel(config, limits, stage, lean=lean, on_load=on_load)
+
+
+def takes_openvino(config: EngineConfig) -> bool:
+    """Whether OpenVINO is to compute. Raises ConfigError, with the remedy, when it is asked for and cannot."""
+    if config.backend == "torch":
+        return False
+    reason = why_not_openvino(config)
+    if reason is None:
+        return True
+    if config.backend == "openvino":
+        raise ConfigError(f"backend='openvino' must be possible here, but {reason}; or use backend='torch'")
+    _log.info("the model is computed by torch, not by OpenVINO: %s", reason)
+    return False
+
+
+def with_its_pages(config: _Config) -> _Config:
+    """The configuration of a server that is about to start: with OpenVINO's pages, if 'auto' takes it.
+
+    A configured size of pages stays as it is.
+    """
+    if config.backend != "auto" or "page_size" in config.model_fields_set:
+        return config
+    if config.max_total_tokens is not None and config.max_total_tokens < OPENVINO_BLOCK_TOKENS:
+        return config
+    paged = config.model_copy(update={"page_size": OPENVINO_BLOCK_TOKENS})
+    return paged if why_not_openvino(paged) is None else config
+
+
+def why_not_openvino(config: EngineConfig) -> str | None:
+    """The reason why torch is to compute, as far as it shows without a weight; None when OpenVINO can."""
+    if config.backend == "auto" and embedded_seed(config.model, config.seed) is not None:
+        return "the embedded model is the reference, which torch computes"
+    if importlib.util.find_spec("openvino") is None:
+        return "OpenVINO is not installed; install 'lockstep-engine[openvino]'"
+    reason = why_not_openvino_settings(config)
+    if reason is not None:
+        return reason
+    if config.device == "auto" and torch.cuda.device_count():
+        return "there is a CUDA device; use device='cpu'"
+    model = read_model_config(resolve_folder(config), trust_remote_code=config.trust_remote_code)
+    return _why_not_model(config, model)
+
+
+def _why_not_model(config: EngineConfig, model: PreTrainedConfig) -> str | None:
+    if model.model_type not in _MODEL_TYPES or getattr(model, "auto_map", None):
+        known = ", ".join(sorted(_MODEL_TYPES))
+        return f"the conversion is known for models of type {known}, this one is {model.model_type!r}"
+    unknown = _rope_types(getattr(model, "rope_parameters", None)) - _ROPE_TYPES
+    if unknown:
+        return f"its rotary angles are {', '.join(sorted(unknown))}, not one of {', '.join(sorted(_ROPE_TYPES))}"
+    if getattr(model, "attn_logit_softcapping", None) is not None:
+        return "the model caps its attention scores, which OpenVINO's paged attention does not"
+    dtype = dtype_name(config, model)
+    if dtype == "float16":
+        return "its weights are float16, and OpenVINO computes here in float32 or bfloat16; set dtype"
+    if dtype == "bfloat16" and compute_dtype(torch.bfloat16) is not torch.bfloat16:
+        return "this processor has no bfloat16 arithmetic; use dtype='float32'"
+    return None
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """The types in a configuration of rotary angles, which some models have once for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(part.get("rope_type", "default")) for part in (nested or [parameters])}

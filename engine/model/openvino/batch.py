@@ -1,0 +1,127 @@
+"""One microbatch for OpenVINO's paged attention: tokens, positions and block tables; and the pool that they point into.
+
+A page of ours is one block of OpenVINO's or several that follow each other. Built once a forward, from the page tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import openvino as ov
+import torch
+from numpy.typing import NDArray
+
+from engine.config import OPENVINO_BLOCK_TOKENS
+from engine.limits import Limits
+from engine.model.kv_pool import KVPool, Slots
+from engine.plan import Segment
+
+__all__ = ["BlockBatch", "BlockPool", "block_names"]
+
+# A port of the graph and what it is given.
+_Arrays = dict[str, NDArray[Any]]
+
+_BYTES_AS: Final = {torch.float32: (np.float32, ov.Type.f32), torch.bfloat16: (np.uint16, ov.Type.bf16)}
+
+
+class BlockPool(KVPool):
+    """The page tables of a stage, with its KV in OpenVINO's layout.
+
+    ``caches`` has keys and values of each layer, each [blocks, kv heads, tokens of a block, head size].
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        window_tokens: int = 0,
+    ) -> None:
+        super().__init__(
+            limits,
+            layers=0,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            window_tokens=window_tokens,
+        )
+        self._blocks_a_page = self.page_size // OPENVINO_BLOCK_TOKENS
+        shape = (self.total_slots // OPENVINO_BLOCK_TOKENS, kv_heads, OPENVINO_BLOCK_TOKENS, head_dim)
+        self.caches = [(_zeros(shape, dtype), _zeros(shape, dtype)) for _ in range(layers)]
+
+    def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
+        """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,
+        and the largest number of tokens that a row sees.
+
+        A row of a window begins with the page of the first key that it sees.
+        """
+        places = self.first_positions(starts) // self.page_size
+        past = starts - places * self.page_size
+        lengths = past + counts
+        needed = -(-lengths // OPENVINO_BLOCK_TOKENS)
+        pages = self.pages_from(rows, places, -(-int(lengths.max()) // self.page_size))
+        size = self._blocks_a_page
+        blocks = pages if size == 1 else (pages[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
+        used = blocks[np.arange(blocks.shape[1]) < needed[:, None]]
+        return past, used, np.concatenate([np.zeros(1, np.int64), needed.cumsum()]), int(lengths.max())
+
+
+class BlockBatch:
+    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted."""
+
+    def __init__(self, segments: Sequence[Segment], pool: BlockPool) -> None:
+        self.segments = segments
+        counts = np.array([len(segment.token_ids) for segment in segments], np.int64)
+        starts = np.array([segment.start for segment in segments], np.int64)
+        rows = np.array([segment.row for segment in segments], np.int64)
+        ends = counts.cumsum()
+        self.tokens = int(ends[-1])
+        self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
+        self.positions_array: Slots = np.arange(self.tokens) + np.repeat(starts - ends + counts, counts)
+        self._slots = pool.slots_at(np.repeat(rows, counts), self.positions_array)
+        emits = np.array([segment.emits for segment in segments], np.bool_)
+        self.arrays: _Arrays = {
+            "input_ids": self.token_ids_array,
+            "position_ids": self.positions_array,
+            "emitting": ends[emits] - 1,
+            "subsequence_begins": np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32),
+        }
+        for windowed, own in ((False, pool), (True, pool.window)):
+            if own is not None:
+                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
+                table = own.block_table(rows, starts, counts)
+                values = [np.asarray(part, np.int32) for part in table]
+                self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
+
+    @property
+    def slots_array(self) -> Slots:
+        """The slots that are written."""
+        return self._slots
+
+    @property
+    def emitters(self) -> list[Segment]:
+        """The segments that choose a token, in order."""
+        return [segment for segment in self.segments if segment.emits]
+
+
+def block_names(*, windowed: bool) -> tuple[str, str, str, str]:
+    """The graph's inputs that say where the keys of one pool lie, in the order of ``BlockPool.block_table``."""
+    prefix = "window_" if windowed else ""
+    return (
+        f"{prefix}past_lens",
+        f"{prefix}block_indices",
+        f"{prefix}block_indices_begins",
+        f"{prefix}max_context_len",
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> ov.Tensor:
+    """Zeros, as in every pool; the system gives the memory when it is first written."""
+    numbers, kind = _BYTES_AS[dtype]
+    return ov.Tensor(np.zeros(shape, numbers), ov.Shape(shape), kind)

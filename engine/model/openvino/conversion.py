@@ -1,0 +1,183 @@
+"""A stage's slice of a transformers model as a graph of OpenVINO, traced from the very module that torch would run.
+
+The places of attention are marked in the graph, for what fills them in when it is compiled. Used once a checkpoint and
+stage: the graph is kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import op
+from openvino.frontend.pytorch import ConversionExtension
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from engine.errors import OpenVINOError, StepFailedError
+from engine.model.openvino.paging import Place, mark
+from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
+
+__all__ = ["TracedStage"]
+
+IMPLEMENTATION: Final = "lockstep_openvino"
+_TRACED_TOKENS: Final = 5
+# Matrices are kept as 16 bits where they came so; what is smaller stays as it is.
+_LEAST_MATRIX_VALUES: Final = 1024
+
+_library = torch.library.Library("lockstep", "DEF")
+_library.define(
+    "paged_attention(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, int size, int width)"
+    " -> Tensor"
+)
+
+
+class TracedStage(nn.Module):
+    """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, without a cache."""
+
+    def __init__(self, facts: StageFacts, *, trust_remote_code: bool, on_load: OnLoad | None = None) -> None:
+        super().__init__()
+        AttentionInterface.register(IMPLEMENTATION, _traced_attention)
+        self._facts = facts
+        self._slice = StageSlice(
+            facts,
+            # Traced in fp32: of a graph traced in bfloat16 the results were wrong by more than half.
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            implementation=IMPLEMENTATION,
+            trust_remote_code=trust_remote_code,
+            on_load=on_load,
+        )
+        self.module = self._slice.model
+        for index, layer in enumerate(self._slice.decoder.layers):
+            attach(layer, index)
+        self.names = [
+            "input_ids" if facts.is_first else "hidden",
+            "position_ids",
+            *(["emitting"] if facts.is_last else []),
+        ]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states, or logits of the emitting tokens. Tokens come without a dimension for sequences."""
+        given = dict(zip(self.names, inputs, strict=True))
+        tokens = inputs[0][None]
+        first = {"input_ids": tokens} if self._facts.is_first else {"inputs_embeds": tokens}
+        others = {"position_ids": given["position_ids"][None], "use_cache": False}
+        if not self._facts.is_last:
+            states: torch.Tensor = self._slice.decoder(**first, **others).last_hidden_state
+            return states.reshape(-1, self._facts.hidden_size)
+        logits: torch.Tensor = self._slice.model(**first, **others, logits_to_keep=given["emitting"]).logits
+        return logits.reshape(-1, logits.shape[-1])
+
+    @torch.no_grad()
+    def convert(self) -> ov.Model:
+        """The graph. Raises OpenVINOError when this model cannot be converted."""
+        extension = ConversionExtension("lockstep::paged_attention", _place_of_attention)
+        example = self._example(_TRACED_TOKENS)
+        try:
+            with warnings.catch_warnings():
+                # The tracer reads attributes that transformers has deprecated.
+                warnings.simplefilter("ignore")
+                # Tracing checks itself by tracing once more; the graph is compared with the module anyway.
+                traced = torch.jit.trace(self, example, check_trace=False, strict=False)
+                graph = ov.convert_model(traced, example_input=example, extension=[extension])
+        except (RuntimeError, TypeError, ValueError, StepFailedError) as exc:
+            raise OpenVINOError(f"{type(self.module).__name__} cannot be converted for OpenVINO: {exc}") from exc
+        if len(graph.inputs) != len(self.names):
+            raise OpenVINOError(
+                f"the converted {type(self.module).__name__} must have the inputs {self.names}, got {len(graph.inputs)}"
+            )
+        for name, port, parameter in zip(self.names, graph.inputs, graph.get_parameters(), strict=True):
+            port.get_tensor().set_names({name})
+            kind, shape = self._port(name)
+            parameter.set_element_type(kind)
+            parameter.set_partial_shape(ov.PartialShape(shape))
+        graph.validate_nodes_and_infer_types()
+        if self._facts.dtype is torch.bfloat16:
+            _store_matrices_as_bf16(graph)
+        return graph
+
+    @torch.no_grad()
+    def compute(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One sequence of ``tokens`` tokens: what the first input is given, and the output for all of them."""
+        inputs = self._example(tokens)
+        return inputs[0], self(*inputs)
+
+    def _port(self, name: str) -> tuple[ov.Type, list[int]]:
+        return (ov.Type.f32, [-1, self._facts.hidden_size]) if name == "hidden" else (ov.Type.i64, [-1])
+
+    def _example(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        count = torch.arange(tokens)
+        wave = torch.sin(torch.arange(tokens * self._facts.hidden_size, dtype=torch.float32))
+        hidden = wave.view(tokens, self._facts.hidden_size)
+        return tuple(hidden if name == "hidden" else count for name in self.names)
+
+
+def _traced_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The signature that transformers calls attention with; query, key and value are [1, heads, tokens, size]."""
+    del attention_mask, others
+    if softcap is not None or s_aux is not None:
+        raise StepFailedError("OpenVINO's paged attention has no capped scores and no sinks; use backend='torch'")
+    heads, size = query.shape[1], query.shape[3]
+    flat = [states.transpose(1, 2).reshape(-1, states.shape[1] * size) for states in (query, key, value)]
+    layer: int = module.paged_attention  # type: ignore[assignment]  # a plain attribute, set by attach
+    scale = scaling if scaling is not None else size**-0.5
+    attended = torch.ops.lockstep.paged_attention(*flat, layer, scale, sliding_window or 0, size, heads * size)
+    return attended.reshape(1, -1, heads, size), None
+
+
+@torch.library.impl(_library, "paged_attention", "CPU")
+def _one_sequence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    size: int,
+    width: int,
+) -> torch.Tensor:
+    """Attention within one sequence that begins here: what the graph is compared with."""
+    del layer, width
+    heads = [states.view(len(query), -1, size).transpose(0, 1) for states in (query, key, value)]
+    positions = torch.arange(len(query))
+    distance = positions[:, None] - positions
+    seen = (distance >= 0) & (distance < window) if window else distance >= 0
+    attended = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+    return attended.transpose(0, 1).reshape(query.shape)
+
+
+def _place_of_attention(context: Any) -> list[ov.Output]:
+    """Where attention goes, for a call of ``lockstep::paged_attention``."""
+    query, key, value = (context.get_input(index) for index in range(3))
+    layer, scale, window, width = (context.get_values_from_const_input(index) for index in (3, 4, 5, 7))
+    place = Place(layer=int(layer), scale=float(scale), window=int(window))
+    return [mark(query, key, value, place, width=int(width))]
+
+
+def _store_matrices_as_bf16(graph: ov.Model) -> None:
+    """Keep matrices in the 16 bits that they had in the checkpoint; they are widened where they are used."""
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
+            continue
+        if len(node.shape) != 2 or np.prod(node.shape) < _LEAST_MATRIX_VALUES:
+            continue
+        narrow = torch.from_numpy(node.data).to(torch.bfloat16).view(torch.uint16).numpy()
+        kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16))
+        node.output(0).replace(ov.opset15.convert(kept, "f32").output(0))

@@ -1,0 +1,92 @@
+"""Converted graphs, kept in the user's cache folder: one for each checkpoint, cut and recipe.
+
+Owns the folder, what its names stand for and who may write it. A graph is taken for a checkpoint only if the contents
+of the checkpoint's files are those that it was converted from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import openvino as ov
+
+from engine.model.stage_slice import StageFacts
+
+__all__ = ["default_folder", "kept_graph"]
+
+_log = logging.getLogger(__name__)
+
+_NAME: Final = "stage.xml"
+_LIBRARIES: Final = ("openvino", "torch", "transformers")
+_RECIPE: Final = ("conversion.py", "paging.py", "../stage_slice.py")
+_PATTERNS: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")
+
+
+def default_folder() -> Path:
+    """Where converted models are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
+
+
+def kept_graph(facts: StageFacts, convert: Callable[[], ov.Model]) -> ov.Model:
+    """The graph of a stage: as it was kept, or converted now, and kept if the folder can be written."""
+    try:
+        folder = default_folder()
+        _make_private(folder)
+        place = folder / _key(facts)
+        if not (place / _NAME).is_file():
+            _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
+            _keep(convert(), place)
+        # Read, even if it was made a moment ago: what is read is mapped from the file, not held in memory.
+        return ov.Core().read_model(place / _NAME)
+    except OSError as exc:
+        _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
+        return convert()
+
+
+def _make_private(folder: Path) -> None:
+    """A graph decides what is answered, so no other user may write it. Raises OSError otherwise."""
+    folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} must belong to this user and be writable by no other; chmod it")
+
+
+def _keep(graph: ov.Model, place: Path) -> None:
+    """Write beside the place and move it there: a half-written graph is never read, and the first of several wins."""
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=place.parent))
+    try:
+        ov.save_model(graph, draft / _NAME, compress_to_fp16=False)
+        draft.rename(place)
+    except OSError:
+        if not (place / _NAME).is_file():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _key(facts: StageFacts) -> str:
+    """Names what a graph depends on: the checkpoint's contents, the cut, the type, this code and its libraries."""
+    state = hashlib.sha256()
+    for pattern in _PATTERNS:
+        for path in sorted(facts.folder.glob(pattern)):
+            state.update(f"{path.name}\0{_digest(path)}\0".encode())
+    for name in _RECIPE:
+        state.update(_digest(Path(__file__).parent / name).encode())
+    cut = (facts.layers, facts.is_first, facts.is_last, facts.windowed, facts.dtype)
+    libraries = [f"{name} {version(name)}" for name in _LIBRARIES]
+    state.update(repr((cut, libraries)).encode())
+    return state.hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,112 @@
+"""Paged attention in a graph: the marks that a conversion leaves, and the nodes that take their place.
+
+A graph with the nodes themselves can be compiled but not read from a file, so graphs are kept with the marks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import openvino as ov
+from openvino import op, opset15
+from openvino.op import _PagedAttentionExtension
+
+from engine.config import OPENVINO_BLOCK_TOKENS
+from engine.errors import OpenVINOError
+from engine.model.checkpoint import heads_of
+from engine.model.openvino.batch import block_names
+from engine.model.stage_slice import StageFacts
+
+__all__ = ["Place", "mark", "with_paged_attention"]
+
+_PREFIX: Final = "lockstep.paged_attention:"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Attention of one layer, counted within its stage; a window of 0 is none."""
+
+    layer: int
+    scale: float
+    window: int
+
+
+def mark(query: ov.Output, key: ov.Output, value: ov.Output, place: Place, *, width: int) -> ov.Output:
+    """A node that holds a place of attention: it has its three inputs and its output, and no rewriting removes it.
+
+    ``width`` is that of the queries, all heads together.
+    """
+    joined = opset15.concat([query, key, value], axis=1)
+    columns = np.arange(width, dtype=np.int64)
+    held = opset15.gather(joined, op.Constant(columns), op.Constant(np.array(1, np.int64)))
+    held.set_friendly_name(_PREFIX + msgspec.json.encode(place).decode())
+    return held.output(0)
+
+
+def with_paged_attention(graph: ov.Model, facts: StageFacts) -> ov.Model:
+    """The graph with OpenVINO's paged attention at its marks, and with caches and block tables as inputs.
+
+    Layer N of the stage has the inputs ``key_cache.N`` and ``value_cache.N``. Changes the graph that it is given.
+    """
+    paging = _Paging(facts)
+    marks = [node for node in graph.get_ordered_ops() if node.get_friendly_name().startswith(_PREFIX)]
+    for node in marks:
+        place = msgspec.json.decode(node.get_friendly_name().removeprefix(_PREFIX), type=Place)
+        joined = node.input_value(0).get_node()
+        query, key, value = (joined.input_value(index) for index in range(3))
+        node.output(0).replace(paging.attend(query, key, value, place))
+    if len(marks) != len(facts.layers):
+        raise OpenVINOError(f"each of {len(facts.layers)} layers must attend once, {len(marks)} do in the graph")
+    graph.add_parameters(list(paging.inputs.values()))
+    graph.validate_nodes_and_infer_types()
+    return graph
+
+
+class _Paging:
+    """The inputs of paged attention, one for each name, and the nodes that read them."""
+
+    def __init__(self, facts: StageFacts) -> None:
+        self._facts = facts
+        self._kv_heads, self._head_dim = heads_of(facts.model_config, facts.folder)
+        self.inputs: dict[str, ov.Node] = {}
+
+    def attend(self, query: ov.Output, key: ov.Output, value: ov.Output, place: Place) -> ov.Output:
+        cache = [-1, self._kv_heads, OPENVINO_BLOCK_TOKENS, self._head_dim]
+        caches = [self._input(f"{kind}_cache.{place.layer}", ov.Type.f32, cache) for kind in ("key", "value")]
+        *tables, longest = block_names(windowed=self._facts.windowed[place.layer])
+        past, blocks, begins = [self._input(name, ov.Type.i32, [-1]) for name in tables]
+        whole, number = np.int32, np.float32
+        # In the order of OpenVINO 2026.4. What it could do beyond this is left empty.
+        node = _PagedAttentionExtension(
+            [
+                *[query, key, value, *caches, past, self._input("subsequence_begins", ov.Type.i32, [-1])],
+                *[blocks, begins, _constant(place.scale, number), _constant(place.window, whole)],
+                _constant([], number),  # alibi slopes
+                self._input(longest, ov.Type.i32, []),
+                _constant([], whole),  # score aggregation window
+                *[_constant([], whole), _constant([], whole), _constant([], number)],  # rotated blocks
+                *[_constant([], number), _constant(0, whole), _constant(0, whole)],  # sparse attention
+                _constant([], number),  # sinks
+                *[_constant(0, whole), *[_constant([], whole)] * 3],  # eviction of keys
+                _constant([], whole),  # types of tokens
+                *[_constant([], np.uint8), _constant([], whole)],  # biases between queries
+            ]
+        )
+        described = node.get_rt_info()
+        for letter in ("k", "v"):
+            described[f"num_{letter}_heads"] = self._kv_heads
+            described[f"{letter}_head_size"] = self._head_dim
+        output: ov.Output = node.output(0)
+        return output
+
+    def _input(self, name: str, kind: ov.Type, shape: list[int]) -> ov.Output:
+        if name not in self.inputs:
+            parameter = opset15.parameter(shape, kind, name=name)
+            parameter.output(0).get_tensor().set_names({name})
+            self.inputs[name] = parameter
+        return self.inputs[name].output(0)
+
+
+def _constant(value: Any, kind: type[np.generic]) -> ov.Output:
+    return op.Constant(np.array(value, kind)).output(0)

@@ -1,0 +1,204 @@
+"""One stage's slice of a transformers model: built on the meta device, cut, filled with its own weights only.
+
+The first stage owns the embedding, the last the final norm and the head. Computes nothing by itself: a backend runs the
+slice, or converts it. Built once when a stage starts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError
+from engine.limits import Limits
+from engine.model.checkpoint import dtype_name, read_model_config, require_trust, resolve_folder, window_layers
+from engine.model.weights import WeightFiles
+from engine.process.control import Loading
+
+__all__ = ["OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
+
+OnLoad = Callable[[Loading], None]
+
+# Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
+_Transformer = Any
+_AUTO_MODEL: _Transformer = AutoModelForCausalLM
+
+_PROBE_TOKENS = 3
+
+
+def stage_layers(num_layers: int, pp_size: int, stage: int) -> range:
+    """The layers of one stage: contiguous, as even as can be, the earlier stages taking the odd ones."""
+    share, odd = divmod(num_layers, pp_size)
+    first = stage * share + min(stage, odd)
+    return range(first, first + share + (stage < odd))
+
+
+def attach(layer: nn.Module, attention: object) -> None:
+    """Give a layer's attention what it computes with. Which submodule calls attention is the architecture's business:
+    those with an index of their layer can.
+    """
+    for module in chain([layer], layer.modules()):
+        if hasattr(module, "layer_idx"):
+            module.paged_attention = attention  # type: ignore[assignment]  # a plain attribute, no submodule
+
+
+class StageFacts:
+    """What is known of one stage before a weight is read.
+
+    ``description`` is the whole model's configuration, ``windowed`` says of each layer of the stage whether it keeps
+    its KV in the window pool.
+    """
+
+    def __init__(self, config: EngineConfig, limits: Limits, stage: int) -> None:
+        self.folder = resolve_folder(config)
+        self.model_config = read_model_config(self.folder, trust_remote_code=config.trust_remote_code)
+        # Taken before the model is cut down, which changes its configuration.
+        self.description: Mapping[str, object] = self.model_config.to_dict()
+        self.is_first = stage == 0
+        self.is_last = stage == limits.pp_size - 1
+        self.dtype: torch.dtype = getattr(torch, dtype_name(config, self.model_config))
+        self.hidden_size = int(self.model_config.hidden_size)
+        self.layers = stage_layers(self.model_config.num_hidden_layers, limits.pp_size, stage)
+        kinds = _windowed_layers(self.model_config, limits)
+        self.windowed = [kinds[index] for index in self.layers]
+
+
+class StageSlice:
+    """The layers of one stage with their weights, as a model of transformers.
+
+    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. Raises
+    CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
+    """
+
+    def __init__(
+        self,
+        facts: StageFacts,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        implementation: str,
+        trust_remote_code: bool,
+        on_load: OnLoad | None = None,
+    ) -> None:
+        self._facts = facts
+        self._dtype = dtype
+        self._device = device
+        self._on_load = on_load
+        self.model = _build(facts, dtype, implementation, trust_remote_code=trust_remote_code)
+        self.decoder = self.model.base_model
+        self._load()
+        self._refuse_work_between_layers()
+
+    def _load(self) -> None:
+        """Cut the model down to this stage, then fill what is left."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        self._cut()
+        _rebuild_buffers(self.model, self._device)
+        loaded: dict[int, nn.Parameter] = {}
+        total = len({id(parameter) for parameter in self.model.parameters()})
+        with WeightFiles(self._facts.folder, self.model) as files:
+            for module in self.model.modules():
+                for key, meta in list(module.named_parameters(recurse=False)):
+                    if id(meta) not in loaded:
+                        weight = files.load(tuple(names[id(meta)]), meta.shape)
+                        # A copy: what was read is a view of the file, which may be written anew for the next update.
+                        weight = weight.to(device=self._device, dtype=meta.dtype, copy=True)
+                        loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
+                        self._tell_load(len(loaded), total)
+                    setattr(module, key, loaded[id(meta)])
+        self.model.eval()
+
+    def _tell_load(self, done: int, total: int) -> None:
+        if self._on_load is not None:
+            dtype = str(self._facts.dtype).removeprefix("torch.")
+            self._on_load(Loading(done=done, total=total, device=str(self._device), dtype=dtype))
+
+    def _cut(self) -> None:
+        decoder = self.decoder
+        types = getattr(decoder.config, "layer_types", None)
+        if types is not None:
+            decoder.config.layer_types = [types[index] for index in self._facts.layers]
+        decoder.config.num_hidden_layers = len(self._facts.layers)
+        decoder.layers = nn.ModuleList([decoder.layers[index] for index in self._facts.layers])
+        if not self._facts.is_first:
+            decoder.embed_tokens = None
+        if not self._facts.is_last:
+            decoder.norm = nn.Identity()
+            self.model.set_output_embeddings(None)
+
+    @torch.inference_mode()
+    def _refuse_work_between_layers(self) -> None:
+        """Without its layers and its norm a decoder must hand hidden states on as they are, or stages would alter them.
+
+        Some architectures scale the embeddings or add positions there; those would do it once a stage.
+        """
+        if self._facts.is_first:
+            return
+        layers, norm, count = self.decoder.layers, self.decoder.norm, self.decoder.config.num_hidden_layers
+        self.decoder.layers, self.decoder.norm = nn.ModuleList(), nn.Identity()
+        self.decoder.config.num_hidden_layers = 0
+        probe = torch.ones((1, _PROBE_TOKENS, self._facts.hidden_size), dtype=self._dtype, device=self._device)
+        positions = torch.arange(_PROBE_TOKENS, device=self._device)[None]
+        output = self.decoder(inputs_embeds=probe, position_ids=positions, use_cache=False).last_hidden_state
+        self.decoder.layers, self.decoder.norm = layers, norm
+        self.decoder.config.num_hidden_layers = count
+        if not torch.equal(output, probe):
+            raise CheckpointError(
+                f"{type(self.decoder).__name__} changes hidden states outside of its layers, so it cannot be cut into "
+                "stages; use pp_size=1"
+            )
+
+
+def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_remote_code: bool) -> _Transformer:
+    """The whole model without memory: every tensor on the meta device."""
+    folder = facts.folder
+    try:
+        with torch.device("meta"):
+            model: _Transformer = _AUTO_MODEL.from_config(
+                facts.model_config,
+                dtype=dtype,
+                attn_implementation=implementation,
+                trust_remote_code=trust_remote_code,
+            )
+    except Exception as exc:  # an architecture raises whatever it does not understand
+        require_trust(folder, exc, trust_remote_code=trust_remote_code)
+        raise CheckpointError(f"transformers cannot build the model that {folder} describes: {exc}") from exc
+    parts = [part for part in ("embed_tokens", "layers", "norm") if not hasattr(model.base_model, part)]
+    if parts or model.get_output_embeddings() is None:
+        raise CheckpointError(
+            f"a decoder must have embed_tokens, layers, norm and a head, {type(model).__name__} of {folder} has no "
+            f"{', '.join(parts) or 'head'}; serve another architecture"
+        )
+    return model
+
+
+def _rebuild_buffers(model: _Transformer, device: torch.device) -> None:
+    """Compute what no checkpoint holds (rotary frequencies, embedding scales) by the model's own initialiser."""
+    for module in model.modules():
+        own = dict(module.named_buffers(recurse=False))
+        if not own:
+            continue
+        for name, buffer in own.items():
+            setattr(module, name, torch.empty_like(buffer, device=device))
+        # The initialiser is private, but the only code that knows every architecture's buffers. It skips nothing here:
+        # weights are still on the meta device, where initialising costs and changes nothing.
+        model._init_weights(module)  # noqa: SLF001
+
+
+def _windowed_layers(model: PreTrainedConfig, limits: Limits) -> list[bool]:
+    """Which layers of the whole model keep their KV in the window pool: none where the limits have no window."""
+    window, windowed = window_layers(model)
+    if not limits.window_tokens:
+        return [False] * len(windowed)
+    if window != limits.window_tokens:
+        raise CheckpointError(f"window layers must see {limits.window_tokens} tokens, those of this model see {window}")
+    return windowed
