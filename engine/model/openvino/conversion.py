@@ -13,7 +13,9 @@ import numpy as np
 import openvino as ov
 import torch
 from openvino import op
+from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -37,7 +39,7 @@ _library.define(
 
 
 class TracedStage(nn.Module):
-    """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, without a cache."""
+    """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, uncached."""
 
     def __init__(self, facts: StageFacts, *, trust_remote_code: bool, on_load: OnLoad | None = None) -> None:
         super().__init__()
@@ -83,8 +85,11 @@ class TracedStage(nn.Module):
                 # The tracer reads attributes that transformers has deprecated.
                 warnings.simplefilter("ignore")
                 # Tracing checks itself by tracing once more; the graph is compared with the module anyway.
-                traced = torch.jit.trace(self, example, check_trace=False, strict=False)
-                graph = ov.convert_model(traced, example_input=example, extension=[extension])
+                decoder = TorchScriptPythonDecoder(self, example_input=example, trace_kwargs={"check_trace": False})
+                # What openvino.convert_model does, without the usage reports that it sends.
+                frontend = FrontEndManager().load_by_framework("pytorch")
+                frontend.add_extension(extension)
+                graph: ov.Model = frontend.convert(frontend.load(decoder))
         except (RuntimeError, TypeError, ValueError, StepFailedError) as exc:
             raise OpenVINOError(f"{type(self.module).__name__} cannot be converted for OpenVINO: {exc}") from exc
         if len(graph.inputs) != len(self.names):
