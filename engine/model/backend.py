@@ -117,7 +117,8 @@ def why_not_openvino(config: EngineConfig) -> str | None:
     """The reason why torch is to compute, as far as it shows without a weight; None when OpenVINO can."""
     if config.backend == "auto" and embedded_seed(config.model, config.seed) is not None:
         return "the embedded model is the reference, which torch computes"
-    if importlib.util.find_spec("openvino") is None:
+    found = importlib.util.find_spec("openvino")
+    if found is None or found.origin is None:  # A folder that happens to have the name is no package.
         return "OpenVINO is not installed; install 'lockstep-engine[openvino]'"
     reason = why_not_openvino_settings(config)
     if reason is not None:

@@ -53,7 +53,13 @@ class BlockPool(KVPool):
         )
         self._blocks_a_page = self.page_size // OPENVINO_BLOCK_TOKENS
         shape = (self.total_slots // OPENVINO_BLOCK_TOKENS, kv_heads, OPENVINO_BLOCK_TOKENS, head_dim)
-        self.caches = [(_zeros(shape, dtype), _zeros(shape, dtype)) for _ in range(layers)]
+        numbers, kind = _BYTES_AS[dtype]
+        # Zeros, as in every pool; the system gives the memory when it is first written. The tensors lie in the arrays.
+        self._arrays = [(np.zeros(shape, numbers), np.zeros(shape, numbers)) for _ in range(layers)]
+        self.caches = [
+            (ov.Tensor(keys, ov.Shape(shape), kind), ov.Tensor(values, ov.Shape(shape), kind))
+            for keys, values in self._arrays
+        ]
 
     def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
         """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,
@@ -119,9 +125,3 @@ def block_names(*, windowed: bool) -> tuple[str, str, str, str]:
         f"{prefix}block_indices_begins",
         f"{prefix}max_context_len",
     )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> ov.Tensor:
-    """Zeros, as in every pool; the system gives the memory when it is first written."""
-    numbers, kind = _BYTES_AS[dtype]
-    return ov.Tensor(np.zeros(shape, numbers), ov.Shape(shape), kind)

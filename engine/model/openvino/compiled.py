@@ -5,10 +5,11 @@ Owns how OpenVINO is set up. Never decides what is computed.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 
 from engine.errors import OpenVINOError
 from engine.model.openvino.batch import BlockBatch, BlockPool
@@ -49,6 +50,7 @@ class CompiledStage:
             )
         self._facts = facts
         self._request = compiled.create_infer_request()
+        self._given: dict[str, NDArray[Any]] = {}
         self._caches = [name for name in ports if "_cache." in name]
         self._small = [name for name in ports if "_cache." not in name and name != "hidden"]
 
@@ -65,10 +67,13 @@ class CompiledStage:
 
     def forward(self, batch: BlockBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states or logits in fp32; a view of memory that the next call overwrites."""
-        for name in self._small:
-            self._request.set_tensor(name, ov.Tensor(batch.arrays[name], shared_memory=True))
+        given = {name: batch.arrays[name] for name in self._small}
         if hidden is not None:
-            self._request.set_tensor("hidden", ov.Tensor(hidden.float().contiguous().numpy(), shared_memory=True))
+            given["hidden"] = hidden.float().contiguous().numpy()
+        # The request reads the arrays where they lie: they are held until the next call.
+        self._given = given
+        for name, array in given.items():
+            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self._request.start_async()
         self._request.wait()
         return torch.from_numpy(self._request.get_output_tensor().data)

@@ -7,7 +7,7 @@ stage: the graph is kept.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -24,18 +24,25 @@ from engine.errors import OpenVINOError, StepFailedError
 from engine.model.openvino.paging import Place, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 
-__all__ = ["TracedStage"]
+__all__ = ["StageGraph", "TracedStage"]
 
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
 # Matrices are kept as 16 bits where they came so; what is smaller stays as it is.
 _LEAST_MATRIX_VALUES: Final = 1024
 
-_library = torch.library.Library("lockstep", "DEF")
-_library.define(
+_library = torch.library.Library("lockstep", "DEF")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "paged_attention(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, int size, int width)"
     " -> Tensor"
 )
+
+
+class StageGraph(NamedTuple):
+    """A graph, with marks where attention goes, and what its constants lie in: it must live as long as the graph."""
+
+    graph: ov.Model
+    owner: object = None
 
 
 class TracedStage(nn.Module):
@@ -76,7 +83,7 @@ class TracedStage(nn.Module):
         return logits.reshape(-1, logits.shape[-1])
 
     @torch.no_grad()
-    def convert(self) -> ov.Model:
+    def convert(self) -> StageGraph:
         """The graph. Raises OpenVINOError when this model cannot be converted."""
         extension = ConversionExtension("lockstep::paged_attention", _place_of_attention)
         example = self._example(_TRACED_TOKENS)
@@ -104,7 +111,7 @@ class TracedStage(nn.Module):
         graph.validate_nodes_and_infer_types()
         if self._facts.dtype is torch.bfloat16:
             _store_matrices_as_bf16(graph)
-        return graph
+        return StageGraph(graph, self)
 
     @torch.no_grad()
     def compute(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,11 +167,11 @@ def _one_sequence(
 ) -> torch.Tensor:
     """Attention within one sequence that begins here: what the graph is compared with."""
     del layer, width
-    heads = [states.view(len(query), -1, size).transpose(0, 1) for states in (query, key, value)]
+    queries, keys, values = (states.view(len(query), -1, size).transpose(0, 1) for states in (query, key, value))
     positions = torch.arange(len(query))
     distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
-    attended = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
     return attended.transpose(0, 1).reshape(query.shape)
 
 
@@ -183,6 +190,6 @@ def _store_matrices_as_bf16(graph: ov.Model) -> None:
             continue
         if len(node.shape) != 2 or np.prod(node.shape) < _LEAST_MATRIX_VALUES:
             continue
-        narrow = torch.from_numpy(node.data).to(torch.bfloat16).view(torch.uint16).numpy()
-        kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16))
+        narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
+        kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)
         node.output(0).replace(ov.opset15.convert(kept, "f32").output(0))

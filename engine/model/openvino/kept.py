@@ -19,6 +19,7 @@ from typing import Final
 
 import openvino as ov
 
+from engine.model.openvino.conversion import StageGraph
 from engine.model.stage_slice import StageFacts
 
 __all__ = ["default_folder", "kept_graph"]
@@ -36,7 +37,7 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
 
 
-def kept_graph(facts: StageFacts, convert: Callable[[], ov.Model]) -> ov.Model:
+def kept_graph(facts: StageFacts, convert: Callable[[], StageGraph]) -> StageGraph:
     """The graph of a stage: as it was kept, or converted now, and kept if the folder can be written."""
     try:
         folder = default_folder()
@@ -44,9 +45,10 @@ def kept_graph(facts: StageFacts, convert: Callable[[], ov.Model]) -> ov.Model:
         place = folder / _key(facts)
         if not (place / _NAME).is_file():
             _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
-            _keep(convert(), place)
+            converted = convert()
+            _keep(converted.graph, place)
         # Read, even if it was made a moment ago: what is read is mapped from the file, not held in memory.
-        return ov.Core().read_model(place / _NAME)
+        return StageGraph(ov.Core().read_model(place / _NAME))
     except OSError as exc:
         _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
         return convert()
