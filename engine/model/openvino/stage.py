@@ -20,7 +20,7 @@ from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch
 from engine.model.checkpoint import heads_of
-from engine.model.kv_pool import KVPool
+from engine.model.kv_pool import KVPool, Slots
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.conversion import StageGraph, TracedStage
@@ -77,10 +77,20 @@ class OpenVINOStage:
     def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states in the stage's type, or logits in fp32, which the next call overwrites."""
         assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
-        hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
+        if self.is_first:
+            self._require_known(batch.token_ids_array)
+            hidden = None
+        else:
+            hidden = _require_hidden(hidden, batch, self.hidden_size)
         with torch.profiler.record_function("openvino"):
             output = self._compiled.forward(batch, hidden)
         return output if self.is_last else output.to(self.dtype, copy=True)
+
+    def _require_known(self, ids: Slots) -> None:
+        """OpenVINO would read beside the embedding."""
+        last = int(self._facts.model_config.vocab_size) - 1
+        if int(ids.min()) < 0 or int(ids.max()) > last:
+            raise StepFailedError(f"token ids must be in 0..{last}, got {int(ids.min())}..{int(ids.max())}")
 
 
 def _pool(facts: StageFacts, limits: Limits) -> BlockPool:

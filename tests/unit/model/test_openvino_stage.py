@@ -1,0 +1,216 @@
+"""A stage on OpenVINO: failures that stay in their microbatch, updates, profiles, and the graphs that are kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from chained_stages import ChainedStages, limits_for
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import IntegrityError, OpenVINOError, StepFailedError
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import Completion
+from engine.model.runner import StageRunner
+from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+
+pytest.importorskip("openvino")
+
+PROMPT = list(b"the same prompt on either backend, longer than a block")
+SAMPLED = SamplingSpec(seed=9, temperature=0.8, top_p=0.95, return_logprob=True, top_logprobs_num=3)
+
+
+def chain_of(**values: object) -> ChainedStages:
+    config = EngineConfig(**({"device": "cpu", "context_length": 256, "backend": "openvino"} | values))
+    return ChainedStages(config, Limits.of(config, EMBEDDED_FACTS))
+
+
+@pytest.fixture(scope="module")
+def said() -> list[int]:
+    """What torch says."""
+    return chain_of(backend="torch").generate(0, PROMPT, 20, chunk=64, spec=SAMPLED)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the graphs, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "lockstep" / "openvino"
+
+
+@pytest.mark.parametrize(("chunk", "pp_size"), [(64, 1), (5, 1), (5, 4)])
+def test_a_seed_says_what_it_says_on_torch(chunk: int, pp_size: int, said: list[int]) -> None:
+    """B01, B02: whatever the chunks and the stages."""
+    assert chain_of(pp_size=pp_size).generate(3, PROMPT, 20, chunk=chunk, spec=SAMPLED) == said
+
+
+def test_a_retracted_request_goes_on_with_the_same_output(said: list[int]) -> None:
+    """B06: prompt and emitted tokens are prefilled again, in another row."""
+    assert said[:8] + chain_of().generate(5, PROMPT + said[:8], 12, chunk=10, spec=SAMPLED) == said
+
+
+def test_batch_companions_do_not_change_what_a_seed_says(said: list[int]) -> None:
+    """B01: one forward for a prefill chunk and many decodes of different lengths."""
+    chain = chain_of()
+    for row in (1, 2):
+        chain.forward(chain.segment(row, PROMPT[: 3 * row]))
+    output = list(chain.forward(chain.segment(0, PROMPT, spec=SAMPLED), chain.segment(1, [65])).token_ids[:1])
+    while len(output) < 20:
+        companions = [chain.segment(row, [66 + row]) for row in (1, 2)]
+        output.append(chain.forward(companions[0], chain.segment(0, output[-1:]), companions[1]).token_ids[1])
+    assert output == said
+
+
+def test_logprobs_are_those_of_torch() -> None:
+    """C02"""
+    answers = [
+        chain.forward(chain.segment(0, PROMPT, spec=SAMPLED)) for chain in (chain_of(), chain_of(backend="torch"))
+    ]
+    own, other = (answer.logprobs[0] for answer in answers)
+    assert own is not None
+    assert other is not None
+    assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert [token for token, _ in own.top] == [token for token, _ in other.top]
+
+
+def test_a_cached_prefix_is_read_by_another_row() -> None:
+    """B04: the second request's pages are the first one's."""
+    chain = chain_of(kv_sanitizer=True)
+    whole = chain.forward(chain.segment(0, PROMPT)).token_ids
+    pages = tuple(range((chain.limits.pages_for(256) - 1) * 8, -1, -8))[: chain.limits.pages_for(len(PROMPT))]
+    sharer = Segment("sharer", 7, len(PROMPT) - 1, tuple(PROMPT[-1:]), 0, pages, True, SamplingSpec(seed=0))
+    assert chain.forward(sharer).token_ids == whole
+
+
+def test_a_microbatch_without_emitting_rows_has_no_logits() -> None:
+    chain = chain_of()
+    plan = Microbatch(1, ForwardMode.PREFILL, (chain.segment(0, PROMPT, emits=False),))
+    assert chain.runners[0].logits(plan).shape == (0, EMBEDDED_FACTS.vocab_size)
+    assert chain.forward(chain.segment(1, PROMPT, emits=False)).token_ids == ()
+
+
+def test_wrong_hidden_states_fail_the_microbatch() -> None:
+    chain = chain_of(pp_size=2)
+    output = chain.runners[1].forward(chain.plan(chain.segment(0, PROMPT)), torch.zeros(3, 64))
+    assert isinstance(output, Completion)
+    assert f"must have shape ({len(PROMPT)}, 64), got (3, 64)" in str(output.error)
+
+
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        (Segment("r", 0, 0, (1,), 0, (10**6,), True), "pages of a segment must be in"),
+        (Segment("r", 10**6, 0, (1,), 0, (1,), True), "row of a segment must be in"),
+        (Segment("r", 0, 0, (1, EMBEDDED_FACTS.vocab_size), 0, (1,), True), "token ids must be in 0..263, got 1..264"),
+        (Segment("r", 0, 0, (-1,), 0, (1,), True), "token ids must be in 0..263"),
+        (Segment("r", 0, 10**6, (1,), 0, (1,), True), "places of pages of a segment must be in"),
+    ],
+)
+def test_a_broken_plan_fails_its_microbatch(segment: Segment, text: str) -> None:
+    """A05: on every stage, and none of them dies of it."""
+    chain = chain_of(pp_size=2)
+    assert text in str(chain.forward(segment).error)
+    assert chain.forward(chain.segment(1, PROMPT)).error is None
+
+
+def test_the_sanitizer_finds_a_page_with_two_owners() -> None:
+    chain = chain_of(kv_sanitizer=True)
+    ids = tuple(range(1, 36))
+    chain.forward(Segment("a", 0, 0, ids, 0, (0, 1), False, SamplingSpec(seed=0)))
+    chain.forward(Segment("b", 1, 0, ids[::-1], 0, (0, 2), False, SamplingSpec(seed=0)))
+    with pytest.raises(IntegrityError, match=r"KV of a \(row 0\) at position"):
+        chain.forward(Segment("a", 0, 35, (6,), 0, (), True))
+
+
+@pytest.mark.parametrize("pp_size", [1, 2])
+def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int) -> None:
+    """The KV pool stays where it is; tokens are those of an engine that was started with the weights."""
+    chain, other = chain_of(pp_size=pp_size), chain_of(pp_size=pp_size, seed=7)
+    before = chain.generate(0, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
+    pools = [runner._model.pool for runner in chain.runners]
+    for runner in chain.runners:
+        assert runner.prepare_update(Microbatch(90, ForwardMode.UPDATE, (), "embedded:7")) is None
+    for runner in chain.runners:
+        runner.finish_update(commit=True)
+    assert [runner._model.pool for runner in chain.runners] == pools
+    assert {runner.backend for runner in chain.runners} == {"openvino"}
+    after = chain.generate(1, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
+    assert after == other.generate(1, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
+    assert after != before
+
+
+def test_a_profile_shows_the_time_in_openvino(tmp_path: Path) -> None:
+    """C06"""
+    runner = (chain := chain_of()).runners[0]
+    assert runner.profile(Microbatch(90, ForwardMode.PROFILE, (), trace_dir=str(tmp_path))) is None
+    chain.forward(chain.segment(0, PROMPT))
+    assert runner.profile(Microbatch(91, ForwardMode.PROFILE, ())) is None
+    events = json.loads((tmp_path / "stage-0.json").read_text())["traceEvents"]
+    assert "openvino" in {event["name"] for event in events}
+
+
+def test_a_graph_is_converted_once_a_checkpoint(
+    kept: Path, caplog: pytest.LogCaptureFixture, checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint_of("llama"), folder)
+    config = EngineConfig(model=str(folder), backend="openvino")
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            StageRunner(config, limits_for(config), 0)
+        assert len(list(kept.iterdir())) == caplog.text.count("converting layers") == 1
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"] = weights["model.norm.weight"] * 2
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        changed = ChainedStages(config, limits_for(config))
+    assert len(list(kept.iterdir())) == caplog.text.count("converting layers") == 2
+    plain = config.model_copy(update={"backend": "torch"})
+    torchs = ChainedStages(plain, limits_for(plain))
+    own, expected = (chain.logits(chain.segment(0, PROMPT)) for chain in (changed, torchs))
+    assert float((own - expected).abs().max()) < 1e-4
+
+
+def test_a_folder_that_others_may_write_is_not_used(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept.mkdir(parents=True)
+    kept.chmod(0o777)
+    chain = chain_of()
+    assert chain.forward(chain.segment(0, PROMPT)).error is None
+    assert "must belong to this user and be writable by no other" in caplog.text
+    assert list(kept.iterdir()) == []
+
+
+def test_a_graph_that_differs_is_refused_and_auto_falls_back(
+    kept: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    checkpoint_of: Callable[[str], Path],
+) -> None:
+    monkeypatch.setattr("engine.model.openvino.stage._TOLERANCES", {torch.float32: 0.0})
+    model = str(checkpoint_of("llama"))
+    asked, auto = (EngineConfig(model=model, page_size=32, backend=name) for name in ("openvino", "auto"))
+    with pytest.raises(OpenVINOError, match="must compute what transformers does, but differs by"):
+        StageRunner(asked, limits_for(asked), 0)
+    assert StageRunner(auto, limits_for(auto), 0).backend == "torch"
+    assert "stage 0 is computed by torch, not by OpenVINO: the converted LlamaForCausalLM" in caplog.text
+    assert list(kept.iterdir()) == []
+
+
+def test_a_model_that_cannot_be_converted_is_left_to_torch(
+    kept: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    checkpoint_of: Callable[[str], Path],
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise StepFailedError("it has sinks")
+
+    monkeypatch.setattr("engine.model.openvino.conversion.TorchScriptPythonDecoder", broken)
+    config = EngineConfig(model=str(checkpoint_of("llama")), page_size=32)
+    assert StageRunner(config, limits_for(config), 0).backend == "torch"
+    assert "LlamaForCausalLM cannot be converted for OpenVINO: it has sinks" in caplog.text
