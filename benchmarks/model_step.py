@@ -1,4 +1,4 @@
-"""How long one step of the model takes on a CPU: transformers' forward, the lean one, and that with compiled kernels.
+"""How long one step of the model takes on a CPU: transformers' forward, the lean one, compiled kernels, OpenVINO.
 
 A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. They take turns in
 one process, step by step. CPU time is shown: on a busy machine wall time is that of the others.
@@ -8,6 +8,7 @@ Run: ``python -m benchmarks.model_step``.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import tempfile
 import time
@@ -31,7 +32,8 @@ CONTEXT_TOKENS = 128
 BATCHES = (1, 8, 32)
 PROMPTS = (64, 512)
 DTYPES = ("float32", "bfloat16")
-PAGES_A_ROW = 40
+PAGE_TOKENS = 32
+PAGES_A_ROW = 20
 
 
 def make_checkpoint(folder: Path, dtype: str) -> None:
@@ -57,9 +59,15 @@ def make_checkpoint(folder: Path, dtype: str) -> None:
 class ModelStepBench:
     """One runner of all layers, and the steps that are measured."""
 
-    def __init__(self, folder: Path, *, lean: bool, compiled: bool = False) -> None:
-        tokens = max(BATCHES) * PAGES_A_ROW * 16
-        config = EngineConfig(model=str(folder), device="cpu", max_total_tokens=tokens, compile=compiled)
+    def __init__(self, folder: Path, *, lean: bool, compiled: bool = False, openvino: bool = False) -> None:
+        config = EngineConfig(
+            model=str(folder),
+            device="cpu",
+            backend="openvino" if openvino else "torch",
+            page_size=PAGE_TOKENS,
+            max_total_tokens=max(BATCHES) * PAGES_A_ROW * PAGE_TOKENS,
+            compile=compiled,
+        )
         facts = ModelFacts(
             name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
         )
@@ -121,7 +129,7 @@ def main() -> None:
     """Print each forward's median and minimum, and how many times faster than transformers' the others are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=100, help="decode steps a case")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; OpenVINO takes one fewer than cores")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     console = Console(width=120)
@@ -133,8 +141,10 @@ def main() -> None:
                 "lean": ModelStepBench(Path(folder), lean=True),
                 "compiled": ModelStepBench(Path(folder), lean=True, compiled=True),
             }
+            if importlib.util.find_spec("openvino") is not None:
+                benches["openvino"] = ModelStepBench(Path(folder), lean=False, openvino=True)
         torch.set_num_threads(arguments.threads)
-        table = Table("step, CPU ms, median (min)", *benches, "lean is x", "compiled is x")
+        table = Table("step, CPU ms, median (min)", *benches, *[f"{name} is x" for name in list(benches)[1:]])
         for name, times in cases(benches, arguments.repeats).items():
             medians = [statistics.median(values) for values in times.values()]
             shown = [

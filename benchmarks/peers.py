@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import socket
 import statistics
@@ -243,8 +244,10 @@ def _peers(folder: Path, arguments: argparse.Namespace) -> Iterator[Peer]:
         "--max-total-tokens",
         str(OWN_KV_TOKENS),
     )
-    yield Peer(name="lockstep", command=own)
-    yield Peer(name="lockstep --compile", command=(*own, "--compile"))
+    if importlib.util.find_spec("openvino") is not None:
+        yield Peer(name="lockstep, OpenVINO", command=(*own, "--backend", "openvino"))
+    yield Peer(name="lockstep, torch", command=(*own, "--backend", "torch"))
+    yield Peer(name="lockstep, torch --compile", command=(*own, "--backend", "torch", "--compile"))
     if arguments.vllm_python is not None:
         server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
         limits = ("--max-model-len", str(CONTEXT_TOKENS))
@@ -306,9 +309,9 @@ def _table(results: Sequence[PeerResult], dtype: str) -> Table:
 
 
 def _ahead(results: Sequence[PeerResult]) -> Iterator[str]:
-    """A line for each number in which a peer is better than the default of ours."""
+    """A line for each number in which another is better than the first, which is what 'auto' takes here."""
     own, *others = results
-    for other in others[1:]:
+    for other in others:
         for clients in CLIENTS:
             theirs, ours = (statistics.median(result.tokens_per_s[clients]) for result in (other, own))
             if theirs > ours:
