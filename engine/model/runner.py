@@ -274,7 +274,11 @@ class StageRunner:
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
         self._fail_if_told()
         batch = self._batch(microbatch)
-        output = self._model.forward(batch, hidden)
+        if self._profile is None:
+            output = self._model.forward(batch, hidden)
+        else:
+            with torch.profiler.record_function(f"stage on {self._model.backend}"):
+                output = self._model.forward(batch, hidden)
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)

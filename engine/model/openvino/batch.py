@@ -67,15 +67,19 @@ class BlockPool(KVPool):
 
         A row of a window begins with the page of the first key that it sees.
         """
-        places = self.first_positions(starts) // self.page_size
-        past = starts - places * self.page_size
-        lengths = past + counts
-        needed = -(-lengths // OPENVINO_BLOCK_TOKENS)
-        pages = self.pages_from(rows, places, -(-int(lengths.max()) // self.page_size))
+        if self.window_tokens:
+            places = self.first_positions(starts) // self.page_size
+            past = starts - places * self.page_size
+            longest = int((past + counts).max())
+            pages = self.pages_from(rows, places, -(-longest // self.page_size))
+        else:
+            past, longest = starts, int((starts + counts).max())
+            pages = self.pages_of_rows(rows, longest)
+        needed = -(-(past + counts) // OPENVINO_BLOCK_TOKENS)
         size = self._blocks_a_page
         blocks = pages if size == 1 else (pages[:, :, None] * size + np.arange(size)).reshape(len(rows), -1)
         used = blocks[np.arange(blocks.shape[1]) < needed[:, None]]
-        return past, used, np.concatenate([np.zeros(1, np.int64), needed.cumsum()]), int(lengths.max())
+        return past, used, _begins(needed), longest
 
 
 class BlockBatch:
@@ -83,20 +87,23 @@ class BlockBatch:
 
     def __init__(self, segments: Sequence[Segment], pool: BlockPool) -> None:
         self.segments = segments
-        counts = np.array([len(segment.token_ids) for segment in segments], np.int64)
-        starts = np.array([segment.start for segment in segments], np.int64)
-        rows = np.array([segment.row for segment in segments], np.int64)
-        ends = counts.cumsum()
-        self.tokens = int(ends[-1])
-        self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
-        self.positions_array: Slots = np.arange(self.tokens) + np.repeat(starts - ends + counts, counts)
-        self._slots = pool.slots_at(np.repeat(rows, counts), self.positions_array)
-        emits = np.array([segment.emits for segment in segments], np.bool_)
+        ids = [token for segment in segments for token in segment.token_ids]
+        self.tokens = len(ids)
+        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.emits) for segment in segments]
+        rows, starts, counts, emits = np.array(numbers, np.int64).T.copy()
+        begins = _begins(counts)
+        self.token_ids_array = np.array(ids, np.int64)
+        if self.tokens == len(segments):  # Decodes: a token a row.
+            self.positions_array: Slots = starts
+            self._slots = pool.slots_at(rows, starts)
+        else:
+            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], counts)
+            self._slots = pool.slots_at(np.repeat(rows, counts), self.positions_array)
         self.arrays: _Arrays = {
             "input_ids": self.token_ids_array,
             "position_ids": self.positions_array,
-            "emitting": ends[emits] - 1,
-            "subsequence_begins": np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32),
+            "emitting": begins[1:][emits > 0] - 1,
+            "subsequence_begins": begins.astype(np.int32),
         }
         for windowed, own in ((False, pool), (True, pool.window)):
             if own is not None:
@@ -114,6 +121,13 @@ class BlockBatch:
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order."""
         return [segment for segment in self.segments if segment.emits]
+
+
+def _begins(counts: Slots) -> Slots:
+    """Where each of several runs begins, and the last one ends."""
+    begins = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=begins[1:])
+    return begins
 
 
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:

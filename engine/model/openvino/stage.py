@@ -82,8 +82,7 @@ class OpenVINOStage:
             hidden = None
         else:
             hidden = _require_hidden(hidden, batch, self.hidden_size)
-        with torch.profiler.record_function("openvino"):
-            output = self._compiled.forward(batch, hidden)
+        output = self._compiled.forward(batch, hidden)
         return output if self.is_last else output.to(self.dtype, copy=True)
 
     def _require_known(self, ids: Slots) -> None:
