@@ -57,6 +57,10 @@ class EngineConfig(BaseModel):
         description="what computes the model; 'openvino' is for CPUs, with pages of 32 tokens or a multiple; 'auto' "
         "takes it where it is installed and knows the model, but never for the embedded one",
     )
+    weights: Literal["auto", "int8"] = Field(
+        "auto",
+        description="'int8' rounds matrices to 8 bits, with a scale for each row; needs backend='openvino'",
+    )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
     )
@@ -144,6 +148,10 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"priority_preemption needs schedule_policy='priority', got {self.schedule_policy!r}; "
                 "set the policy or switch preemption off"
+            )
+        if self.weights == "int8" and self.backend != "openvino":
+            raise ValueError(
+                f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
             )
         if self.backend == "openvino" and (reason := why_not_openvino_settings(self)) is not None:
             raise ValueError(f"{reason}; or use backend='torch'")

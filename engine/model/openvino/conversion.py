@@ -30,6 +30,7 @@ IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
 # Matrices are kept as 16 bits where they came so; what is smaller stays as it is.
 _LEAST_MATRIX_VALUES: Final = 1024
+_INT8_LARGEST: Final = 127
 
 _library = torch.library.Library("lockstep", "DEF")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -48,10 +49,13 @@ class StageGraph(NamedTuple):
 class TracedStage(nn.Module):
     """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, uncached."""
 
-    def __init__(self, facts: StageFacts, *, trust_remote_code: bool, on_load: OnLoad | None = None) -> None:
+    def __init__(
+        self, facts: StageFacts, *, trust_remote_code: bool, int8: bool = False, on_load: OnLoad | None = None
+    ) -> None:
         super().__init__()
         AttentionInterface.register(IMPLEMENTATION, _traced_attention)
         self._facts = facts
+        self._int8 = int8
         self._slice = StageSlice(
             facts,
             # Traced in fp32: of a graph traced in bfloat16 the results were wrong by more than half.
@@ -109,6 +113,8 @@ class TracedStage(nn.Module):
             parameter.set_element_type(kind)
             parameter.set_partial_shape(ov.PartialShape(shape))
         graph.validate_nodes_and_infer_types()
+        if self._int8:
+            _round_matrices_to_int8(graph)
         if self._facts.dtype is torch.bfloat16:
             _store_matrices_as_bf16(graph)
         return StageGraph(graph, self)
@@ -183,13 +189,32 @@ def _place_of_attention(context: Any) -> list[ov.Output]:
     return [mark(query, key, value, place, width=int(width))]
 
 
+def _matrices(graph: ov.Model) -> list[Any]:
+    """The weights that are matrices in fp32."""
+    constants = [node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]
+    whole = [node for node in constants if node.get_element_type() == ov.Type.f32 and len(node.shape) == 2]
+    return [node for node in whole if np.prod(node.shape) >= _LEAST_MATRIX_VALUES]
+
+
+def _round_matrices_to_int8(graph: ov.Model) -> None:
+    """Round what products multiply with to 8 bits, with a scale for each output; an embedding stays as it is."""
+    for node in _matrices(graph):
+        products = [
+            place for place in node.output(0).get_target_inputs() if place.get_node().get_type_name() == "MatMul"
+        ]
+        if not products:
+            continue
+        # Every product of a linear layer is with [out, in].
+        scales = np.maximum(np.abs(node.data).max(axis=1, keepdims=True) / _INT8_LARGEST, np.finfo(np.float32).tiny)
+        rounded = op.Constant(np.rint(node.data / scales).astype(np.int8))
+        widened = ov.opset15.multiply(ov.opset15.convert(rounded, "f32"), op.Constant(scales.astype(np.float32)))
+        for place in products:
+            place.replace_source_output(widened.output(0))
+
+
 def _store_matrices_as_bf16(graph: ov.Model) -> None:
     """Keep matrices in the 16 bits that they had in the checkpoint; they are widened where they are used."""
-    for node in graph.get_ordered_ops():
-        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
-            continue
-        if len(node.shape) != 2 or np.prod(node.shape) < _LEAST_MATRIX_VALUES:
-            continue
+    for node in _matrices(graph):
         narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
         kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)
         node.output(0).replace(ov.opset15.convert(kept, "f32").output(0))

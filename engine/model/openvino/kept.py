@@ -37,12 +37,12 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
 
 
-def kept_graph(facts: StageFacts, convert: Callable[[], StageGraph]) -> StageGraph:
+def kept_graph(facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str) -> StageGraph:
     """The graph of a stage: as it was kept, or converted now, and kept if the folder can be written."""
     try:
         folder = default_folder()
         _make_private(folder)
-        place = folder / _key(facts)
+        place = folder / _key(facts, weights)
         if not (place / _NAME).is_file():
             _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
             converted = convert()
@@ -75,7 +75,7 @@ def _keep(graph: ov.Model, place: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _key(facts: StageFacts) -> str:
+def _key(facts: StageFacts, weights: str) -> str:
     """Names what a graph depends on: the checkpoint's contents, the cut, the type, this code and its libraries."""
     state = hashlib.sha256()
     for pattern in _PATTERNS:
@@ -83,7 +83,7 @@ def _key(facts: StageFacts) -> str:
             state.update(f"{path.name}\0{_digest(path)}\0".encode())
     for name in _RECIPE:
         state.update(_digest(Path(__file__).parent / name).encode())
-    cut = (facts.layers, facts.is_first, facts.is_last, facts.windowed, facts.dtype)
+    cut = (facts.layers, facts.is_first, facts.is_last, facts.windowed, facts.dtype, weights)
     libraries = [f"{name} {version(name)}" for name in _LIBRARIES]
     state.update(repr((cut, libraries)).encode())
     return state.hexdigest()[:32]

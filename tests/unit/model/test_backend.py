@@ -122,6 +122,12 @@ def test_a_setting_that_openvino_cannot_follow_is_refused_or_leaves_the_model_to
     assert not takes_openvino(EngineConfig(**auto))
 
 
+def test_eight_bits_need_openvino_to_be_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"weights='int8' needs backend='openvino', got backend='auto'; set it"):
+        EngineConfig(weights="int8")
+    assert EngineConfig(weights="int8", backend="openvino").weights == "int8"
+
+
 def test_pages_are_blocks_where_openvino_is_asked_for() -> None:
     assert EngineConfig(backend="openvino").page_size == 32
     assert EngineConfig(backend="openvino", page_size=64).page_size == 64

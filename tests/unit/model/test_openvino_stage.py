@@ -176,6 +176,18 @@ def test_a_graph_is_converted_once_a_checkpoint(
     assert float((own - expected).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_tied"])
+def test_weights_of_8_bits_stay_close_and_are_kept_apart(
+    family: str, kept: Path, checkpoint_of: Callable[[str], Path]
+) -> None:
+    config = EngineConfig(model=str(checkpoint_of(family)), backend="openvino", pp_size=2)
+    rounded = config.model_copy(update={"weights": "int8"})
+    chains = [ChainedStages(one, limits_for(one)) for one in (config, rounded)]
+    whole, own = (chain.logits(chain.segment(0, PROMPT)) for chain in chains)
+    assert 1e-4 < float((own - whole).norm() / whole.norm()) < 0.15
+    assert len(list(kept.iterdir())) == 4
+
+
 def test_a_folder_that_others_may_write_is_not_used(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept.mkdir(parents=True)
     kept.chmod(0o777)
