@@ -76,15 +76,24 @@ def make_stage(
     Raises CheckpointError when the model cannot be loaded, OpenVINOError when OpenVINO is asked for and cannot.
     """
     if takes_openvino(config):
-        from engine.model.openvino.stage import OpenVINOStage  # nothing of OpenVINO is imported unless it computes
-
         try:
-            return OpenVINOStage(config, limits, stage, on_load=on_load)
+            return _openvino_stage(config, limits, stage, on_load)
         except OpenVINOError as exc:
             if config.backend == "openvino":
                 raise
             _log.warning("stage %d is computed by torch, not by OpenVINO: %s", stage, exc)
     return StageModel(config, limits, stage, lean=lean, on_load=on_load)
+
+
+def _openvino_stage(config: EngineConfig, limits: Limits, stage: int, on_load: OnLoad | None) -> ComputingStage:
+    """Nothing of OpenVINO is imported unless it computes."""
+    try:
+        from engine.model.openvino.stage import OpenVINOStage
+    except ImportError as exc:
+        raise OpenVINOError(
+            f"OpenVINO must be of the version that 'lockstep-engine[openvino]' installs, but: {exc}; install that"
+        ) from exc
+    return OpenVINOStage(config, limits, stage, on_load=on_load)
 
 
 def takes_openvino(config: EngineConfig) -> bool:

@@ -39,19 +39,34 @@ def default_folder() -> Path:
 
 def kept_graph(facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str) -> StageGraph:
     """The graph of a stage: as it was kept, or converted now, and kept if the folder can be written."""
+    place = default_folder() / _key(facts, weights)
     try:
-        folder = default_folder()
-        _make_private(folder)
-        place = folder / _key(facts, weights)
-        if not (place / _NAME).is_file():
-            _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
-            converted = convert()
-            _keep(converted.graph, place)
-        # Read, even if it was made a moment ago: what is read is mapped from the file, not held in memory.
-        return StageGraph(ov.Core().read_model(place / _NAME))
+        _make_private(place.parent)
+        if (kept := _read(place)) is not None:
+            return kept
     except OSError as exc:
         _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
         return convert()
+    _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
+    converted = convert()
+    try:
+        _keep(converted.graph, place)
+    except (OSError, RuntimeError) as exc:  # OpenVINO raises the latter for a disk that is full.
+        _log.warning("the converted model cannot be kept in %s: %s", place.parent, exc)
+    # Read, though it was made a moment ago: what is read is mapped from the file, not held in memory.
+    return _read(place) or converted
+
+
+def _read(place: Path) -> StageGraph | None:
+    """The graph that is kept in a place; None where there is none. One that cannot be read is removed."""
+    if not (place / _NAME).is_file():
+        return None
+    try:
+        return StageGraph(ov.Core().read_model(place / _NAME))
+    except RuntimeError as exc:
+        _log.warning("the model is converted for OpenVINO anew, because %s cannot be read: %s", place, exc)
+        shutil.rmtree(place)
+        return None
 
 
 def _make_private(folder: Path) -> None:

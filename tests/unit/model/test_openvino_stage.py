@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +187,37 @@ def test_weights_of_8_bits_stay_close_and_are_kept_apart(
     whole, own = (chain.logits(chain.segment(0, PROMPT)) for chain in chains)
     assert 1e-4 < float((own - whole).norm() / whole.norm()) < 0.15
     assert len(list(kept.iterdir())) == 4
+
+
+def test_a_graph_that_cannot_be_read_is_converted_anew(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = chain_of().generate(0, PROMPT, 4, chunk=64, spec=SamplingSpec(seed=0))
+    (graph,) = kept.glob("*/stage.xml")
+    graph.write_text(graph.read_text()[:1000])
+    assert chain_of().generate(0, PROMPT, 4, chunk=64, spec=SamplingSpec(seed=0)) == said
+    assert "is converted for OpenVINO anew" in caplog.text
+    assert len(graph.read_text()) > 1000
+
+
+def test_a_graph_that_cannot_be_written_is_used_all_the_same(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr("openvino.save_model", full)
+    chain = chain_of()
+    assert chain.forward(chain.segment(0, PROMPT)).error is None
+    assert "cannot be kept" in caplog.text
+    assert list(kept.iterdir()) == []
+
+
+def test_another_version_of_openvino_leaves_the_model_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, checkpoint_of: Callable[[str], Path]
+) -> None:
+    monkeypatch.setitem(sys.modules, "engine.model.openvino.stage", None)
+    config = EngineConfig(model=str(checkpoint_of("llama")), page_size=32)
+    assert StageRunner(config, limits_for(config), 0).backend == "torch"
+    assert "must be of the version that 'lockstep-engine[openvino]' installs" in caplog.text
 
 
 def test_a_folder_that_others_may_write_is_not_used(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
