@@ -31,7 +31,7 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
-from scripted.actions import AdministrativeCall, all_actions, parse_placed
+from scripted.actions import AdministrativeCall, BeginProfile, all_actions, parse_placed
 
 
 def _events(text: str) -> list[Any]:
@@ -331,8 +331,9 @@ def test_a_scripts_call_arrives_as_its_message(play, call: AdministrativeCall) -
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post(call.path, json=call.body))
         message = await stage.scheduler.receive()
-        assert message == call.message(message.call_id)
         assert call.is_sent_as(message)
+        if not isinstance(call, BeginProfile):  # The front end gives the folder its name.
+            assert message == call.message(message.call_id)
         await stage.scheduler.reply(CallAnswer(call_id=message.call_id, ok=True, message="done"))
         assert (await answer).status_code == 200
 

@@ -50,8 +50,8 @@ def record_to(
     path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()
 ) -> ScheduleGate:
     inner = ScheduleGate(schedule, record=True)
-    gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
-    run_loop(gate, inner.scheduler, inner.pipeline, inner)
+    gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
+    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
     return inner
 
 
@@ -95,11 +95,11 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
     with switched_on("flush-ignores-in-flight"):
         inner = ScheduleGate(RACE, record=True)
         # Production does not check after each step: there, the crash comes with the result.
-        inner.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner.judge.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
-        gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path)], redactor=redactor)
+        gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError) as crash:
-            run_loop(gate, inner.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
         again = rerun(str(path))
     assert "This request holds the node from another tree" in str(crash.value)
     assert again.error == f"{type(crash.value).__name__}: {crash.value}"
@@ -198,14 +198,14 @@ def test_a_replay_from_any_moment_of_rest_does_the_same(name: str, redacted: boo
     """B17: it does in every step what was recorded, and the next moment of rest finds it the same to the last count."""
     schedule, every = WORKLOADS.get(name, RESTING), EveryCheckpoint()
     inner = record_to(tmp_path / "run.rec", schedule, redactor=Redactor() if redacted else None, sinks=(every,))
-    assert every.checkpoints or inner.scheduler.failure is not None
+    assert every.checkpoints or inner.machine.scheduler.failure is not None
     for (before, checkpoint), (then, next_checkpoint) in itertools.pairwise(every.checkpoints):
         path = tmp_path / "rest.rec"
-        header = Header(limits=inner.limits, redacted=redacted, first_step=before)
+        header = Header(limits=inner.machine.limits, redacted=redacted, first_step=before)
         path.write_bytes(b"".join([frame_bytes(header), checkpoint(), *every.frames[before:then]]))
         recording = read_recording(path)
         assert recording.checkpoint is not None
-        scheduler, ports = restored(inner.limits, recording.checkpoint), NullPorts()
+        scheduler, ports = restored(inner.machine.limits, recording.checkpoint), NullPorts()
         run_loop(ReplayGate(recording), scheduler, ports, ports)
         after = checkpoint_of(scheduler)
         assert after is not None
@@ -245,15 +245,15 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 def test_a_damaged_checkpoint_is_refused() -> None:
     """What does not balance is found before the first step."""
     inner = ScheduleGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
-    run_loop(inner, inner.scheduler, inner.pipeline, inner)
-    inner.scheduler.step(
+    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner)
+    inner.machine.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
     )
-    inner.scheduler.step([Completion(microbatch_id=inner.scheduler.counters.forward_ct - 1, token_ids=(1,))], 0.0)
-    good = checkpoint_of(inner.scheduler)
+    inner.machine.scheduler.step([Completion(microbatch_id=inner.machine.scheduler.counters.forward_ct - 1, token_ids=(1,))], 0.0)
+    good = checkpoint_of(inner.machine.scheduler)
     assert good is not None
     run = good.tree.runs[0]
-    limits = inner.limits
+    limits = inner.machine.limits
     assert restored(limits, good).stats() == good.stats
     for wrong, why in (
         (msgspec.structs.replace(run, parent=99), "continues node 99"),
@@ -279,7 +279,7 @@ def test_a_full_disk_ends_the_recording_not_the_engine(tmp_path: Path) -> None:
             raise AssertionError("it was given up")
 
     inner = record_to(tmp_path / "run.rec", WORKLOADS["twins"], sinks=(FullDisk(),))
-    assert inner.scheduler.is_fully_idle
+    assert inner.machine.scheduler.is_fully_idle
     assert rerun(str(tmp_path / "run.rec")).passed
 
 
@@ -338,11 +338,11 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
     with switched_on(FLUSH):
         inner = ScheduleGate(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
-        inner.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner.judge.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
-        gate = RecordingGate(inner, inner.scheduler, [RecordingFile(path)], redactor=redactor)
+        gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):
-            run_loop(gate, inner.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
     said = io.StringIO()
     console = Console(file=said, width=200)
     options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
