@@ -249,7 +249,8 @@ def test_a_damaged_checkpoint_is_refused() -> None:
     inner.machine.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
     )
-    inner.machine.scheduler.step([Completion(microbatch_id=inner.machine.scheduler.counters.forward_ct - 1, token_ids=(1,))], 0.0)
+    last = inner.machine.scheduler.counters.forward_ct - 1
+    inner.machine.scheduler.step([Completion(microbatch_id=last, token_ids=(1,))], 0.0)
     good = checkpoint_of(inner.machine.scheduler)
     assert good is not None
     run = good.tree.runs[0]
