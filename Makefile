@@ -7,8 +7,10 @@ SERVE ?=
 RECORDED_S ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak attack recorded bench serve clean
+.PHONY: help install demo test lint types unit load registered soak attack recorded vllm bench serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
@@ -53,6 +55,9 @@ recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error
 
+vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environment of its own, .venv-vllm
+	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
+
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
 	$(BIN)/python -m benchmarks
 
@@ -60,7 +65,7 @@ serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" 
 	$(BIN)/engine serve $(SERVE)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made again when what is installed changes; an interrupted installation leaves no stamp.
@@ -68,4 +73,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# vLLM states its own versions. It brings libraries for pictures and sound that its scheduler does not need, and that a
+# build of torch for the CPU cannot load.
+$(VLLM_INSTALLED): pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[vllm]' 'pytest>=8'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

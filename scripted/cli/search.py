@@ -45,6 +45,9 @@ def explore(
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
     subject: Annotated[str, _SUBJECT] = OWN,
+    version_check: Annotated[
+        bool, typer.Option("--version-check", help="only say whether the adapter was tried with what is installed")
+    ] = False,
 ) -> None:
     """Search for schedules that break a scheduler; shrink what is found. Exit status 1 when something was."""
     from scripted.explore.console import search
@@ -53,6 +56,9 @@ def explore(
     from scripted.subject.named import subject_named
     from scripted.subject.schedule import Schedule
 
+    if version_check:
+        _check_version(subject)
+        return
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
             f"--minutes takes more than 0, got {minutes:g}: a search without time finds nothing"
@@ -77,6 +83,18 @@ def explore(
         subject=subject,
     )
     if not search(plan, to_script=to_script, coverage=coverage):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _check_version(subject: str) -> None:
+    from scripted.subject.named import subject_named
+
+    check = getattr(subject_named(subject), "version_check", None)
+    if check is None:
+        raise ScriptDefinitionError(f"the subject {subject} has no versions to check: it comes along with its adapter")
+    tried, said = check()
+    typer.echo(said)
+    if not tried:
         raise typer.Exit(EXIT_FAILED)
 
 

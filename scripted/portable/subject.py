@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,10 +114,11 @@ class PortableSubject:
         return {name: value for name, value in values.items() if value != getattr(default, name)}
 
     def smaller_configs(self, config: Any) -> Iterator[Any]:
-        """One setting at its default."""
+        """One setting at its default, where that goes with the others."""
         default = self._config()
         for name in self.config_words(config):
-            yield msgspec.structs.replace(config, **{name: getattr(default, name)})
+            with suppress(ValueError):
+                yield msgspec.structs.replace(config, **{name: getattr(default, name)})
 
     def limits_of(self, config: Any) -> tuple[Limits, Capabilities]:
         """What additions are made of."""

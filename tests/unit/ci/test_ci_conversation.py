@@ -208,7 +208,10 @@ def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) ->
         ("/rerun-test test_flush.py --hw cuda", "is not registered for cuda; it is for cpu"),
         ("/rerun-group memory", "there are tests/registered/pipeline"),
         ("/rerun-group ../..", "without .."),
-        ("/rerun-stage base-cpp", "suites: base-cpu, extra-cpu, nightly-cpu; stages: base-a, base-b, extra-b"),
+        (
+            "/rerun-stage base-cpp",
+            "suites: base-cpu, extra-cpu, nightly-cpu, vllm-cpu; stages: base-a, base-b, extra-b",
+        ),
         ("/rerun-stage extra-b", "no stage with a runner"),
         ("/rerun-stage extra-cpu", "no test is registered for `extra-cpu` on `cpu`"),
         ("/rerun-stage extra-b 1-gpu", "no test is registered for `extra-b` on `1-gpu`"),

@@ -1,0 +1,171 @@
+"""What a vLLM scheduler is made of for the search: settings that schedules name, and vLLM's own configuration of them.
+
+No model and no tokenizer: all that the scheduler asks about a model is how long its context is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final, Literal
+
+import msgspec
+import torch
+from vllm.config import CacheConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+__all__ = ["Settings", "VllmSettingsError", "new_scheduler", "request_hasher"]
+
+_HASH_BYTES: Final = 8
+
+
+class VllmSettingsError(ValueError):
+    """These settings make no vLLM engine; the text says which rule they break."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a scheduler, under vLLM's own names. The defaults are small, so that limits are met soon.
+
+    ``num_gpu_blocks`` counts the null block, which no request gets. ``model_runner`` is the version of vLLM's model
+    runner that plans are made for.
+    """
+
+    block_size: int = 4
+    num_gpu_blocks: int = 13
+    max_model_len: int = 32
+    max_num_batched_tokens: int = 16
+    max_num_seqs: int = 4
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = False
+    pipeline_parallel_size: int = 1
+    num_speculative_tokens: int = 0
+    model_runner: Literal[1, 2] = 2
+
+    def __post_init__(self) -> None:
+        room = (self.num_gpu_blocks - 1) * self.block_size
+        rules = (
+            (min(self.block_size, self.max_num_batched_tokens, self.max_num_seqs) >= 1, "sizes are 1 or more"),
+            (self.pipeline_parallel_size >= 1, "pipeline_parallel_size is 1 or more"),
+            (self.num_speculative_tokens >= 0, "num_speculative_tokens is 0 or more"),
+            (2 <= self.max_model_len <= room, f"max_model_len is from 2 to what all blocks hold, {room}"),
+            (
+                self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
+                "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+            ),
+            (self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens is max_num_seqs or more"),
+            (
+                self.max_num_batched_tokens > self.num_speculative_tokens,
+                "max_num_batched_tokens is more than num_speculative_tokens",
+            ),
+            (
+                not (self.async_scheduling and self.model_runner == 1 and self.pipeline_parallel_size > 1),
+                "asynchronous scheduling with pipeline stages needs model_runner=2",
+            ),
+        )
+        for holds, rule in rules:
+            if not holds:
+                raise VllmSettingsError(f"{rule}; got {self}")
+
+    @property
+    def depth(self) -> int:
+        """Batches that vLLM has in flight with such an engine: ``VllmConfig.max_concurrent_batches``."""
+        if not self.async_scheduling:
+            return self.pipeline_parallel_size
+        return self.pipeline_parallel_size + 1
+
+
+def new_scheduler(settings: Settings) -> Scheduler:
+    """vLLM's scheduler, as its engine makes one."""
+    config, kv_cache, structured = _parts(settings)
+    kind = AsyncScheduler if settings.async_scheduling else Scheduler
+    scheduler = kind(config, kv_cache, structured, block_size=settings.block_size)
+    # vLLM's own property asks the environment and the graphics card.
+    scheduler.use_v2_model_runner = settings.model_runner == 2
+    return scheduler
+
+
+@functools.cache
+def request_hasher(settings: Settings) -> Callable[[Any], list[Any]] | None:
+    """What hashes the blocks of a request; None without a prefix cache. Only equality of hashes matters."""
+    if not settings.enable_prefix_caching:
+        return None
+    init_none_hash(sha256)
+    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(settings.block_size, _hash)
+    return hasher
+
+
+def _hash(value: object) -> bytes:
+    return hash(value).to_bytes(_HASH_BYTES, "little", signed=True)
+
+
+@functools.cache
+def _parts(settings: Settings) -> tuple[VllmConfig, KVCacheConfig, Any]:
+    config = VllmConfig(
+        scheduler_config=SchedulerConfig(
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            policy=settings.policy,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            scheduler_reserve_full_isl=settings.scheduler_reserve_full_isl,
+            watermark=settings.watermark,
+        ),
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching),
+    )
+    # What the platform of this machine would decide, and a model would have to be loaded for.
+    config.scheduler_config.async_scheduling = settings.async_scheduling
+    config.scheduler_config.enable_chunked_prefill = settings.enable_chunked_prefill
+    config.parallel_config.pipeline_parallel_size = settings.pipeline_parallel_size
+    config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+    config.model_config = _ModelConfig(max_model_len=settings.max_model_len)
+    if settings.num_speculative_tokens:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=settings.num_speculative_tokens,
+            prompt_lookup_max=2,
+            prompt_lookup_min=1,
+        )
+    attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    kv_cache = KVCacheConfig(
+        num_blocks=settings.num_gpu_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+    )
+    return config, kv_cache, _Unstructured()
+
+
+class _Unstructured(SimpleNamespace):
+    """The manager of structured output, of requests that have none."""
+
+    def accept_tokens(self, request: object, tokens: list[int]) -> bool:
+        """All are."""
+        del request, tokens
+        return True
+
+    def validate_tokens(self, request: object, tokens: list[int]) -> list[int]:
+        """All are valid."""
+        del request
+        return tokens
+
+
+class _ModelConfig(SimpleNamespace):
+    """What the scheduler asks of a model that generates text."""
+
+    uses_mrope = False
+    is_encoder_decoder = False
+    is_diffusion = False
+    return_sampling_mask = False
+    supports_multimodal_inputs = False
+    multimodal_config = None
+    runner_type = "generate"

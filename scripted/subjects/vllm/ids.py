@@ -1,0 +1,23 @@
+"""Names of requests: what clients call them, and what they are called inside.
+
+vLLM's front end makes names unique before the scheduler sees them: two requests of one name are different ones, even if
+results of the first are in flight when the second arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["id_at", "rid_of"]
+
+_ARRIVED: Final = "@"
+
+
+def id_at(rid: str, step: int) -> str:
+    """What a request that arrives in this step is called inside."""
+    return f"{rid}{_ARRIVED}{step}"
+
+
+def rid_of(request_id: str) -> str:
+    """What its client calls it."""
+    return request_id.rpartition(_ARRIVED)[0] or request_id

@@ -1,0 +1,62 @@
+"""Base workloads of vLLM's scheduler: its other configurations, each with requests that meet their limits.
+
+The portable ones, which every scheduler gets, run with the default settings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["WORKLOADS"]
+
+# Blocks for about one and a half requests, so that they preempt each other.
+_TIGHT: Final = "num_gpu_blocks=9"
+_SMALL_BLOCKS: Final = "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8"
+_ASYNC: Final = "async_scheduling=True"
+_STAGES: Final = "pipeline_parallel_size=2"
+
+_GROWING: Final = "1 start a prompt=9 new=10; 2 start b prompt=10 seed=1 new=10; 3 start c prompt=5 seed=2 new=8"
+_TWINS: Final = "1 start a prompt=12 new=8; 3 start b prompt=12 new=8; 6 start c prompt=12 shared=8 tail=3 new=8"
+_CHUNKS: Final = "1 start a prompt=25 new=4; 2 start b prompt=20 seed=1 new=5; 3 start c prompt=6 seed=2 new=6"
+_PRIORITIES: Final = (
+    "1 start a prompt=14 new=6; 2 start b prompt=7 seed=1 new=8 priority=1; 4 start c prompt=5 seed=2 new=8 priority=2"
+)
+_TOGETHER: Final = (
+    "1 start a prompt=7 new=6; 1 start b prompt=7 seed=1 new=6; 1 start c prompt=7 seed=2 new=6; "
+    "2 start d prompt=7 seed=3 new=6 priority=1"
+)
+# To the end of the context, which is before the end of their output.
+_LONG: Final = "1 start a prompt=20 new=40; 2 start b prompt=9 seed=1 new=40"
+
+WORKLOADS: Final = {
+    f"vllm-{name}": text
+    for name, text in {
+        "growing": f"{_TIGHT}; {_GROWING}",
+        "growing-without-cache": f"{_TIGHT} enable_prefix_caching=False; {_GROWING}",
+        "growing-first-runner": f"{_TIGHT} model_runner=1; {_GROWING}",
+        "whole-prompts": f"{_TIGHT} enable_chunked_prefill=False max_num_batched_tokens=32; {_GROWING}",
+        "watermark": f"{_TIGHT} watermark=0.2 scheduler_reserve_full_isl=False; {_GROWING}",
+        "chunks": f"max_num_batched_tokens=8 long_prefill_token_threshold=5; {_CHUNKS}",
+        "chunks-tight": f"{_TIGHT} max_num_batched_tokens=8 long_prefill_token_threshold=5; {_CHUNKS}",
+        "priority": f"{_TIGHT} policy=priority; {_PRIORITIES}",
+        "priority-together": f"{_TIGHT} policy=priority; {_TOGETHER}",
+        "priority-chunks": f"{_SMALL_BLOCKS} policy=priority long_prefill_token_threshold=4; {_PRIORITIES}",
+        "priority-async": f"{_TIGHT} policy=priority {_ASYNC}; {_PRIORITIES}",
+        "priority-guesses": f"{_TIGHT} policy=priority num_speculative_tokens=2; {_PRIORITIES}",
+        "async": f"{_ASYNC}; {_TWINS}",
+        "async-tight": f"{_TIGHT} {_ASYNC}; {_GROWING}",
+        "async-first-runner": f"{_TIGHT} {_ASYNC} model_runner=1; {_GROWING}",
+        "async-chunks-first-runner": f"{_TIGHT} {_ASYNC} max_num_batched_tokens=8 model_runner=1; {_CHUNKS}",
+        "async-chunks": f"{_TIGHT} {_ASYNC} max_num_batched_tokens=8; {_CHUNKS}",
+        "stages": f"{_TIGHT} {_STAGES}; {_GROWING}",
+        "stages-async": f"{_TIGHT} {_STAGES} {_ASYNC}; {_GROWING}",
+        "stages-async-deep": f"{_TIGHT} pipeline_parallel_size=3 {_ASYNC}; {_TWINS}",
+        "guesses": f"{_TIGHT} num_speculative_tokens=2; {_GROWING}",
+        "guesses-first-runner": f"{_TIGHT} num_speculative_tokens=2 model_runner=1; {_TWINS}",
+        "context": f"{_TIGHT}; {_LONG}",
+        "context-guesses": f"{_TIGHT} num_speculative_tokens=3; {_LONG}",
+        "context-guesses-async": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_LONG}",
+        "guesses-async": f"{_TIGHT} num_speculative_tokens=2 {_ASYNC}; {_GROWING}",
+        "guesses-async-stages": f"{_TIGHT} num_speculative_tokens=3 {_ASYNC} {_STAGES}; {_TWINS}",
+    }.items()
+}

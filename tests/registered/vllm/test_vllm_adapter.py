@@ -1,0 +1,207 @@
+"""The adapter of vLLM's scheduler: its workloads pass, copies go on as originals do, what it declares is true.
+
+Goal: what the search says of vLLM is about vLLM. Method: each workload by itself; schedules from their beginning
+beside the same from a copy; settings that make no engine; plans with gaps. Origin: review. Mutant: none; gaps are made
+by hand.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from typer.testing import CliRunner
+
+from scripted.cli import app
+from scripted.explore.execution import Prefixes, execute
+from scripted.explore.extras import extras_of
+from scripted.portable import Share, Violation
+from scripted.refusals import ScriptDefinitionError
+from scripted.subject.named import subject_named
+from scripted.subject.placed import Placed
+from scripted.subject.schedule import Schedule
+from scripted.subjects.vllm.config import Settings, new_scheduler
+from scripted.subjects.vllm.runner_view import RunnerView
+from scripted.subjects.vllm.subject import TRIED_VERSIONS, installed_version
+from scripted.subjects.vllm.surgery import NoSuchStatement, without
+
+register_cpu_ci(est_time=15, suite="vllm-cpu")
+
+REPOSITORY = Path(__file__).parents[3]
+WORKLOADS = subject_named("vllm").workloads
+# Of all that differs between two schedulers: in flight, guessed, preempted by priority, of the first model runner.
+COPIED = ("vllm-guesses-async-stages", "vllm-priority-guesses", "vllm-async-first-runner", "many")
+EVERY_STEPS = 5
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_passes(name: str) -> None:
+    outcome = execute(Schedule.parse(WORKLOADS[name], of="vllm"))
+    assert outcome.failure is None
+    assert not outcome.unreached
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_goes_on_as_a_run_from_the_beginning_does(name: str) -> None:
+    base = Schedule.parse(WORKLOADS[name], of="vllm")
+    prefixes = Prefixes(base)
+    assert prefixes.outcome.failure is None
+    for step in range(2, prefixes.steps, EVERY_STEPS):
+        for extra in extras_of(base):
+            assert prefixes.execute(Placed(step, extra)) == execute(base.with_placed([Placed(step, extra)]))
+
+
+def test_the_known_defect_is_found_in_the_version_that_has_it() -> None:
+    """Blocks that a preempted plan would have filled stay in the prefix cache: vLLM's open pull request 43569."""
+    outcome = execute(
+        Schedule.parse(
+            "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 policy=priority "
+            "long_prefill_token_threshold=4; 1 start a prompt=15 new=1; 2 start b prompt=7 new=1 seed=1 priority=1",
+            of="vllm",
+        )
+    )
+    assert outcome.failure is not None
+    assert outcome.failure.step == 4
+    assert outcome.failure.text.startswith("a reads KV that is not its own")
+
+
+def test_the_known_defect_shows_with_the_classes_of_vllm_alone() -> None:
+    """The page has what the script prints."""
+    script = REPOSITORY / "examples/vllm/preempted_in_the_same_step.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    printed = done.stdout[done.stdout.index("step 1") :]
+    assert printed.strip() in (REPOSITORY / "docs/vllm.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ({"max_model_len": "64"}, "max_model_len is from 2 to what all blocks hold, 48"),
+        (
+            {"enable_chunked_prefill": "False"},
+            "without chunked prefill, max_num_batched_tokens is max_model_len or more",
+        ),
+        ({"async_scheduling": "True", "model_runner": "1", "pipeline_parallel_size": "2"}, "needs model_runner=2"),
+        ({"num_speculative_tokens": "16"}, "max_num_batched_tokens is more than num_speculative_tokens"),
+        ({"block_sise": "4"}, "did you mean 'block_size'"),
+    ],
+)
+def test_settings_that_make_no_engine_are_refused(words: dict[str, str], rule: str) -> None:
+    with pytest.raises(ScriptDefinitionError, match=rule):
+        subject_named("vllm").read_config(words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "depth"),
+    [
+        (Settings(), 1),
+        (Settings(async_scheduling=True, model_runner=1), 2),
+        (Settings(pipeline_parallel_size=3), 3),
+        (Settings(pipeline_parallel_size=2, async_scheduling=True), 3),
+    ],
+)
+def test_as_many_batches_are_in_flight_as_vllm_has(
+    settings: Settings, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = new_scheduler(settings)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(settings.model_runner - 1))
+    assert settings.depth == scheduler.vllm_config.max_concurrent_batches == depth
+
+
+def plan(**more: Any) -> Any:
+    nothing = SimpleNamespace(
+        req_ids=[], resumed_req_ids=set(), all_token_ids={}, new_block_ids=[], num_computed_tokens=[]
+    )
+    values = {
+        "scheduled_new_reqs": [],
+        "scheduled_cached_reqs": nothing,
+        "num_scheduled_tokens": {},
+        "scheduled_spec_decode_tokens": {},
+        "finished_req_ids": set(),
+        "preempted_req_ids": set(),
+    }
+    return SimpleNamespace(**values | more)
+
+
+def new(rid: str, *blocks: int) -> Any:
+    tokens = list(range(5))
+    return SimpleNamespace(
+        req_id=rid, prompt_token_ids=tokens, prefill_token_ids=tokens, block_ids=([*blocks],), num_computed_tokens=0
+    )
+
+
+def cached(rid: str, blocks: tuple[list[int], ...] | None, *, start: int, resumed: bool = False) -> Any:
+    return SimpleNamespace(
+        req_ids=[rid],
+        resumed_req_ids={rid} if resumed else set(),
+        all_token_ids={rid: list(range(7))} if resumed else {},
+        new_block_ids=[blocks],
+        num_computed_tokens=[start],
+    )
+
+
+def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
+    runner = RunnerView(1)
+    (first,) = runner.shares_of(plan(scheduled_new_reqs=[new("a", 3, 1)], num_scheduled_tokens={"a": 5}), ())
+    assert first == Share(rid="a", start=0, count=5, block_ids=(3, 1), known_tokens=5)
+    more = plan(scheduled_cached_reqs=cached("a", ([7],), start=5), num_scheduled_tokens={"a": 1})
+    assert runner.shares_of(more, ())[0].block_ids == (3, 1, 7)
+    same = plan(scheduled_cached_reqs=cached("a", None, start=6), num_scheduled_tokens={"a": 1})
+    assert runner.shares_of(same, {"a"})[0].start == -1
+    resumed = plan(scheduled_cached_reqs=cached("a", ([2, 4],), start=0, resumed=True), num_scheduled_tokens={"a": 7})
+    assert runner.shares_of(resumed, {"a"})[0] == Share(rid="a", start=0, count=7, block_ids=(2, 4), known_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("version", "first", "second", "what"),
+    [
+        (2, {}, {"num_scheduled_tokens": {"a": 1}}, "says nothing else of it"),
+        (2, {}, {"scheduled_spec_decode_tokens": {"a": [1]}}, "guesses for a, which it computes nothing of"),
+        (2, {"preempted_req_ids": {"a"}}, {}, "goes on with a, which the runner .* has forgotten"),
+        (1, {"finished_req_ids": {"a"}}, {}, "goes on with a, which the runner .* has forgotten"),
+        (1, {}, {"scheduled_new_reqs": [new("a", 4)]}, "begins a, which the runner has not been told to forget"),
+    ],
+)
+def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: dict[str, Any], what: str) -> None:
+    runner = RunnerView(version)
+    runner.shares_of(plan(scheduled_new_reqs=[new("a", 3)], num_scheduled_tokens={"a": 5}), ())
+    runner.shares_of(plan(**first), ())
+    goes_on = {} if second else {"scheduled_cached_reqs": cached("a", None, start=5), "num_scheduled_tokens": {"a": 1}}
+    with pytest.raises(Violation, match=what):
+        runner.shares_of(plan(**goes_on, **second), ())
+
+
+def test_a_statement_that_is_not_there_cannot_be_left_out() -> None:
+    def add(numbers: list[int]) -> list[int]:
+        numbers.append(1)
+        numbers.append(2)
+        return numbers
+
+    assert without(add, "numbers.append(1")([]) == [2]
+    with pytest.raises(NoSuchStatement, match=r"add has no statement 'numbers.pop\('"):
+        without(add, "numbers.pop(")
+
+
+def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installed_version() in TRIED_VERSIONS
+    done = CliRunner().invoke(app, ["explore", "--subject", "vllm", "--version-check"])
+    assert (done.exit_code, done.output.strip()) == (
+        0,
+        f"vLLM {installed_version()} is installed; this adapter was tried with it",
+    )
+    monkeypatch.setattr("scripted.subjects.vllm.subject.TRIED_VERSIONS", ("0.0.1",))
+    done = CliRunner().invoke(app, ["explore", "--subject", "vllm", "--version-check"])
+    assert done.exit_code == 1
+    assert "was tried with 0.0.1 and may not fit" in done.output

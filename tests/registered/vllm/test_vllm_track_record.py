@@ -1,0 +1,68 @@
+"""Bugs that vLLM's scheduler really had, put back into the installed version: the search finds each of them.
+
+Goal: the checks of the search see what vLLM's users saw. Method: each bug is switched on, and one workload is swept
+with one event more at every place. Origin: the closed issues and pull requests that each mutant names. Mutant: all of
+the subject's; without one the same workloads pass.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from ci.register import register_cpu_ci
+
+if find_spec("vllm") is None:
+    pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
+
+from scripted.explore.campaign import Campaign, Report
+from scripted.explore.units import SearchPlan
+from scripted.subject.mutant import Mutant
+from scripted.subject.named import subject_named
+from scripted.subjects.vllm.mutants import MUTANTS
+
+register_cpu_ci(est_time=25, suite="vllm-cpu")
+
+# The workload of the whole sweep that shows each bug first.
+SHOWN_BY = {
+    "preempted-stays-in-the-plan": "vllm-priority-together",
+    "guesses-of-the-preempted": "vllm-priority-guesses",
+    "preempted-while-in-flight": "vllm-guesses-async-stages",
+    "flush-forgets-older-frames": "vllm-stages-async-deep",
+    "flush-drops-the-next-token": "vllm-async",
+    "touched-before-it-fits": "beside-decodes",
+    "whole-prompt-hit": "twins",
+    "stopped-while-it-waits": "vllm-priority-async",
+    "equals-cannot-be-compared": "vllm-priority-together",
+    "noted-blocks-are-never-forgotten": "alone",
+    "stopped-requests-are-kept": "alone",
+    "resumed-without-its-tokens": "vllm-async-first-runner",
+    "resumed-with-its-first-tokens": "vllm-async-chunks-first-runner",
+}
+
+
+def search(workload: str, mutant: str | None) -> Report:
+    plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=True, subject="vllm")
+    return Campaign(plan).run()
+
+
+def test_every_bug_is_searched_for() -> None:
+    assert set(SHOWN_BY) == set(subject_named("vllm").mutant_names)
+    assert len(MUTANTS) >= 8
+    assert all("vllm" in mutant.origin for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_search_finds(mutant: Mutant) -> None:
+    """The failure is the one that the bug causes, not any failure."""
+    (finding,) = search(SHOWN_BY[mutant.name], mutant.name).findings.values()
+    assert mutant.signature
+    assert mutant.signature in f"{finding.failure.signature} {finding.failure.text}"
+
+
+@pytest.mark.parametrize("workload", sorted(set(SHOWN_BY.values())))
+def test_without_a_bug_the_same_sweep_passes(workload: str) -> None:
+    report = search(workload, None)
+    assert [str(finding.failure) for finding in report.findings.values()] == []
+    assert report.complete
