@@ -145,6 +145,10 @@ def find(
     from scripted.subject.named import subject_named
 
     known = subject_named(subject)
+    if not known.mutant_names:
+        raise ScriptDefinitionError(
+            f"{subject} has no mutants to search for; docs/your_scheduler.md says how to give it some"
+        )
     found = search_for_mutants(known.mutant_names if name is None else [name], subject)
     if markdown is not None:
         known.write_mutants(markdown, found)

@@ -125,6 +125,11 @@ def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_scrip
     with subject.switched_on(mutant):
         shrunk = shrink(found)
     flag = f" --mutant {mutant}" if mutant else ""
+    if not shrunk.fails:
+        console.print(
+            "  it does not fail from its beginning: the machine is not deterministic, or its copies share something",
+            soft_wrap=True,
+        )
     console.print(
         f"  shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):",
         soft_wrap=True,

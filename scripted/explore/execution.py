@@ -79,6 +79,8 @@ def finish(gate: ScheduleGate) -> Outcome:
     try:
         gate.subject.drive(gate)
         _check_ended(gate)
+    except HarnessError:
+        raise
     except Exception as exc:
         if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
             raise HarnessError(
@@ -120,7 +122,12 @@ class Prefixes:
         gate = ScheduleGate(base, watch=self._freeze)
         self.outcome = finish(gate)
         if self.outcome.failure is None:
-            self.outcome = _with_records_checked(base)
+            first, self.outcome = self.outcome, _with_records_checked(base)
+            if (first.steps, first.cells) != (self.outcome.steps, self.outcome.cells):
+                raise HarnessError(
+                    f"the schedule {str(base)!r} took {first.steps} steps, and then {self.outcome.steps} or others: "
+                    "its machine is not deterministic; look for time, random numbers and the order of sets"
+                )
 
     def execute(self, *extra: Placed) -> Outcome:
         """Run the base schedule with these actions more. Raises HarnessError."""

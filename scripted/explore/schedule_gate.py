@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from scripted.explore.coverage import Cell
+from scripted.refusals import HarnessError
 from scripted.subject.action import Action
 from scripted.subject.clock import VirtualClock
 from scripted.subject.common_actions import AdvanceClock, ReleaseResults
@@ -140,6 +141,11 @@ class ScheduleGate:
 
     def send(self, replies: Sequence[Any]) -> None:
         """The loop's outbox: the replies are judged with their step."""
+
+    def fault(self, text: str) -> None:
+        """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
+        self.phase = Phase.HARNESS
+        raise HarnessError(text)
 
     # -- judging --
 

@@ -22,11 +22,12 @@ SHRINK_BUDGET_S: Final = 5.0
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """The smallest schedule found, how many runs that took, and how long."""
+    """The smallest schedule found, how many runs that took, and how long. ``fails``: it failed in the first of them."""
 
     schedule: Schedule
     runs: int
     seconds: float
+    fails: bool
 
 
 def shrink(schedule: Schedule, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
@@ -35,7 +36,7 @@ def shrink(schedule: Schedule, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
     if search.signature is not None:
         while search.improve():
             pass
-    return Shrunk(search.best, search.runs, time.monotonic() - search.started)
+    return Shrunk(search.best, search.runs, time.monotonic() - search.started, search.signature is not None)
 
 
 class _Search:

@@ -58,7 +58,10 @@ def workload_named(name: str, of: str = OWN) -> Schedule:
     if name not in workloads:
         guess = nearest(name, workloads)
         raise ScriptDefinitionError(f"no workload is called {name!r}{guess}; there are {', '.join(workloads)}")
-    return Schedule.parse(workloads[name], of=of)
+    try:
+        return Schedule.parse(workloads[name], of=of)
+    except ScriptDefinitionError as exc:
+        raise ScriptDefinitionError(f"the workload {name!r} of {of} cannot be read: {exc}") from exc
 
 
 def is_one_word(target: str, of: str = OWN) -> bool:

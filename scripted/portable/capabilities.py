@@ -21,6 +21,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     depth: int = 1
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"the limit {name} is at least 1, got {getattr(self, name)}")
+
     @property
     def pool_tokens(self) -> int:
         """Tokens that fit into all blocks."""

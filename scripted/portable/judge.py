@@ -135,6 +135,9 @@ class PortableJudge:
             raise Violation(f"batch {batch.id} has a request twice: {', '.join(rids)}")
         if len(rids) > limits.batch_requests:
             raise Violation(f"batch {batch.id} has {len(rids)} requests, of at most {limits.batch_requests}")
+        blocks = {block for share in batch.shares for block in share.block_ids}
+        if len(blocks) > limits.blocks:
+            raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {limits.blocks}")
         tokens = sum(share.count for share in batch.shares)
         if tokens > limits.batch_tokens:
             raise Violation(f"batch {batch.id} computes {tokens} tokens, of at most {limits.batch_tokens}")

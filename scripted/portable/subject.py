@@ -32,6 +32,21 @@ __all__ = ["NOBODY", "PortableSubject"]
 NOBODY: Final = "nobody-ever"
 
 
+_PARTS: Final = ("step", "counts", "is_idle", "depth")
+
+
+def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
+    """The default configuration. Raises ScriptDefinitionError unless there is one, which never changes."""
+    try:
+        default = config()
+        hash(default)
+    except TypeError as exc:
+        raise ScriptDefinitionError(
+            f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults: {exc}"
+        ) from exc
+    return default
+
+
 class _Frozen:
     def __init__(self, run: Any, copier: Copier) -> None:
         self._run: Frozen[Any] = Frozen(run, copier)
@@ -78,7 +93,7 @@ class PortableSubject:
             copier.share(Fresh)
         self._may_grow = tuple(may_grow)
         self._fresh: dict[Any, Fresh] = {}
-        default = config()
+        default = _default_of(name, config)
         self.workloads: Mapping[str, str] = {
             **workloads_of(limits(default), can(default)),
             **(workloads or {}),
@@ -135,7 +150,13 @@ class PortableSubject:
     def _fresh_of(self, config: Any) -> Fresh:
         if config not in self._fresh:
             leaves = () if self._copier is None else self._copier.shared
-            self._fresh[config] = Fresh(self._machine(config), self._may_grow, leaves)
+            machine = self._machine(config)
+            lacks = [part for part in _PARTS if not hasattr(machine, part)]
+            if lacks:
+                raise ScriptDefinitionError(
+                    f"the machine of {self.name} has no {', '.join(lacks)}; docs/your_scheduler.md"
+                )
+            self._fresh[config] = Fresh(machine, self._may_grow, leaves)
         return self._fresh[config]
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
@@ -147,6 +168,8 @@ class PortableSubject:
         with run:
             while (step := run.next_step(stepped)) is not None:
                 stepped = run.machine.step(step.events, step.now)
+                if not isinstance(stepped, Stepped):
+                    run.fault(f"step() of the machine of {self.name} returns a Stepped, got {stepped!r:.80}")
                 run.pipeline.follow(step.events, stepped)
                 if stepped.microbatch is not None:
                     run.pipeline.launch(stepped.microbatch)

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -52,7 +53,15 @@ def _subject_in_file(name: str) -> Subject:
     assert spec is not None, f"{name} ends in .py"
     assert spec.loader is not None, f"{name} ends in .py"
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[path.stem]
+        where = next(
+            (f", line {at.lineno}" for at in traceback.extract_tb(exc.__traceback__)[::-1] if at.filename == str(path)),
+            "",
+        )
+        raise ScriptDefinitionError(f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}") from exc
     if not hasattr(module, _ATTRIBUTE):
         raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
     return _checked(getattr(module, _ATTRIBUTE), name)
