@@ -23,7 +23,7 @@ from scripted.subjects.vllm.surgery import without
 
 __all__ = ["MUTANTS"]
 
-_TEST: Final = "tests/registered/vllm/test_vllm_track_record.py::test_the_search_finds"
+_TEST: Final = "tests/registered/vllm_scheduler/test_vllm_track_record.py::test_the_search_finds"
 
 _preempt = Scheduler._preempt_request
 _reset_prefix_cache = Scheduler.reset_prefix_cache
