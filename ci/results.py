@@ -26,7 +26,7 @@ class TestOutcome(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """How a file ended. EMPTY: pytest selected none of its tests."""
+    """How a file ended. EMPTY: none of its tests was there to run, so it has shown nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -65,7 +65,7 @@ class FileResult(msgspec.Struct, frozen=True):
     @property
     def ok(self) -> bool:
         """Whether the file allows a green run."""
-        return self.status in (FileStatus.PASSED, FileStatus.EMPTY)
+        return self.status is FileStatus.PASSED
 
     @property
     def failures(self) -> int:

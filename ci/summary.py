@@ -13,7 +13,7 @@ __all__ = ["print_plan", "print_summary"]
 
 STYLES = {
     FileStatus.PASSED: "green",
-    FileStatus.EMPTY: "yellow",
+    FileStatus.EMPTY: "bold red",
     FileStatus.NOT_RUN: "yellow",
     FileStatus.FAILED: "bold red",
     FileStatus.TIMEOUT: "bold red",

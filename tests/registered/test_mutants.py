@@ -8,6 +8,7 @@ processes as well; every registered script by itself against the mutants that it
 import ast
 import inspect
 import itertools
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ register_cpu_ci(est_time=12, suite="base-cpu")
 REGISTERED = Path(__file__).parent
 ALL = (*MUTANTS, *CONTRACTS)
 NAMES = [mutant.name for mutant in ALL]
+# Packages of schedulers that this project did not write.
+FOREIGN = ("vllm",)
 # Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
 MUTANT_MAX_STEPS = 3000
 
@@ -65,7 +68,10 @@ def _of_subjects(file, scripts):
     """The mutants that the subjects of a file's scripts have beside the gallery's."""
     if "subject=" not in file.read_text(encoding="utf-8"):
         return ()
-    subjects = {load_test(str(file), script).subject for script in scripts}
+    try:
+        subjects = {load_test(str(file), script).subject for script in scripts}
+    except pytest.skip.Exception:
+        return ()  # Its scheduler is not installed here.
     named = dict.fromkeys(name for subject in sorted(subjects) for name in subject_named(subject).mutant_names)
     return tuple(name for name in named if name not in NAMES)
 
@@ -96,7 +102,15 @@ def test_a_script_fails_under_a_mutant_of_its_file(file, script, mutants):
 
 def test_every_file_of_scripts_names_a_mutant():
     files = {str(file) for file in REGISTERED.glob("*/test_*.py") if "@scripted(" in file.read_text(encoding="utf-8")}
-    assert files == {claim.values[0] for claim in _claims()}
+    assert files - {claim.values[0] for claim in _claims()} <= {str(file) for file in _not_installed()}
+
+
+def _not_installed():
+    """Files that leave themselves out where the scheduler that they are about is not installed."""
+    for file in REGISTERED.glob("*/test_*.py"):
+        text = file.read_text(encoding="utf-8")
+        if "allow_module_level=True" in text and any(find_spec(name) is None for name in FOREIGN if name in text):
+            yield file
 
 
 @pytest.mark.parametrize(("file", "scripts", "mutant"), list(_claims()))

@@ -65,3 +65,11 @@ def test_the_table_says_all_and_ends_with_the_count() -> None:
     assert "took longer than 3 s; [bold]stacks" in text
     assert "passed (try 2)" in text
     assert "not run" in text
+
+
+def test_a_file_without_a_test_to_run_makes_no_green_run() -> None:
+    """A file whose tests have all gone, or were all left out, has shown nothing."""
+    empty = FileResult("tests/registered/a/test_gone.py", FileStatus.EMPTY, 0.0)
+    run = RunResult((empty,))
+    assert not run.ok
+    assert run.last_line == "0 passed, 1 failed"
