@@ -22,6 +22,7 @@ from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh
 from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
 from scripted.report.wording import event_text
+from scripted.subject.named import OWN
 from scripted.subject.schedule import Schedule
 
 __all__ = ["replay_recording", "replay_schedule"]
@@ -46,7 +47,9 @@ def replay_schedule(
     run = rerun(text, until=until, mutant=mutant)
     _show(console, run)
     if trace is not None:
-        _write_trace(trace, run, schedule.subject.config_words(schedule.config), title="schedule", mutant=mutant)
+        _write_trace(
+            trace, run, schedule.subject.config_words(schedule.config), title=_title_of(schedule), mutant=mutant
+        )
     if to_script is not None and not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
         return False
     return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
@@ -84,6 +87,11 @@ def replay_recording(
     if to_script is not None and not _write_script(console, path, run, until, to_script, mutant):
         return False
     return (not twice or _same_again(console, str(path), run, until, mutant)) and run.passed
+
+
+def _title_of(schedule: Schedule) -> str:
+    """Whose schedule the page shows."""
+    return "schedule" if schedule.of == OWN else f"schedule of {schedule.of}"
 
 
 def _write_script(

@@ -79,7 +79,7 @@ class Machine(Protocol):
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """Sizes that say how busy it is and what it owns: requests by state, free blocks, batches in flight."""
+        """Sizes that say how busy it is and what it owns: requests by state, batches in flight, ``blocks_free``."""
         ...
 
 

@@ -94,7 +94,7 @@ class VllmMachine:
             "running": len(scheduler.running),
             "in_flight": len(self._in_flight),
             "requests": len(scheduler.requests),
-            "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         }
 
     # -- events --
