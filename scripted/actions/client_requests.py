@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-import msgspec
-
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
-from scripted.subject.action import Action, SearchBase
+from scripted.subject.action import Action, SearchBase, smaller_requests
 from scripted.subject.run import Run
 from scripted.subject.shell_words import ShellWord, only, whole
 from scripted.subject.verb import Code, Verb, variable_of
@@ -245,11 +243,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     def smaller(self) -> Iterator[Action]:
         """Shorter prompts and outputs, no priority, smaller seeds."""
-        for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
-            value = getattr(self, name)
-            for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
-                if least <= smaller < value:
-                    yield msgspec.structs.replace(self, **{name: smaller})
+        return smaller_requests(self)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:

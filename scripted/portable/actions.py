@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Final
 
-import msgspec
-
 from scripted.portable.capabilities import Capabilities, Limits
 from scripted.portable.messages import Abort, Add, FlushCache, Pause, Resume
 from scripted.prompts import prompt_ids
-from scripted.subject.action import Action, SearchBase
+from scripted.subject.action import Action, SearchBase, smaller_requests
 from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.subject.run import Run
 from scripted.subject.verb import Verb, variable_of
@@ -85,11 +83,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
 
     def smaller(self) -> Iterator[Action]:
         """Shorter prompts and outputs, no priority, smaller seeds."""
-        for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
-            value = getattr(self, name)
-            for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
-                if least <= smaller < value:
-                    yield msgspec.structs.replace(self, **{name: smaller})
+        return smaller_requests(self)
 
 
 def begin_request(run: Run, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ import msgspec
 from scripted.errors import ScriptError
 from scripted.explore.execution import Failure, execute, finish
 from scripted.explore.schedule_gate import ScheduleGate
+from scripted.explore.written_docstring import written_docstring
 from scripted.phrases import plural
 from scripted.portable.messages import Add
 from scripted.portable.script.runner import run_script
@@ -28,7 +28,6 @@ from scripted.subject.written import WrittenTest
 __all__ = ["script_text", "write_test"]
 
 _WIDTH: Final = 116
-_SHOWN_LINES: Final = 20
 # A script of a schedule takes milliseconds; one that needs longer hangs.
 _LIMIT_S: Final = 20.0
 _INDENT: Final = "    "
@@ -110,7 +109,7 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
     body = [*_body([*placed, *outcome.implied]), *_end(gate, outcome.failure)]
     return "\n".join(
         [
-            _docstring(schedule, outcome.failure, mutant),
+            written_docstring(schedule, outcome.failure, mutant),
             "",
             "from scripted import scripted",
             "",
@@ -172,24 +171,3 @@ def _decorator(schedule: Schedule) -> str:
     if len(text) <= _WIDTH:
         return text
     return "\n".join(["@scripted(", *(f"{_INDENT}{argument}," for argument in arguments), ")"])
-
-
-def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
-    method = "Method: the events of the schedule at its steps, then to the end."
-    if failure is None:
-        lines = ['"""A schedule as a test.', "", "Goal: every promise is kept.", f"{method} Origin: scripted replay."]
-    else:
-        what = f"step {failure.step}: {failure.type}: {failure.text}"
-        lines = ['"""Found by search: a schedule under which the scheduler broke a promise.', ""]
-        lines += textwrap.wrap(f"Goal: this must not happen: {_ascii(what)}", _WIDTH)
-        lines += [f"{method} Origin: scripted explore."]
-    if mutant is not None:
-        lines.append(f"Mutant: {mutant}.")
-    shown = textwrap.wrap(f"scripted replay '{schedule}'", _WIDTH - 4, break_long_words=False, break_on_hyphens=False)
-    # One that is longer than this is read as the script below.
-    lines += ["", *(_INDENT + line for line in shown), '"""'] if len(shown) <= _SHOWN_LINES else ['"""']
-    return "\n".join(lines)
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode().replace("\\", "/").replace('"""', "'''")

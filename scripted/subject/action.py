@@ -14,7 +14,7 @@ from scripted.subject.run import Run
 from scripted.subject.shell_words import ShellWord
 from scripted.subject.verb import Verb
 
-__all__ = ["Action", "SearchBase"]
+__all__ = ["Action", "SearchBase", "smaller_requests"]
 
 
 class SearchBase(msgspec.Struct, frozen=True):
@@ -116,3 +116,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     def name_in_answers(cls, event: Any) -> str:
         """What the answer to the event is called in reports."""
         return cls.phrase or cls.words(event)
+
+
+def smaller_requests(start: Action) -> Iterator[Action]:
+    """A request with a shorter prompt or output, no priority, smaller seeds: one number less at a time."""
+    for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
+        value = getattr(start, name)
+        for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
+            if least <= smaller < value:
+                yield msgspec.structs.replace(start, **{name: smaller})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,6 +10,7 @@ import msgspec
 from engine.config import EngineConfig
 from scripted.actions import StartRequest
 from scripted.explore.execution import Failure
+from scripted.explore.written_docstring import written_docstring
 from scripted.script.waits import DEFAULT_BUDGET_STEPS
 from scripted.subject.schedule import Schedule
 from scripted.subject.verb import variable_of
@@ -20,7 +20,6 @@ from scripted.subjects.lockstep.rehearsal import Line
 __all__ = ["Draft", "script_text", "test_name"]
 
 _WIDTH: Final = 116
-_SHOWN_LINES: Final = 20
 _INDENT: Final = "    "
 
 
@@ -44,7 +43,7 @@ def script_text(draft: Draft, *, name: str) -> str:
     body = "\n".join(writer.body(draft))
     return "\n".join(
         [
-            _docstring(draft.schedule, draft.failure, draft.mutant),
+            written_docstring(draft.schedule, draft.failure, draft.mutant),
             "",
             writer.imports(),
             "",
@@ -122,29 +121,7 @@ class _Writer:
         return [f"{action.variable} = {text}" for text in lines] if isinstance(action, StartRequest) else lines
 
 
-def _docstring(schedule: Schedule, failure: Failure | None, mutant: str | None) -> str:
-    method = "Method: the events of the schedule at its steps, then to the end."
-    if failure is None:
-        lines = ['"""A schedule as a test.', "", "Goal: every promise is kept.", f"{method} Origin: scripted replay."]
-    else:
-        what = f"step {failure.step}: {failure.type}: {failure.text}"
-        lines = ['"""Found by search: a schedule under which the engine broke a promise.', ""]
-        lines += textwrap.wrap(f"Goal: this must not happen: {_ascii(what)}", _WIDTH)
-        lines += [f"{method} Origin: scripted explore."]
-    if mutant is not None:
-        lines.append(f"Mutant: {mutant}.")
-    command = f"scripted replay '{schedule}'"
-    shown = textwrap.wrap(command, _WIDTH - 4, break_long_words=False)
-    # One that is longer than this is read as the script below.
-    lines += ["", *(_INDENT + line for line in shown), '"""'] if len(shown) <= _SHOWN_LINES else ['"""']
-    return "\n".join(lines)
-
-
 def _config_text(config: EngineConfig) -> str:
     values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
     text = f"EngineConfig({values})"
     return text if len(text) < _WIDTH - 10 else "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode().replace("\\", "/").replace('"""', "'''")
