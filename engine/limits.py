@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig, has_embedded_window
+from engine.config import (
+    CHUNKING_OFF,
+    EMBEDDED_MODEL,
+    EMBEDDED_WINDOW_MODEL,
+    EngineConfig,
+    has_embedded_window,
+    loras_of,
+)
 from engine.errors import ConfigError
 
 __all__ = ["EMBEDDED_FACTS", "EMBEDDED_TOTAL_TOKENS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
@@ -65,7 +72,8 @@ EMBEDDED_TOTAL_TOKENS = 16_384
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
-    Without window layers ``window_tokens`` and ``window_pages`` are 0.
+    Without window layers ``window_tokens`` and ``window_pages`` are 0. ``loras`` are the adapters that are there from
+    the start, by name and path; ``max_loras`` is 0 where there can be none.
     """
 
     pp_size: int
@@ -86,6 +94,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     window_tokens: int = 0
     window_pages: int = 0
+    max_loras: int = 0
+    loras: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -126,6 +136,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             priority_preemption=config.priority_preemption,
             seed=config.seed,
             window_tokens=facts.window_tokens,
+            max_loras=config.most_loras,
+            loras=loras_of(config.lora),
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

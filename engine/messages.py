@@ -28,6 +28,7 @@ __all__ = [
     "FlushCache",
     "Generate",
     "GetStats",
+    "LoadAdapter",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
@@ -44,6 +45,7 @@ __all__ = [
     "StopProfile",
     "TokenLogprob",
     "TokenOutput",
+    "UnloadAdapter",
     "UpdateWeights",
     "decode_client_message",
     "decode_pipeline_event",
@@ -84,6 +86,7 @@ class RefusalKind(StrEnum):
     DUPLICATE = "duplicate"
     BUSY = "busy"
     UNAVAILABLE = "unavailable"
+    NOT_FOUND = "not_found"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +125,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: _Priority = 0
     return_logprob: bool = False
     top_logprobs_num: _Count = 0
+    # The name of the adapter to compute with; None: the model itself.
+    lora: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -182,6 +187,28 @@ class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have every stage read its part of a LoRA adapter, which requests then ask for by ``name``.
+
+    ``path`` is a folder as peft saves it, or 'embedded-lora:SEED' for one of the embedded model's.
+    """
+
+    call_id: str
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget an adapter and have every stage drop it, if no request uses it.
+
+    With ``timeout_s`` no further request may use it, and the call waits that long for those that do.
+    """
+
+    call_id: str
+    name: str
+    timeout_s: float | None = None
+
+
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask for the scheduler's counters."""
 
@@ -199,6 +226,8 @@ ClientMessage = (
     | StartProfile
     | StopProfile
     | GetStats
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 # ---- pipeline events: from the pipeline to the scheduler ----
@@ -294,17 +323,23 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it."""
+    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it.
+
+    ``not_found`` says that what it names is not there.
+    """
 
     call_id: str
     ok: bool
     message: str
+    not_found: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``loras_resident`` are the
+    adapters that the stages have; ``lora_loads`` counts how often one was loaded, ``lora_evictions`` how often one had
+    to make room.
     """
 
     step: int
@@ -321,6 +356,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     rows_total: int
     rows_free: int
+    loras_resident: int = 0
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -330,6 +366,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     generated_tokens: int
     weights_version: int
+    lora_loads: int = 0
+    lora_evictions: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,13 +14,14 @@ import msgspec
 
 from engine.frames import decoder_of
 
-__all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+__all__ = ["AdapterChange", "ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
 
 
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
 
-    With ``update`` and ``profile`` it computes nothing: the stages take other weights, or begin or end to profile.
+    With ``update``, ``profile`` and ``adapter`` it computes nothing: the stages take other weights, begin or end to
+    profile, or load and drop adapters.
     """
 
     PREFILL = "prefill"
@@ -28,10 +29,11 @@ class ForwardMode(StrEnum):
     MIXED = "mixed"
     UPDATE = "update"
     PROFILE = "profile"
+    ADAPTER = "adapter"
 
 
 # A constant, because a member costs four times as much to look up, and every step asks.
-_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE)
+_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER)
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +73,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
     ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
+
+    ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
     """
 
     rid: str
@@ -82,6 +86,20 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     emits: bool
     sampling: SamplingSpec | None = None
     window_pages: tuple[int, ...] = ()
+    lora: int = 0
+
+
+class AdapterChange(msgspec.Struct, frozen=True, array_like=True):
+    """What every stage does to its adapters: read the one in ``path`` as ``version``, then forget version ``drop``.
+
+    Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
+    ``drop`` is ``version`` itself, the adapter is only read and checked.
+    """
+
+    name: str
+    version: int = 0
+    path: str | None = None
+    drop: int = 0
 
 
 class Microbatch(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +108,8 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
     nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
-    ``trace_dir`` is the folder to begin one for, None ends it.
+    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched while
+    others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
     """
 
     id: int
@@ -98,6 +117,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     segments: tuple[Segment, ...]
     weights: str | None = None
     trace_dir: str | None = None
+    adapter: AdapterChange | None = None
 
     @property
     def is_control(self) -> bool:

@@ -93,7 +93,11 @@ def _header_bytes(items: int) -> int:
 
 
 def _shape(microbatch: Microbatch) -> list[object]:
-    return [microbatch.id, microbatch.mode] + [
+    head: list[object] = [microbatch.id, microbatch.mode]
+    if microbatch.adapter is not None:
+        head.append(microbatch.adapter)
+    return head + [
         (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, s.window_pages)
+        + ((s.lora,) if s.lora else ())
         for s in microbatch.segments
     ]

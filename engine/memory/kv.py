@@ -64,30 +64,30 @@ class KVMemory:
         """Pages that this many tokens take."""
         return -(-tokens // self._page_size)
 
-    def cached_tokens(self, ids: Sequence[int]) -> int:
-        """Tokens of a prompt that the tree could serve now. Changes nothing."""
+    def cached_tokens(self, ids: Sequence[int], adapter: int = 0) -> int:
+        """Tokens of a prompt that the tree could serve now, computed with this adapter. Changes nothing."""
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
-            return self.tree.match_length(ids[:-1])
-        return len(self._usable(ids, self.sliding_window))
+            return self.tree.match_length(ids[:-1], adapter)
+        return len(self._usable(ids, self.sliding_window, adapter))
 
-    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
+    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int, adapter: int = 0) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
-        None, and nothing taken, when it does not fit. The last token never comes from the cache: without a forward pass
+        None, and nothing taken, when it does not fit. A prefix is that of the same ``adapter``. The last token never comes from the cache: without a forward pass
         there is no next token, so a fully cached prompt still computes one.
         """
         if not self.rows.free:
             return None
-        prefix = ids[:-1] if self.sliding_window is None else self._usable(ids, self.sliding_window)
-        node, pages = self.tree.match(prefix) if self._radix_cache else (self.tree.root, [])
+        prefix = ids[:-1] if self.sliding_window is None else self._usable(ids, self.sliding_window, adapter)
+        node, pages = self.tree.match(prefix, adapter) if self._radix_cache else (self.tree.root, [])
         # Locked before the count, because what the request itself protects cannot be evicted for it.
         self.tree.lock(node)
         if self.pages_for(len(ids)) - len(pages) + spare_pages > self.available_pages:
             self.tree.unlock(node)
             return None
-        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node)
+        lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node, adapter=adapter)
         window = self.sliding_window
         return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
 
@@ -126,7 +126,8 @@ class KVMemory:
             return
         start, size, before = lease.cached_pages, self._page_size, lease.node
         end = max(start, len(ids) // size)
-        node, pages = self.tree.publish(before, ids[start * size : end * size], lease.pages[start:end], counts=counts)
+        tokens, own = ids[start * size : end * size], lease.pages[start:end]
+        node, pages = self.tree.publish(before, tokens, own, counts=counts, adapter=lease.adapter)
         for index, page in enumerate(pages, start):
             if self.sliding_window is not None:
                 self.sliding_window.publish(lease.pages[index], page)
@@ -159,9 +160,9 @@ class KVMemory:
 
     # -- inside --
 
-    def _usable(self, ids: Sequence[int], window: SlidingWindowPool) -> Sequence[int]:
+    def _usable(self, ids: Sequence[int], window: SlidingWindowPool, adapter: int) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
-        pages = self.tree.match_pages(ids[:-1]) if self._radix_cache else []
+        pages = self.tree.match_pages(ids[:-1], adapter) if self._radix_cache else []
         return ids[: window.usable_pages(pages) * self._page_size]
 
     def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:

@@ -27,6 +27,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
+    FinishAdapter,
     FinishUpdate,
     Forget,
     HiddenFailed,
@@ -106,6 +107,8 @@ class StageLoop:
                 self._step(message.microbatch)
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
+            case FinishAdapter():
+                self._runner.finish_adapter(commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
@@ -120,7 +123,8 @@ class StageLoop:
         return True
 
     def _control(self, control: Microbatch) -> None:
-        act = self._runner.prepare_update if control.mode is ForwardMode.UPDATE else self._runner.profile
+        acts = {ForwardMode.UPDATE: self._runner.prepare_update, ForwardMode.ADAPTER: self._runner.prepare_adapter}
+        act = acts.get(control.mode, self._runner.profile)
         self._note(control.id, Phase.COMPUTING)
         self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
         self._note(control.id, Phase.DONE)

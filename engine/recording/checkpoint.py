@@ -12,10 +12,20 @@ from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import EngineStats, PauseMode
 from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
+from engine.scheduler.adapter import Adapter
 from engine.scheduler.counters import Counters
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["Checkpoint", "checkpoint_of", "restored"]
+
+
+class AdapterState(msgspec.Struct, frozen=True, array_like=True):
+    """One adapter that requests may ask for."""
+
+    name: str
+    path: str
+    version: int
+    used: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
@@ -28,6 +38,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     stats: EngineStats
     tree: TreeSnapshot
     window: tuple[tuple[int, int], ...] = ()
+    adapters: tuple[AdapterState, ...] = ()
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -40,7 +51,9 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         return None
     memory = scheduler.memory
     window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
-    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window)
+    known = scheduler.adapters.known.values()
+    adapters = tuple([AdapterState(one.name, one.path, one.version, one.used) for one in known])
+    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window, adapters=adapters)
 
 
 def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
@@ -53,6 +66,10 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     restore_tree(scheduler.memory, checkpoint.tree)
     if scheduler.memory.sliding_window is not None:
         scheduler.memory.sliding_window.become(checkpoint.window)
+    scheduler.adapters.known = {
+        one.name: Adapter(name=one.name, path=one.path, version=one.version, used=one.used)
+        for one in checkpoint.adapters
+    }
     audit(scheduler)
     if scheduler.stats() != stats:
         raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")

@@ -142,6 +142,10 @@ class Planner:
             return
         policy, waiting, missed = self.policy, self._books.waiting, 0
         for request in tuple(policy.order(waiting, self._memory)):
+            if request.lacks_adapter:
+                if policy.is_overdue(request):
+                    return
+                continue
             if self._books.chunked is not None or not self._can_take_a_row(request):
                 return
             yield request
@@ -168,7 +172,8 @@ class Planner:
         """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
         if self._limits.priority_preemption:
             self._preempt_for(request)
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=len(self._books.running))
+        spare = len(self._books.running)
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, adapter=request.kv_key)
         if lease is None:
             return False
         self._books.take_out(request)
@@ -295,6 +300,7 @@ class Planner:
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
+            0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

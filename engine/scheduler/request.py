@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from engine.memory import Lease
 from engine.messages import FinishReason
 from engine.plan import SamplingSpec
+from engine.scheduler.adapter import Adapter
 
-__all__ = ["Place", "Request"]
+__all__ = ["NOT_RESIDENT", "Place", "Request"]
+
+
+# No KV was computed with it.
+NOT_RESIDENT: Final = -1
 
 
 class Place(StrEnum):
@@ -42,7 +48,7 @@ class Request:
     ``planned_tokens`` are computed, launched or cached already. ``cached_tokens`` is what its client is told: the
     tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
     after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
-    later requests that started while it waits.
+    later requests that started while it waits. ``lora`` is the adapter that computes it, None for the model itself.
     """
 
     rid: str
@@ -66,6 +72,17 @@ class Request:
     retractions: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    lora: Adapter | None = None
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """True while it cannot start because the stages have not loaded its adapter."""
+        return self.lora is not None and not self.lora.version
+
+    @property
+    def kv_key(self) -> int:
+        """What its KV was computed with: the version of its adapter; 0 for the model itself."""
+        return 0 if self.lora is None else self.lora.version or NOT_RESIDENT
 
     @property
     def is_finished(self) -> bool:

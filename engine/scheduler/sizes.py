@@ -28,7 +28,7 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
     return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
 
 
-def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> EngineStats:
+def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, loras_resident: int) -> EngineStats:
     """Every counter and size."""
     pages, rows = memory.pages, memory.rows
     return EngineStats(
@@ -45,5 +45,6 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> E
         page_size=pages.page_size,
         rows_total=rows.total,
         rows_free=rows.free,
+        loras_resident=loras_resident,
         **{name: getattr(counters, name) for name in Counters.__slots__},
     )
