@@ -19,6 +19,7 @@ __all__ = [
     "EMBEDDED_LORA",
     "EMBEDDED_MODEL",
     "EMBEDDED_WINDOW_MODEL",
+    "MAX_LORA_NAME_CHARS",
     "OPENVINO_BLOCK_TOKENS",
     "EngineConfig",
     "embedded_lora_seed",
@@ -130,8 +131,8 @@ class EngineConfig(BaseModel):
 
     lora: str = Field(
         "",
-        description="adapters that requests may ask for, each as NAME=PATH with a folder of peft's, separated by commas; "
-        "the flag can be repeated",
+        description="LoRA adapters that requests may ask for, each as NAME=PATH with a folder of peft's, separated by "
+        "commas; the flag can be repeated",
     )
     max_loras: int | None = Field(
         None, ge=1, description="adapters that the stages hold at once; unset: 8 where lora is given, else none at all"
@@ -233,7 +234,8 @@ def loras_of(text: str) -> tuple[tuple[str, str], ...]:
     for entry in filter(None, map(str.strip, text.split(","))):
         name, _, path = map(str.strip, entry.partition("="))
         if not name or not path or len(name) > MAX_LORA_NAME_CHARS:
-            raise ValueError(f"lora must be NAME=PATH, names of at most {MAX_LORA_NAME_CHARS} characters, got {entry!r}")
+            rule = f"each entry of lora must be NAME=PATH, a name has at most {MAX_LORA_NAME_CHARS} characters"
+            raise ValueError(f"{rule}, got {entry!r}; correct it")
         if name in found:
             raise ValueError(f"lora must give each name once, got {name!r} twice; rename one of the two")
         found[name] = path

@@ -108,8 +108,8 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
     nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
-    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched while
-    others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
+    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched
+    while others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
     """
 
     id: int

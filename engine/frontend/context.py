@@ -28,7 +28,8 @@ __all__ = ["FrontEnd"]
 class FrontEnd:
     """Everything that the routes need. ``pids`` are the engine's processes by name, known once all are ready.
 
-    ``created_s`` is the start in seconds since the epoch.
+    ``created_s`` is the start in seconds since the epoch. ``adapters`` are the paths of those that were loaded and not
+    unloaded, by name, as the scheduler has answered.
     """
 
     settings: ServerSettings
@@ -44,11 +45,13 @@ class FrontEnd:
     metrics: Metrics = field(init=False)
     bodies: BodyReader = field(init=False)
     origins: Origins = field(init=False)
+    adapters: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model_name, MonotonicClock())
         self.bodies = BodyReader(self.settings.max_body_bytes)
         self.origins = Origins(self.settings.origins)
+        self.adapters = dict(self.limits.loras)
 
     @property
     def model_name(self) -> str:

@@ -158,6 +158,9 @@ class _SchedulerCollector(Collector):
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
+        yield self._gauge("lora_adapters_resident", "Adapters that the stages hold.", stats.loras_resident)
+        yield self._counter("lora_adapter_loads", "How often an adapter was loaded.", stats.lora_loads)
+        yield self._counter("lora_adapter_evictions", "Adapters that made room for others.", stats.lora_evictions)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

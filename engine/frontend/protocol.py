@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.invalid_body import invalid_body
 from engine.messages import FinishReason, PauseMode, SamplingParams
 
@@ -25,6 +26,7 @@ __all__ = [
     "Body",
     "GenerateAnswer",
     "GenerateBody",
+    "LoadLoraBody",
     "LogitBias",
     "MetaInfo",
     "OutputLogprob",
@@ -33,6 +35,7 @@ __all__ = [
     "StopString",
     "StrictBody",
     "TokenIds",
+    "UnloadLoraBody",
     "UpdateWeightsBody",
     "parse_body",
 ]
@@ -50,6 +53,8 @@ MAX_CALL_TIMEOUT_S = 3600.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
+
+LoraName = Annotated[str, Field(min_length=1, max_length=MAX_LORA_NAME_CHARS)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -139,6 +144,7 @@ class GenerateBody(StrictBody):
     priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    lora_path: LoraName | None = Field(default=None, description="the name of the adapter to compute with")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:
@@ -181,6 +187,23 @@ class UpdateWeightsBody(StrictBody):
     """
 
     model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+
+class LoadLoraBody(StrictBody):
+    """The body of ``POST /v1/load_lora_adapter``: a folder on the server's machine, or 'embedded-lora:SEED'."""
+
+    lora_name: LoraName
+    lora_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+
+
+class UnloadLoraBody(StrictBody):
+    """The body of ``POST /v1/unload_lora_adapter``.
+
+    With ``timeout``, in seconds, no further request may use the adapter, and the call waits so long for those that do.
+    """
+
+    lora_name: LoraName
     timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
 
 

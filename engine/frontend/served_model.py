@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.errors import ApiError
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
 from engine.messages import Generate
@@ -19,7 +19,7 @@ from engine.messages import Generate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ServedModel", "check_fits", "check_vocabulary", "request_of", "tokenize"]
+__all__ = ["ServedModel", "adapter_of", "check_fits", "check_vocabulary", "request_of", "tokenize"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,24 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         priority=body.priority,
         return_logprob=body.return_logprob,
         top_logprobs_num=body.top_logprobs_num,
+        lora=adapter_of(body.lora_path, limits),
     )
+
+
+def adapter_of(name: str | None, limits: Limits) -> str | None:
+    """The adapter that a client asks for by name. Raises ApiError (404) on a server that holds none.
+
+    Whether there is one of this name is for the scheduler to say, in the order in which it sees loads and requests.
+    """
+    if name is not None and not limits.max_loras:
+        raise ApiError(
+            404,
+            ErrorType.NOT_FOUND,
+            f"an adapter must be loaded before it is asked for, got {name!r}, and this server holds no adapters; start "
+            "it with --max-loras N or --lora NAME=PATH",
+            param="lora_path",
+        )
+    return name
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:

@@ -75,8 +75,9 @@ class KVMemory:
     def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int, adapter: int = 0) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
-        None, and nothing taken, when it does not fit. A prefix is that of the same ``adapter``. The last token never comes from the cache: without a forward pass
-        there is no next token, so a fully cached prompt still computes one.
+        None, and nothing taken, when it does not fit. The prefix was computed with the same ``adapter``. The last token
+        never comes from the cache: without a forward pass there is no next token, so a fully cached prompt still
+        computes one.
         """
         if not self.rows.free:
             return None

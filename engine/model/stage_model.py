@@ -21,7 +21,8 @@ from engine.model import attention
 from engine.model.batch import Batch, ForwardBatch
 from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool
-from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
+from engine.model.lean import PRODUCTS, LeanDecoder, compute_dtype, why_not_lean
+from engine.model.lora import StageAdapters
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
@@ -105,6 +106,15 @@ class StageModel:
         ]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             attach(layer, layer_attention)
+        self.lora: StageAdapters | None = None
+        if limits.max_loras:
+            self.lora = StageAdapters(
+                self._model,
+                first=self.layers.start,
+                total=model_config.num_hidden_layers,
+                max_rank=config.max_lora_rank,
+                dtype=self.dtype,
+            )
         self._lean: LeanDecoder | None = None
         self._warm_up()
         if lean:
@@ -135,8 +145,15 @@ class StageModel:
         self._attention.batch = batch
         self._attention.calls = 0
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
+        adapters = None if self.lora is None else self.lora.of(batch.segments)
         try:
-            output = self._call(batch, hidden) if self._lean is None else self._lean.forward(batch, hidden)
+            if self._lean is not None:
+                output = self._lean.forward(batch, hidden, adapters)
+            elif self.lora is None:
+                output = self._call(batch, hidden)
+            else:
+                self.lora.present = adapters
+                output = self._call(batch, hidden)
         finally:
             self._attention.batch = None
         if self._attention.calls != len(self.layers):
@@ -237,6 +254,8 @@ class StageModel:
             _log.warning(text, name, difference, tolerance)
             return
         _log.info("%s is computed by the lean forward in %s, %g from transformers'", name, dtype, difference)
+        if self.lora is not None:
+            self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
 
     def _compare_outputs(self) -> torch.Tensor:

@@ -53,7 +53,9 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
     window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
     known = scheduler.adapters.known.values()
     adapters = tuple([AdapterState(one.name, one.path, one.version, one.used) for one in known])
-    return Checkpoint(now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window, adapters=adapters)
+    return Checkpoint(
+        now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window, adapters=adapters
+    )
 
 
 def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:

@@ -11,8 +11,8 @@ __all__ = ["Adapter"]
 class Adapter:
     """``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
 
-    ``used`` is the number of the last microbatch with it, or of the first that could have it. One that is ``leaving`` is about to be
-    unloaded, and no further request may ask for it.
+    ``used`` is the number of the last microbatch with it, or of the first that could have it. One that
+    is ``leaving`` is about to be unloaded, and no further request may ask for it.
     """
 
     name: str

@@ -138,7 +138,7 @@ class Adapters:
             return None
         if self._due:
             self._launched = self._of_call(self._due.pop(0))
-        elif self._books.paused is None and any([request.lacks_adapter for request in self._books.waiting]):
+        elif self._books.paused is None and any(request.lacks_adapter for request in self._books.waiting):
             self.is_postponed = has_landed
             self._launched = None if has_landed else self._of_requests()
         if self._launched is None:

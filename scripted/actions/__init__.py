@@ -16,6 +16,7 @@ from scripted.actions.results_and_stages import (
     StallStage,
 )
 from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
+from scripted.actions.adapters import LoadLora, UnloadLora
 from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 from scripted.actions.from_events import action_of, name_in_answers, words_of
 from scripted.subject.placed import Placed, parse_placed
@@ -40,6 +41,7 @@ __all__ = [
     "HoldResults",
     "Intervention",
     "KillStage",
+    "LoadLora",
     "Pause",
     "Placed",
     "Press",
@@ -51,6 +53,7 @@ __all__ = [
     "SearchBase",
     "StallStage",
     "StartRequest",
+    "UnloadLora",
     "Update",
     "Verb",
     "action_of",

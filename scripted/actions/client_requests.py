@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
-from scripted.phrases import plural, short_rid
+from scripted.phrases import plural, printable, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
 from scripted.subject.action import Action, SearchBase, smaller_requests
@@ -30,6 +30,7 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "priority": int,
     "ignore_eos": bool,
     "stream": bool,
+    "lora": str,
 }
 
 
@@ -157,6 +158,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency.
+    ``lora`` is the name of its adapter.
     """
 
     rid: str
@@ -170,6 +172,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     temperature: float = 0.0
     draw: int | None = None
     penalty: float = 0.0
+    lora: str | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -177,6 +180,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=9 lora=x",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -202,7 +206,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             seed=self.draw,
             stop_token_ids=stop,
         )
-        return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
+        return Generate(
+            rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority, lora=self.lora
+        )
 
     def apply(self, run: Run) -> None:
         """The next step sees the message."""
@@ -220,15 +226,21 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"temperature": self.temperature} if self.temperature else {}
         more |= {"seed": self.draw} if self.draw is not None else {}
         more |= {"frequency_penalty": self.penalty} if self.penalty else {}
+        more |= {"lora": self.lora} if self.lora is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages."""
+        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
+
+        With each adapter that the workload uses there is a twin as well.
+        """
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        loras = dict.fromkeys([None, *[start.lora for start in starts]])
         for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
-            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
+            for lora in loras:
+                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
         yield cls._of_half_the_pages(base)
@@ -260,9 +272,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             temperature=sampling.temperature,
             draw=sampling.seed,
             penalty=sampling.frequency_penalty,
+            lora=event.lora,
         )
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """The request, and how long its prompt is."""
-        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"
+        """The request, how long its prompt is, and its adapter."""
+        lora = "" if event.lora is None else f", adapter {printable(event.lora)}"
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora})"

@@ -23,6 +23,7 @@ from engine.messages import (
     FlushCache,
     Generate,
     GetStats,
+    LoadAdapter,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -32,10 +33,12 @@ from engine.messages import (
     StartProfile,
     StopProfile,
     TokenOutput,
+    UnloadAdapter,
     UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
+from scripted.checks.adapter_calls import AdapterCalls
 from scripted.checks.calls import Calls
 from scripted.checks.pages import Pages, Tenancy
 from scripted.checks.profile_calls import ProfileCalls
@@ -54,6 +57,7 @@ _RULES: Final = {
     RefusalKind.INVALID: ("context_length", "max_prefill_tokens", "KV cache", "the prompt is empty"),
     RefusalKind.DUPLICATE: ("is alive",),
     RefusalKind.BUSY: ("max_queued_requests",),
+    RefusalKind.NOT_FOUND: ("must be loaded", "being unloaded"),
 }
 
 
@@ -61,7 +65,7 @@ class Life:
     """One request, from its ``Generate`` to its terminal reply or its refusal. ``ids`` is prompt and output.
 
     ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told:
-    where its computation began when it started for the first time.
+    where its computation began when it started for the first time. ``lora_path`` is where its adapter is.
     """
 
     __slots__ = (
@@ -69,6 +73,7 @@ class Life:
         "end",
         "ids",
         "limit",
+        "lora_path",
         "message",
         "prompt_tokens",
         "refused",
@@ -95,6 +100,7 @@ class Life:
         self.refused = False
         self.cached_tokens = 0
         self.versions: tuple[int, ...] = ()
+        self.lora_path: str | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -147,6 +153,8 @@ class Totals:
         "cached_tokens",
         "forward_ct",
         "generated_tokens",
+        "lora_evictions",
+        "lora_loads",
         "prompt_tokens",
         "requests_aborted",
         "requests_finished",
@@ -163,6 +171,8 @@ class Totals:
     cached_tokens: int
     forward_ct: int
     generated_tokens: int
+    lora_evictions: int
+    lora_loads: int
     prompt_tokens: int
     requests_aborted: int
     requests_finished: int
@@ -192,6 +202,7 @@ class ClientAccount:
         self.pages = Pages(limits)
         self.calls = Calls()
         self.profiles = ProfileCalls()
+        self.adapters = AdapterCalls(limits)
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
@@ -229,6 +240,7 @@ class ClientAccount:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
+            self.adapters.end_step()
         if result.microbatch is not None and result.microbatch.mode is ForwardMode.PROFILE:
             self.profiles.launch(result.microbatch)
         # After a flush that should have been refused, the account of memory is of no use.
@@ -262,6 +274,7 @@ class ClientAccount:
             self._refusals.append((message.rid, refusal))
             self.totals.requests_refused += 1
             return
+        life.lora_path = None if message.lora is None else self.adapters.paths[message.lora]
         self.live[message.rid] = life
         self.totals.requests_started += 1
         self.totals.prompt_tokens += life.prompt_tokens
@@ -291,6 +304,8 @@ class ClientAccount:
             return RefusalKind.UNAVAILABLE
         if self._never_fits(life):
             return RefusalKind.INVALID
+        if life.message.lora is not None and not self.adapters.may_ask_for(life.message.lora):
+            return RefusalKind.NOT_FOUND
         if life.rid in live:
             return RefusalKind.DUPLICATE
         return RefusalKind.BUSY if waiting >= self._limits.max_queued_requests else None
@@ -338,6 +353,16 @@ class ClientAccount:
         if self.dead is not None:
             self.profiles.give_up()
 
+    def _on_adapter_call(self, call: LoadAdapter | UnloadAdapter) -> None:
+        self.calls.ask(call.call_id, call, quiescent=False)
+        self.adapters.ask(call, is_used=self._is_used(call.name))
+
+    def _is_used(self, adapter: str) -> bool:
+        """Whether a request of this adapter is alive or owns memory."""
+        rows = self.pages.rows.values()
+        alive = any(life.message.lora == adapter for life in self.live.values())
+        return alive or any(tenancy.lora in self.adapters.versions_of(adapter) for tenancy in rows)
+
     def _on_call(self, call: FlushCache | UpdateWeights) -> None:
         if self.calls.ask(call.call_id, call, quiescent=self.is_quiescent):
             self.pages.flush()
@@ -356,6 +381,7 @@ class ClientAccount:
         for alive in list(self.live.values()):
             self._end(alive, FinishReason.ERROR, error=str(failed))
         self.profiles.give_up()
+        self.adapters.lose()
         while self.flights:
             for segment, _, tenancy in self.flights.popleft().work:
                 self.pages.land(segment, tenancy, confirmed=False)
@@ -371,6 +397,8 @@ class ClientAccount:
             self.pages.flush()
         if flight.mode is ForwardMode.PROFILE:
             self.profiles.land(completion.error)
+        if flight.mode is ForwardMode.ADAPTER:
+            self._on_change(completion.error)
         tokens = iter(completion.token_ids)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
@@ -380,6 +408,14 @@ class ClientAccount:
                 self._on_token(life, next(tokens), tenancy)
             # After the token, because a request on its way back to the queue may end with it.
             self._note_if_retracted(life)
+
+    def _on_change(self, error: str | None) -> None:
+        change = self.adapters.land(error)
+        self.totals.lora_loads, self.totals.lora_evictions = self.adapters.loads, self.adapters.evictions
+        if error is None or self.adapters.is_asked_for(change):
+            return
+        for life in [one for one in self.live.values() if one.message.lora == change.name]:
+            self._end(life, FinishReason.ERROR, error=error)
 
     def _on_token(self, life: Life, token: int, tenancy: Tenancy) -> None:
         if life.end is not None:
@@ -428,6 +464,7 @@ class ClientAccount:
             elif isinstance(reply, CallAnswer):
                 if isinstance(self.calls.open.get(reply.call_id), StartProfile | StopProfile):
                     self.profiles.answered(reply)
+                self.adapters.answered(reply)
                 if self.calls.answered(reply, quiescent=self.is_quiescent, dead=self.dead is not None):
                     self.pages.flush()
             else:
@@ -491,6 +528,9 @@ class ClientAccount:
             return
         if len(flights) >= limits.depth:
             raise Violation(f"microbatch {number} is launched, {limits.depth} are in flight already")
+        if microbatch.adapter is not None:
+            in_use = {tenancy.lora for tenancy in self.pages.rows.values()}
+            self.adapters.launch(microbatch.adapter, in_use, is_used=self._is_used(microbatch.adapter.name))
         if microbatch.is_control:
             return
         if self.paused is not None:
@@ -529,13 +569,16 @@ class ClientAccount:
         if not life.started:
             life.started, life.cached_tokens = True, segment.start
             self.totals.cached_tokens += segment.start
-        life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start)
+        life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start, segment.lora)
         self.pages.open(tenancy)
         return life, tenancy
 
     def _check_tokens(self, segment: Segment, life: Life, tenancy: Tenancy) -> None:
         """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
         start, end, known = segment.start, segment.start + len(segment.token_ids), len(life.ids)
+        self.adapters.computes(segment, life.message.lora)
+        if segment.lora != tenancy.lora:
+            raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
         if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
         if segment.emits is not (end == known):
@@ -575,6 +618,8 @@ class ClientAccount:
         ContinueGeneration: _on_continue,
         FlushCache: _on_call,
         UpdateWeights: _on_call,
+        LoadAdapter: _on_adapter_call,
+        UnloadAdapter: _on_adapter_call,
         StartProfile: _on_profile,
         StopProfile: _on_profile,
         GetStats: _on_get_stats,

@@ -30,9 +30,11 @@ __all__ = ["RULES", "Conformance", "Nonconformance", "why_not_covered"]
 
 # The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
 RULES: Final = {
+    "Adapters": "A request starts when the stages hold its adapter",
     "Again": "A step that changed something asks for another one while a slot is free and there is work",
     "Calls": "Every call is answered once, in the step that carries it out or refuses it",
     "Cached tokens": "A client is told how many prompt tokens its request hit when it was first admitted",
+    "Changes": "Adapters are loaded and dropped by microbatches without tokens, one at a time",
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
@@ -65,6 +67,7 @@ _OF_STATS: Final = {
     "rows_free": "Room",
     "retractions": "Retract",
     "cached_tokens": "Cached tokens",
+    "loras_resident": "Adapters",
 }
 _MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
@@ -123,7 +126,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         return
     if expected.mode is None:
         raise Nonconformance("Launch", f"nothing may be launched, but {microbatch.mode} of {microbatch.rids} is")
-    rule = "Weight update" if microbatch.is_control else "Mixed"
+    rule = "Changes" if microbatch.adapter is not None else "Weight update" if microbatch.is_control else "Mixed"
     rids = [segment.rid for segment in expected.segments]
     what = f"microbatch {microbatch.id}"
     for one, other in zip(expected.segments, microbatch.segments, strict=False):
@@ -134,6 +137,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         raise Nonconformance(which, f"{what} must be of {rids}, but is of {list(microbatch.rids)}")
     _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
     _must_be_equal("Weight update", f"the weights of {what}", expected.weights, microbatch.weights)
+    _must_be_equal("Changes", f"the change of adapters of {what}", expected.adapter, microbatch.adapter)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
 
 
@@ -143,7 +147,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
     pages = len(segment.pages)
     found = (expected.rid, segment.start, segment.token_ids, segment.page_start, pages, segment.emits, segment.sampling)
-    if found == expected:
+    if (*found, segment.lora) == expected:
         return
     what = f"{what}, {expected.rid}"
     _must_be_equal("Hit", f"{what}: its first position", expected.start, segment.start)
@@ -151,6 +155,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
+    _must_be_equal("Adapters", f"{what}: the version of its adapter", expected.lora, segment.lora)
     told = (expected.page_start, expected.pages)
     _must_be_equal("Told", f"{what}: place and number of its pages", told, (segment.page_start, pages))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.messages import Reply
-from engine.plan import ForwardMode, SamplingSpec
+from engine.plan import AdapterChange, ForwardMode, SamplingSpec
 
 __all__ = ["Expected", "ExpectedSegment"]
 
@@ -24,6 +24,7 @@ class ExpectedSegment(NamedTuple):
     pages: int
     emits: bool
     sampling: SamplingSpec | None
+    lora: int
 
 
 class Expected(NamedTuple):
@@ -36,6 +37,7 @@ class Expected(NamedTuple):
     number: int
     segments: Sequence[ExpectedSegment]
     weights: str | None
+    adapter: AdapterChange | None
     replies: Sequence[Reply]
     deadline: float | None
     again: bool

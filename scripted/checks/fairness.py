@@ -131,7 +131,8 @@ class Fairness:
             return False
         if self._rank is Rank.PRIORITY:
             return self._priority(other) > self._priority(started)
-        return _cached_tokens(memory, other.ids, self._limits.page_size) > cached_tokens
+        version = 0 if other.lora is None else other.lora.version
+        return _cached_tokens(memory, other.ids, self._limits.page_size, version) > cached_tokens
 
     def _note_overtaken(self, started: Sequence[Request], scheduler: Scheduler, *, certain: bool) -> None:
         """Count each start against the earlier requests that still wait. None is overtaken for ever."""
@@ -177,6 +178,8 @@ class Fairness:
 
     def _fits(self, request: Request, scheduler: Scheduler) -> bool:
         """Whether all its tokens fit with a page to spare for each that runs, whatever of its prefix is cached."""
+        if request.lora is not None and not request.lora.version:
+            return False
         memory, spare = scheduler.memory, len(scheduler.books.running)
         need = -(-len(request.ids) // self._limits.page_size)
         free = memory.pages.free + sum([len(node.pages) for node in memory.tree.nodes() if not node.lock_ref])
@@ -191,11 +194,12 @@ class Fairness:
         return request.priority if life is None else life.message.priority
 
 
-def _cached_tokens(memory: KVMemory, ids: Sequence[int], size: int) -> int:
+def _cached_tokens(memory: KVMemory, ids: Sequence[int], size: int, adapter: int) -> int:
     """Looked up page by page, because the tree's own search may be what is wrong."""
     node, at = memory.tree.root, 0
     usable = tuple(ids[:-1])
-    while (child := node.children.get(usable[at : at + size])) is not None:
+    of_adapter = (adapter,) if adapter else ()
+    while (child := node.children.get((*of_adapter, *usable[at : at + size]))) is not None:
         inside = 0
         while inside < len(child.tokens) and child.tokens[inside : inside + size] == usable[at : at + size]:
             inside, at = inside + size, at + size

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import msgspec
+
 from engine.limits import Limits
 from engine.scheduler import Scheduler
 from lockstep_sizes import sizes_of
@@ -18,8 +20,15 @@ class Grown(Violation):
 
 
 def check_growth(scheduler: Scheduler) -> None:
-    """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was."""
-    _compare("in a new engine", _when_new(scheduler.limits), sizes_of(scheduler=scheduler))
+    """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was.
+
+    A new one has the adapters that were loaded and not unloaded.
+    """
+    limits = scheduler.limits
+    loras = tuple([(adapter.name, adapter.path) for adapter in scheduler.adapters.known.values()])
+    if loras != limits.loras:
+        limits = msgspec.structs.replace(limits, loras=loras)
+    _compare("in a new engine", _when_new(limits), sizes_of(scheduler=scheduler))
 
 
 def check_stages(before: Mapping[str, int], now: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
+from scripted.checks.specified_adapters import SpecifiedAdapters
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -34,7 +35,7 @@ class Specification:
     """Made for a new or reset engine. ``step`` takes what a step of the engine takes."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.memory = limits, SpecifiedMemory(limits)
+        self.limits, self.memory, self.adapters = limits, SpecifiedMemory(limits), SpecifiedAdapters(limits)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -44,8 +45,11 @@ class Specification:
         self.deferred: messages.FlushCache | messages.UpdateWeights | None = None
         self.deadline: float | None = None
         self.update: messages.UpdateWeights | None = None
+        self.unload: messages.UnloadAdapter | None = None
+        self.unload_deadline: float | None = None
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps = self.launched = 0
+        self.is_postponed = False
         self.totals = dict.fromkeys(TOTALS, 0)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
@@ -56,6 +60,7 @@ class Specification:
         if self.deferred is not None and (self.is_quiescent or now >= (self.deadline or 0.0)):
             call, self.deferred, self.deadline = self.deferred, None, None
             self._do(call) if self.is_quiescent else self._answer(call, ok=False, says=self._busy_counts())
+        self._look_at_unload()
         retractions = self.totals["retractions"]
         mode, plan, weights = self._launch()
         segments = [self._segment(*part) for part in plan]
@@ -63,8 +68,11 @@ class Specification:
             parts = [(request, end == len(request.ids)) for request, _, end in plan]
             self.flights.append((parts, self.launched, mode))
             self.launched += 1
-        again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, weights, self.replies, self.deadline, again)
+        changed = mode is not None or self.totals["retractions"] != retractions or self.is_postponed
+        change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
+        deadline = min([one for one in (self.deadline, self.unload_deadline) if one is not None], default=None)
+        again = changed and self._may_plan()
+        return Expected(mode, self.launched - 1, segments, weights, change, self.replies, deadline, again)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -91,6 +99,10 @@ class Specification:
                 self._answer(event, ok=True)
             case messages.GetStats():
                 self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
+            case messages.LoadAdapter():
+                self._on_load(event)
+            case messages.UnloadAdapter():
+                self._on_unload(event)
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
@@ -121,7 +133,8 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            **self.memory.sizes(), **self.totals,
+            loras_resident=len(self.adapters.resident), **self.memory.sizes(),
+            **self.totals | {"lora_loads": self.adapters.loads, "lora_evictions": self.adapters.evictions},
         )  # fmt: skip
 
     # -- results --
@@ -133,6 +146,8 @@ class Specification:
         (parts, _, mode), error = self.flights.pop(0), completion.error
         if mode is ForwardMode.UPDATE:
             self._finish_update(error)
+        if mode is ForwardMode.ADAPTER:
+            self._finish_change(error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for request, emits in parts:
             request.in_flight -= 1
@@ -213,7 +228,8 @@ class Specification:
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            request.adapter = None if message.lora is None else self.adapters.known[message.lora]
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
@@ -226,13 +242,15 @@ class Specification:
             return RefusalKind.UNAVAILABLE, self.failure
         if never is not None:
             return RefusalKind.INVALID, never
+        if message.lora is not None and not self.adapters.may_ask_for(message.lora):
+            return RefusalKind.NOT_FOUND, repr(message.lora)
         if message.rid in self.live:
             return RefusalKind.DUPLICATE, repr(message.rid)
         return (RefusalKind.BUSY, f"{waiting} requests wait") if waiting >= self.limits.max_queued_requests else None
 
-    def _answer(self, call: Any, *, ok: bool, says: str = "") -> None:
+    def _answer(self, call: Any, *, ok: bool, says: str = "", missing: bool = False) -> None:
         if call.call_id is not None:
-            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says))
+            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing))
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode
@@ -263,6 +281,61 @@ class Specification:
         done = f"flushed {self.memory.flush()} cached pages" if error is None else ""
         self._answer(call, ok=error is None, says=error or done)
 
+    # -- adapters --
+
+    def _users_of(self, name: str) -> list[Request]:
+        """Requests that are alive or own memory."""
+        every = dict.fromkeys([*self.live.values(), *self.memory.owners])
+        return [one for one in every if one.adapter is not None and one.adapter is self.adapters.known.get(name)]
+
+    def _on_load(self, call: messages.LoadAdapter) -> None:
+        why_not = self.adapters.why_not_load(call)
+        if why_not is None:
+            self.adapters.due.append(call)
+        else:
+            self._answer(call, ok=False, says=why_not)
+
+    def _on_unload(self, call: messages.UnloadAdapter) -> None:
+        """**Unload**: refused while requests use it, or deferred until they have ended; one waits at a time."""
+        adapter, users = self.adapters.known.get(call.name), self._users_of(call.name)
+        if not self.limits.max_loras:
+            self._answer(call, ok=False, says="no adapters")
+        elif adapter is None:
+            self._answer(call, ok=False, says="cannot be found", missing=True)
+        elif adapter.is_leaving:
+            self._answer(call, ok=False, says="being unloaded")
+        elif users and (call.timeout_s is None or self.unload is not None):
+            waiting = sum([not one.owns_memory for one in users])
+            self._answer(call, ok=False, says=f"waiting={waiting} ")
+        else:
+            adapter.is_leaving = True
+            if users:
+                self.unload, self.unload_deadline = call, self.now + (call.timeout_s or 0.0)
+            else:
+                self.adapters.due.append(call)
+
+    def _look_at_unload(self) -> None:
+        """**Unload**: what waits is due once no request uses the adapter, and refused when its time is up."""
+        users = [] if self.unload is None else self._users_of(self.unload.name)
+        if self.unload is None or (users and self.now < (self.unload_deadline or 0.0)):
+            return
+        call, self.unload, self.unload_deadline = self.unload, None, None
+        if users:
+            self.adapters.known[call.name].is_leaving = False
+            self._answer(call, ok=False, says="still in use")
+        else:
+            self.adapters.due.append(call)
+
+    def _finish_change(self, error: str | None) -> None:
+        """**Changes**: its caller is told; requests whose adapter cannot be loaded end with that error."""
+        self.adapters.has_landed = True
+        landed = self.adapters.land(error, self.launched)
+        if landed.call is not None:
+            self._answer(landed.call, ok=error is None, says=error or "successfully")
+        elif error is not None:
+            for request in [one for one in self.waiting if one.adapter is landed.adapter]:
+                self._end(request, FinishReason.ERROR, error=error)
+
     # -- launching --
 
     def _may_plan(self) -> bool:
@@ -270,11 +343,16 @@ class Specification:
         return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
-        """**Launch**: an update of the weights by itself, or prompts, or decodes."""
+        """**Launch**: an update of the weights by itself, or a change of adapters, or prompts, or decodes."""
+        has_landed, self.adapters.has_landed, self.is_postponed = self.adapters.has_landed, False, False
+        if self.failure is not None:
+            self._give_up_changes()
         if self.update is not None and self.failure is not None:
             self._finish_update(self.failure)
         elif self.update is not None and not self.flights:
             return ForwardMode.UPDATE, [], self.update.model_path
+        elif self.failure is None and self.update is None and self._may_change(has_landed=has_landed):
+            return ForwardMode.ADAPTER, [], None
         elif self.failure is None and self._may_plan():
             prompts, decodes = self._plan()
             if prompts or decodes:
@@ -282,12 +360,35 @@ class Specification:
                 return mode, [*prompts, *decodes], None
         return None, [], None
 
+    def _may_change(self, *, has_landed: bool) -> bool:
+        """**Changes**: one at a time, in a free slot; in the step of a result, those who waited for it go first."""
+        adapters, has_slot = self.adapters, len(self.flights) < self.limits.depth
+        lacking = self.paused is None and any(one.lacks_adapter for one in self.waiting)
+        if adapters.flight is not None or not has_slot or not (adapters.due or lacking):
+            return False
+        if has_landed and not adapters.due:
+            self.is_postponed = True
+            return False
+        queue = by_policy(self.waiting, self.limits, self.memory)
+        return adapters.change(queue, self.memory.owners, goes_on=lacking)
+
+    def _give_up_changes(self) -> None:
+        """**Death**: nothing changes any more, and every call is told so."""
+        adapters, why = self.adapters, self.failure or ""
+        flying = [] if adapters.flight is None or adapters.flight.call is None else [adapters.flight.call]
+        for call in [*flying, *adapters.due, *([self.unload] if self.unload is not None else [])]:
+            self._answer(call, ok=False, says=why)
+        adapters.due, adapters.flight, self.unload, self.unload_deadline = [], None, None, None
+
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
         ids, emits = tuple(request.ids[start:end]), end == len(request.ids)
-        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling)
+        if request.adapter is not None:
+            request.adapter.used = self.launched
+        version = max(0, request.version)
+        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling, version)
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
@@ -309,6 +410,10 @@ class Specification:
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
+                if request.lacks_adapter:
+                    if is_overdue(request):
+                        break
+                    continue
                 has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
                 if self.chunked is not None or not has_row or not self._is_worth(budget, request, alone=not plan):
                     break
@@ -344,7 +449,7 @@ class Specification:
             self._preempt_for(request)
         if not memory.free_rows:
             return False
-        hit = memory.match(request.ids)
+        hit = memory.match(request.ids, request.version)
         memory.use(hit)
         if memory.pages_for(len(request.ids)) - len(hit) + len(self.running) > memory.available_pages(
             memory.owners, hit

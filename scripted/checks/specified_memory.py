@@ -57,12 +57,12 @@ class SpecifiedMemory:
 
     # -- the prefix cache --
 
-    def match(self, ids: Sequence[int]) -> list[Page]:
-        """**Hit**: the longest cached prefix in full pages, never with the last token."""
+    def match(self, ids: Sequence[int], version: int = 0) -> list[Page]:
+        """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token."""
         size, page = self._limits.page_size, self._cache
         hit: list[Page] = []
         for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
-            below = page.below.get(tuple(ids[start : start + size]))
+            below = page.below.get((version, *ids[start : start + size]))
             if below is None:
                 break
             page = below
@@ -83,7 +83,10 @@ class SpecifiedMemory:
         if not self._limits.radix_cache:
             return
         for index in range(len(prefix), tokens // size):
-            above, key = prefix[-1] if prefix else self._cache, tuple(request.ids[index * size : (index + 1) * size])
+            above, key = (
+                prefix[-1] if prefix else self._cache,
+                (request.version, *request.ids[index * size : (index + 1) * size]),
+            )
             if key in above.below:
                 request.told_pages = min(request.told_pages, index)
             else:

@@ -11,7 +11,7 @@ from engine.limits import Limits
 from engine.messages import FinishReason, Generate, SamplingParams, TokenLogprob, TokenOutput
 from engine.plan import SamplingSpec
 
-__all__ = ["Page", "SpecifiedRequest"]
+__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest"]
 
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
@@ -26,6 +26,13 @@ class Page:
         self.above, self.tokens, self.used, self.ends_node = above, tokens, 0, False
         self.depth: int = 0 if above is None else above.depth + 1
         self.below: dict[tuple[int, ...], Page] = {}
+
+
+class SpecifiedAdapter:
+    """An adapter. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path, self.version, self.used, self.is_leaving = name, path, 0, -1, False
 
 
 class SpecifiedRequest:
@@ -49,6 +56,17 @@ class SpecifiedRequest:
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
         self.overtaken = self.cached_tokens = 0
+        self.adapter: SpecifiedAdapter | None = None
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """**Adapters**: it cannot start before the stages hold its adapter."""
+        return self.adapter is not None and not self.adapter.version
+
+    @property
+    def version(self) -> int:
+        """What computes its KV: the version of its adapter, 0 for the model itself, -1 before the stages hold it."""
+        return 0 if self.adapter is None else self.adapter.version or -1
 
     def output(
         self, token: int | None = None, logprob: TokenLogprob | None = None, *, error: str | None = None

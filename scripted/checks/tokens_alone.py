@@ -28,7 +28,7 @@ __all__ = ["Compared", "Oracle", "check_tokens"]
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 _BUDGET_STEPS: Final = 20_000
 
-_Key = tuple[int, tuple[int, ...], SamplingParams]
+_Key = tuple[int, tuple[int, ...], SamplingParams, str | None]
 
 
 class Compared(msgspec.Struct):
@@ -51,7 +51,8 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
-    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]], _roomy(limits))
+    roomy = _roomy(limits) if life.lora_path is None else _with_adapter(limits, life.lora_path)
+    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]], roomy)
     if said != alone[: len(said)]:
         raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
@@ -60,10 +61,15 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
 def tokens_alone(
     prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None, limits: Limits
 ) -> tuple[int, ...]:
-    """The output of a request, alone, on a simulated engine of these limits with these weights."""
+    """The output of a request, alone, on a simulated engine of these limits with these weights.
+
+    Where that engine has an adapter, it computes the request.
+    """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
     update = UpdateWeights(call_id="weights", model_path=weights)
-    result = scheduler.step((update, Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling)), 0.0)
+    lora = limits.loras[0][0] if limits.loras else None
+    message = Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling, lora=lora)
+    result = scheduler.step((update, message), 0.0)
     tokens: list[int] = []
     for _ in range(_BUDGET_STEPS):
         if result.microbatch is not None:
@@ -114,7 +120,7 @@ class Oracle:
         compared, before = Compared(), []
         version = self._rig.scheduler.counters.weights_version
         for handle in handles:
-            reason = _why_not(handle)
+            reason = _why_not(handle) or self._why_not_its_adapter(handle)
             if reason is not None:
                 compared.skip(reason)
             elif handle.was_computed_with(version):
@@ -140,7 +146,7 @@ class Oracle:
         compared.outputs += 1
 
     def _alone(self, handle: RequestHandle) -> Generator[None, None, tuple[int, ...]]:
-        key = (self._weights, handle.prompt_ids, handle.sampling)
+        key = (self._weights, handle.prompt_ids, handle.sampling, handle.lora_path)
         if key not in self._known:
             self._known[key] = yield from self._run_alone(handle)
         return self._known[key]
@@ -150,7 +156,8 @@ class Oracle:
         rig, rid = self._rig, f"alone-{len(self._known)}"
         tokens: list[int] = []
         rig.flush()
-        rig.inject(Generate(rid=rid, prompt_ids=handle.prompt_ids, sampling=handle.sampling))
+        lora = handle.message.lora
+        rig.inject(Generate(rid=rid, prompt_ids=handle.prompt_ids, sampling=handle.sampling, lora=lora))
         for _ in range(_BUDGET_STEPS):
             yield
             for reply in rig.last_replies:
@@ -163,6 +170,13 @@ class Oracle:
         raise Violation(
             f"{handle.rid}, run alone, did not end within {_BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
         )
+
+    def _why_not_its_adapter(self, handle: RequestHandle) -> str | None:
+        """Why a request cannot run alone now: its name has another adapter, or none."""
+        if handle.message.lora is None:
+            return None
+        adapter = self._rig.scheduler.adapters.known.get(handle.message.lora)
+        return None if adapter is not None and adapter.path == handle.lora_path else "its adapter was unloaded"
 
     def _what_is_in_its_way(self) -> str:
         books, pressure = self._rig.scheduler.books, self._rig.scheduler.pressure
@@ -181,6 +195,11 @@ def _why_not(handle: RequestHandle) -> str | None:
     if handle.finish_reason not in _NATURAL_ENDS:
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if _is_repeatable(handle.sampling) else "sampled without a seed"
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_adapter(limits: Limits, path: str) -> Limits:
+    return msgspec.structs.replace(_roomy(limits), max_loras=1, loras=(("alone", path),))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ from engine.messages import (
     Generate,
     SamplingParams,
     TokenOutput,
+    UnloadAdapter,
     UpdateWeights,
 )
 from engine.plan import Microbatch
@@ -187,6 +188,8 @@ def _config_of(limits: Limits) -> EngineConfig:
         schedule_policy=limits.schedule_policy,
         priority_preemption=limits.priority_preemption,
         seed=limits.seed,
+        max_loras=limits.max_loras or None,
+        lora=",".join(f"{name}={path}" for name, path in limits.loras),
     )
     try:
         limits_of(config)
@@ -208,7 +211,7 @@ def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
 
 
 def _deadline_of(event: Event) -> float | None:
-    return event.timeout_s if isinstance(event, FlushCache | UpdateWeights) else None
+    return event.timeout_s if isinstance(event, FlushCache | UpdateWeights | UnloadAdapter) else None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -19,10 +19,12 @@ from scripted.actions import (
     EndProfile,
     Evict,
     Flush,
+    LoadLora,
     Pause,
     Press,
     Relieve,
     Resume,
+    UnloadLora,
     Update,
 )
 from scripted.errors import BadCall, RequestRefused
@@ -73,11 +75,12 @@ class Verbs(Waits):
         return_logprob: bool = False,
         top_logprobs_num: int = 0,
         stream: bool = True,
+        lora: str | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
-        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused,
-        with status and body, for a request that the server does not admit.
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``lora`` names the adapter
+        that computes it. Raises RequestRefused, with status and body, for a request that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
@@ -105,6 +108,8 @@ class Verbs(Waits):
             "return_logprob": return_logprob,
             "top_logprobs_num": top_logprobs_num,
         }
+        if lora is not None:
+            body["lora_path"] = lora
         return self._start(body)
 
     def abort(self, r: RequestHandle | str) -> Call:
@@ -140,6 +145,17 @@ class Verbs(Waits):
         back before the next script.
         """
         return self._call(Update(path_of_weights=model_path, timeout_s=timeout_s))
+
+    def load_lora(self, name: str, path: str) -> Call:
+        """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
+
+        Every adapter that a script loads is gone before the next script.
+        """
+        return self._call(LoadLora(name=name, path_of_adapter=path))
+
+    def unload_lora(self, name: str, timeout_s: float | None = None) -> Call:
+        """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
+        return self._call(UnloadLora(name=name, timeout_s=timeout_s))
 
     def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""

@@ -21,6 +21,7 @@ from engine.limits import Limits
 from engine.model.batch import Batch
 from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool, Slots
+from engine.model.lora import StageAdapters
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.conversion import StageGraph, TracedStage
@@ -48,6 +49,7 @@ class OpenVINOStage:
 
     backend = "openvino"
     is_lean = False
+    lora: StageAdapters | None = None
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, on_load: OnLoad | None = None) -> None:
         self._facts = facts = StageFacts(config, limits, stage)
