@@ -22,10 +22,11 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
 # What is used, what training alone needs, and what says where the adapter is from.
 _KNOWN: Final = frozenset({
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "inference_mode",
-    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias",
-    "lora_dropout", "modules_to_save", "peft_type", "peft_version", "r", "rank_pattern", "revision",
-    "target_modules", "task_type", "use_dora", "use_rslora",
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_dora",
+    "use_rslora",
 })  # fmt: skip
 _MERGE: Final = "merge the adapter into the model and serve that"
 _TRAIN: Final = "train the adapter without it, or merge it into the model and serve that"

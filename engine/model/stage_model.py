@@ -111,7 +111,7 @@ class StageModel:
             self.lora = StageAdapters(
                 self._model,
                 first=self.layers.start,
-                total=model_config.num_hidden_layers,
+                total=facts.total_layers,
                 max_rank=config.max_lora_rank,
                 dtype=self.dtype,
             )

@@ -7,8 +7,7 @@ plans and ends no request.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from engine.limits import Limits
 from engine.memory import KVMemory
@@ -25,7 +24,8 @@ __all__ = ["Adapters"]
 AdapterCall = LoadAdapter | UnloadAdapter
 
 
-class _Launched(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
     """The change that is in flight: ``victim`` makes room for ``adapter``; without a call it is for requests."""
 
     call: AdapterCall | None

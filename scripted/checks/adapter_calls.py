@@ -37,8 +37,9 @@ class AdapterCalls:
         # The calls that keep new requests from an adapter, by its name, and the name whose unload waits for requests.
         self._leaving: dict[str, str] = {}
         self._waiting: str | None = None
-        # What the stages have answered in this step, and is to be told: success or not, by kind and name.
-        self._landed: tuple[AdapterChange, str | None] | None = None
+        # The call that asked for what is in flight, and the one whose result came in this step, with its error.
+        self._call: str | None = None
+        self._landed: tuple[str | None, str | None] | None = None
 
     def ask(self, call: LoadAdapter | UnloadAdapter, *, is_used: bool) -> None:
         """Note a call. An unload of what no request uses is not refused; one that may wait takes no more requests."""
@@ -80,19 +81,22 @@ class AdapterCalls:
         if stays and len(self.held) - (change.drop in self.held) >= self._most:
             raise Violation(f"{change} makes {len(self.held) + 1} adapters resident, max_loras is {self._most}")
         self._flight = change
+        kind = UnloadAdapter if change.path is None else LoadAdapter
+        asked = [one.call_id for one in self._open.values() if type(one) is kind and one.name == change.name]
+        self._call = asked[0] if asked else None
 
     def land(self, error: str | None) -> AdapterChange:
         """The stages have changed, or none has; returns what they were told."""
         change, self._flight = self._flight, None
         assert change is not None, "the result of a change belongs to a microbatch that was launched"
-        self._landed = change, error
+        self._landed, self._call = (self._call, error), None
         if error is None:
             self._take(change)
         return change
 
     def lose(self) -> None:
         """The pipeline is dead: nothing comes back."""
-        self._flight = self._landed = None
+        self._flight = self._landed = self._call = None
 
     def computes(self, segment: Segment, name: str | None) -> None:
         """A segment is planned for a request of this adapter. Raises Violation where another one computes it."""
@@ -114,7 +118,7 @@ class AdapterCalls:
             del self._leaving[call.name]
             self._waiting = None if self._waiting == call.name else self._waiting
         landed, error = (None, None) if self._landed is None else self._landed
-        if landed is not None and landed.name == call.name and (landed.path is None) is isinstance(call, UnloadAdapter):
+        if landed == call.call_id:
             if answer.ok is (error is not None):
                 raise Violation(f"{what} is answered {answer.message!r}, but its error is {error}")
         elif answer.ok:

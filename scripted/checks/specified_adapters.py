@@ -6,7 +6,7 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step". It k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from engine.limits import Limits
 from engine.messages import LoadAdapter, UnloadAdapter
@@ -17,7 +17,8 @@ from scripted.checks.specified_request import SpecifiedRequest
 __all__ = ["SpecifiedAdapters", "SpecifiedChange"]
 
 
-class SpecifiedChange(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SpecifiedChange:
     """A change: the call that asks for it, if one does, the adapter, and the one that makes room for it."""
 
     call: LoadAdapter | UnloadAdapter | None
@@ -76,7 +77,8 @@ class SpecifiedAdapters:
     def land(self, error: str | None, launched: int) -> SpecifiedChange:
         """Every stage has changed, or none."""
         assert self.flight is not None
-        (call, adapter, says, victim), self.flight = self.flight, None
+        landed, self.flight = self.flight, None
+        adapter, says, victim = landed.adapter, landed.says, landed.victim
         if error is not None:
             adapter.is_leaving = adapter.is_leaving and says.path is not None
             if victim is not None:
@@ -87,7 +89,7 @@ class SpecifiedAdapters:
             self.known[adapter.name] = adapter
             adapter.version, adapter.used = (0 if says.drop == says.version else says.version), launched
             self.loads, self.evictions = self.loads + 1, self.evictions + (victim is not None)
-        return SpecifiedChange(call, adapter, says, victim)
+        return landed
 
     def _of_call(
         self,
