@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,10 @@ from lockstep_sizes import sizes_of
 from scripted.subject.violation import Violation
 
 __all__ = ["Grown", "check_growth", "check_stages"]
+
+
+# Where a stage keeps its adapters.
+_HELD_ADAPTERS: Final = ".lora.held"
 
 
 class Grown(Violation):
@@ -31,9 +36,16 @@ def check_growth(scheduler: Scheduler) -> None:
     _compare("in a new engine", _when_new(limits), sizes_of(scheduler=scheduler))
 
 
-def check_stages(before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is."""
-    _compare("before the first script", before, now)
+def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, adapters: int = 0) -> None:
+    """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is.
+
+    ``adapters`` are those that the scheduler knows to be resident: every stage holds as many.
+    """
+    held = {path: count for path, count in now.items() if path.endswith(_HELD_ADAPTERS)}
+    if any(count != adapters for count in held.values()):
+        raise Grown(f"{adapters} adapters are resident, but the stages hold {held}")
+    inside = f"{_HELD_ADAPTERS}[]"
+    _compare("before the first script", {**before, **held}, {p: count for p, count in now.items() if inside not in p})
 
 
 def _compare(when: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:

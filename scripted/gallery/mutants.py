@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from contextlib import AbstractContextManager, nullcontext
 
+from scripted.gallery.adapters import ADAPTERS
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
@@ -25,7 +26,7 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS)
+RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *ADAPTERS)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 
