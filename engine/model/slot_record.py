@@ -126,8 +126,8 @@ class SlotRecord:
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
-                "of another sequence: a page was used after it was freed, is owned twice, or was computed with "
-                "other weights or another adapter"
+                "of another sequence: a page was used after it was freed, is owned twice, is older than the "
+                "weights, or is of another adapter"
             )
 
     def _root_of(self, segment: Segment) -> int:

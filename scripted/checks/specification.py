@@ -15,7 +15,7 @@ from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
-from scripted.checks.specified_adapters import SpecifiedAdapters
+from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -35,7 +35,7 @@ class Specification:
     """Made for a new or reset engine. ``step`` takes what a step of the engine takes."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.memory, self.adapters = limits, SpecifiedMemory(limits), SpecifiedAdapters(limits)
+        self.limits, self.memory = limits, SpecifiedMemory(limits)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -45,12 +45,10 @@ class Specification:
         self.deferred: messages.FlushCache | messages.UpdateWeights | None = None
         self.deadline: float | None = None
         self.update: messages.UpdateWeights | None = None
-        self.unload: messages.UnloadAdapter | None = None
-        self.unload_deadline: float | None = None
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps = self.launched = 0
-        self.is_postponed = False
         self.totals = dict.fromkeys(TOTALS, 0)
+        self.adapters = SpecifiedAdapters(limits, self.totals)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
         """**Step**: the events in their order, then the call that waits, then at most one microbatch."""
@@ -60,7 +58,7 @@ class Specification:
         if self.deferred is not None and (self.is_quiescent or now >= (self.deadline or 0.0)):
             call, self.deferred, self.deadline = self.deferred, None, None
             self._do(call) if self.is_quiescent else self._answer(call, ok=False, says=self._busy_counts())
-        self._look_at_unload()
+        self._tell(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
         retractions = self.totals["retractions"]
         mode, plan, weights = self._launch()
         segments = [self._segment(*part) for part in plan]
@@ -68,11 +66,12 @@ class Specification:
             parts = [(request, end == len(request.ids)) for request, _, end in plan]
             self.flights.append((parts, self.launched, mode))
             self.launched += 1
-        changed = mode is not None or self.totals["retractions"] != retractions or self.is_postponed
+        changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
         change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
-        deadline = min([one for one in (self.deadline, self.unload_deadline) if one is not None], default=None)
-        again = changed and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, weights, change, self.replies, deadline, again)
+        deadline = min([one for one in (self.deadline, self.adapters.deadline) if one is not None], default=None)
+        return Expected(
+            mode, self.launched - 1, segments, weights, change, self.replies, deadline, changed and self._may_plan()
+        )
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -99,10 +98,8 @@ class Specification:
                 self._answer(event, ok=True)
             case messages.GetStats():
                 self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
-            case messages.LoadAdapter():
-                self._on_load(event)
-            case messages.UnloadAdapter():
-                self._on_unload(event)
+            case messages.LoadAdapter() | messages.UnloadAdapter():
+                self._tell(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
@@ -133,8 +130,7 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            loras_resident=len(self.adapters.resident), **self.memory.sizes(),
-            **self.totals | {"lora_loads": self.adapters.loads, "lora_evictions": self.adapters.evictions},
+            loras_resident=len(self.adapters.resident), **self.memory.sizes(), **self.totals,
         )  # fmt: skip
 
     # -- results --
@@ -147,7 +143,10 @@ class Specification:
         if mode is ForwardMode.UPDATE:
             self._finish_update(error)
         if mode is ForwardMode.ADAPTER:
-            self._finish_change(error)
+            answers, left = self.adapters.land(error, self.launched, self.waiting)
+            self._tell(answers)
+            for request in left:
+                self._end(request, FinishReason.ERROR, error=error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for request, emits in parts:
             request.in_flight -= 1
@@ -228,8 +227,8 @@ class Specification:
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
-            request.adapter = None if message.lora is None else self.adapters.known[message.lora]
+            adapter = None if message.lora is None else self.adapters.known[message.lora]
+            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, adapter)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
@@ -251,6 +250,10 @@ class Specification:
     def _answer(self, call: Any, *, ok: bool, says: str = "", missing: bool = False) -> None:
         if call.call_id is not None:
             self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing))
+
+    def _tell(self, answers: Iterable[Told]) -> None:
+        for call, ok, says, missing in answers:
+            self._answer(call, ok=ok, says=says, missing=missing)
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode
@@ -281,61 +284,6 @@ class Specification:
         done = f"flushed {self.memory.flush()} cached pages" if error is None else ""
         self._answer(call, ok=error is None, says=error or done)
 
-    # -- adapters --
-
-    def _users_of(self, name: str) -> list[Request]:
-        """Requests that are alive or own memory."""
-        every = dict.fromkeys([*self.live.values(), *self.memory.owners])
-        return [one for one in every if one.adapter is not None and one.adapter is self.adapters.known.get(name)]
-
-    def _on_load(self, call: messages.LoadAdapter) -> None:
-        why_not = self.adapters.why_not_load(call)
-        if why_not is None:
-            self.adapters.due.append(call)
-        else:
-            self._answer(call, ok=False, says=why_not)
-
-    def _on_unload(self, call: messages.UnloadAdapter) -> None:
-        """**Unload**: refused while requests use it, or deferred until they have ended; one waits at a time."""
-        adapter, users = self.adapters.known.get(call.name), self._users_of(call.name)
-        if not self.limits.max_loras:
-            self._answer(call, ok=False, says="no adapters")
-        elif adapter is None:
-            self._answer(call, ok=False, says="cannot be found", missing=True)
-        elif adapter.is_leaving:
-            self._answer(call, ok=False, says="being unloaded")
-        elif users and (call.timeout_s is None or self.unload is not None):
-            waiting = sum([not one.owns_memory for one in users])
-            self._answer(call, ok=False, says=f"waiting={waiting} ")
-        else:
-            adapter.is_leaving = True
-            if users:
-                self.unload, self.unload_deadline = call, self.now + (call.timeout_s or 0.0)
-            else:
-                self.adapters.due.append(call)
-
-    def _look_at_unload(self) -> None:
-        """**Unload**: what waits is due once no request uses the adapter, and refused when its time is up."""
-        users = [] if self.unload is None else self._users_of(self.unload.name)
-        if self.unload is None or (users and self.now < (self.unload_deadline or 0.0)):
-            return
-        call, self.unload, self.unload_deadline = self.unload, None, None
-        if users:
-            self.adapters.known[call.name].is_leaving = False
-            self._answer(call, ok=False, says="still in use")
-        else:
-            self.adapters.due.append(call)
-
-    def _finish_change(self, error: str | None) -> None:
-        """**Changes**: its caller is told; requests whose adapter cannot be loaded end with that error."""
-        self.adapters.has_landed = True
-        landed = self.adapters.land(error, self.launched)
-        if landed.call is not None:
-            self._answer(landed.call, ok=error is None, says=error or "successfully")
-        elif error is not None:
-            for request in [one for one in self.waiting if one.adapter is landed.adapter]:
-                self._end(request, FinishReason.ERROR, error=error)
-
     # -- launching --
 
     def _may_plan(self) -> bool:
@@ -344,14 +292,17 @@ class Specification:
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
         """**Launch**: an update of the weights by itself, or a change of adapters, or prompts, or decodes."""
-        has_landed, self.adapters.has_landed, self.is_postponed = self.adapters.has_landed, False, False
         if self.failure is not None:
-            self._give_up_changes()
+            self._tell(self.adapters.give_up(self.failure))
+        has_slot = self.failure is None and self.update is None and len(self.flights) < self.limits.depth
+        changes = self.adapters.change(
+            self.waiting, self.memory, self.memory.owners, has_slot=has_slot, goes_on=self.paused is None
+        )
         if self.update is not None and self.failure is not None:
             self._finish_update(self.failure)
         elif self.update is not None and not self.flights:
             return ForwardMode.UPDATE, [], self.update.model_path
-        elif self.failure is None and self.update is None and self._may_change(has_landed=has_landed):
+        elif changes:
             return ForwardMode.ADAPTER, [], None
         elif self.failure is None and self._may_plan():
             prompts, decodes = self._plan()
@@ -360,34 +311,12 @@ class Specification:
                 return mode, [*prompts, *decodes], None
         return None, [], None
 
-    def _may_change(self, *, has_landed: bool) -> bool:
-        """**Changes**: one at a time, in a free slot; in the step of a result, those who waited for it go first."""
-        adapters, has_slot = self.adapters, len(self.flights) < self.limits.depth
-        lacking = self.paused is None and any(one.lacks_adapter for one in self.waiting)
-        if adapters.flight is not None or not has_slot or not (adapters.due or lacking):
-            return False
-        if has_landed and not adapters.due:
-            self.is_postponed = True
-            return False
-        queue = by_policy(self.waiting, self.limits, self.memory)
-        return adapters.change(queue, self.memory.owners, goes_on=lacking)
-
-    def _give_up_changes(self) -> None:
-        """**Death**: nothing changes any more, and every call is told so."""
-        adapters, why = self.adapters, self.failure or ""
-        flying = [] if adapters.flight is None or adapters.flight.call is None else [adapters.flight.call]
-        for call in [*flying, *adapters.due, *([self.unload] if self.unload is not None else [])]:
-            self._answer(call, ok=False, says=why)
-        adapters.due, adapters.flight, self.unload, self.unload_deadline = [], None, None, None
-
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
         ids, emits = tuple(request.ids[start:end]), end == len(request.ids)
-        if request.adapter is not None:
-            request.adapter.used = self.launched
-        version = max(0, request.version)
+        version = request.use_adapter(self.launched)
         return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling, version)
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
@@ -410,12 +339,15 @@ class Specification:
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
-                if request.lacks_adapter:
-                    if is_overdue(request):
-                        break
+                if request.lacks_adapter and not is_overdue(request):
                     continue
                 has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
-                if self.chunked is not None or not has_row or not self._is_worth(budget, request, alone=not plan):
+                if (
+                    request.lacks_adapter
+                    or self.chunked is not None
+                    or not has_row
+                    or not self._is_worth(budget, request, alone=not plan)
+                ):
                     break
                 if not self._admit(request):
                     tries += 1

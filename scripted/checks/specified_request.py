@@ -43,7 +43,9 @@ class SpecifiedRequest:
     and ``goal_tokens`` are computed before it decodes. ``cached_tokens`` were hit when it was admitted first.
     """
 
-    def __init__(self, message: Generate, arrival: int, limits: Limits) -> None:
+    def __init__(
+        self, message: Generate, arrival: int, limits: Limits, adapter: SpecifiedAdapter | None = None
+    ) -> None:
         self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
         self.ids = list(message.prompt_ids)
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63
@@ -56,7 +58,7 @@ class SpecifiedRequest:
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
         self.overtaken = self.cached_tokens = 0
-        self.adapter: SpecifiedAdapter | None = None
+        self.adapter = adapter
 
     @property
     def lacks_adapter(self) -> bool:
@@ -67,6 +69,13 @@ class SpecifiedRequest:
     def version(self) -> int:
         """What computes its KV: the version of its adapter, 0 for the model itself, -1 before the stages hold it."""
         return 0 if self.adapter is None else self.adapter.version or -1
+
+    def use_adapter(self, microbatch: int) -> int:
+        """The version that a microbatch is computed with, and its use noted."""
+        if self.adapter is None:
+            return 0
+        self.adapter.used = microbatch
+        return self.adapter.version
 
     def output(
         self, token: int | None = None, logprob: TokenLogprob | None = None, *, error: str | None = None

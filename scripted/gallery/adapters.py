@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ def _admit_with_any_prefix(
 
 def _load_by_name(adapters: Adapters, call: Any, adapter: Adapter, victim: Adapter | None, *, is_kept: bool) -> Any:
     launched = _load(adapters, call, adapter, victim, is_kept=is_kept)
-    version = zlib.crc32(adapter.name.encode()) % 1000 + 1
+    version = adapters.__dict__.setdefault("versions", {}).setdefault(adapter.name, launched.change.version)
     drop = version if launched.change.drop == launched.change.version else launched.change.drop
     change = AdapterChange(adapter.name, version, adapter.path, drop)
     return type(launched)(launched.call, adapter, change, victim)
@@ -59,14 +58,13 @@ def _place_beside_what_runs(adapters: Adapters, wanted: Collection[Adapter]) -> 
 
 
 def _admissions_past_all_that_lack_one(planner: Planner) -> Iterator[Request]:
-    waiting = planner._books.waiting
-    planner._books.waiting = [request for request in waiting if not request.lacks_adapter]
-    admissions = list(planner.policy.order(planner._books.waiting, planner._memory))
-    planner._books.waiting = waiting
-    for request in admissions:
-        if planner._books.chunked is not None or not planner._can_take_a_row(request):
-            return
-        yield request
+    lacking = [request for request in planner._books.waiting if request.lacks_adapter]
+    counts = [request.overtaken for request in lacking]
+    for request in lacking:
+        request.overtaken = 0
+    yield from _admissions(planner)
+    for request, count in zip(lacking, counts, strict=True):
+        request.overtaken += count
 
 
 def _admissions_up_to_one_that_lacks_one(planner: Planner) -> Iterator[Request]:

@@ -29,6 +29,7 @@ from scripted.actions import (
     AdministrativeCall,
     AdvanceClock,
     HoldResults,
+    LoadLora,
     Placed,
     Press,
     Recipe,
@@ -38,6 +39,7 @@ from scripted.actions import (
     ResumeStage,
     StallStage,
     StartRequest,
+    UnloadLora,
     Update,
     action_of,
     all_actions,
@@ -63,6 +65,7 @@ CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunk
 # Before the example: a request that is alive, with some cache beside it.
 BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, StartRequest(rid="c", prompt=20, seed=5)))
 WINDOWED: Final = CONFIG.model_copy(update={"model": "embedded-window"})
+ADAPTED: Final = CONFIG.model_copy(update={"lora": "x=embedded-lora:1", "max_loras": 2})
 STEP: Final = 9
 # What is found in no event of its own, and why.
 WITHOUT_EVENT: Final = {
@@ -117,6 +120,8 @@ class Verbatim:
 
 def config_for(action: Action) -> EngineConfig:
     """An engine that has what the action acts on."""
+    if isinstance(action, LoadLora | UnloadLora) or (isinstance(action, StartRequest) and action.lora is not None):
+        return ADAPTED
     return WINDOWED if isinstance(action, Press) and action.window is not None else CONFIG
 
 
