@@ -123,8 +123,13 @@ class StageLoop:
         return True
 
     def _control(self, control: Microbatch) -> None:
-        acts = {ForwardMode.UPDATE: self._runner.prepare_update, ForwardMode.ADAPTER: self._runner.prepare_adapter}
-        act = acts.get(control.mode, self._runner.profile)
+        match control.mode:
+            case ForwardMode.UPDATE:
+                act = self._runner.prepare_update
+            case ForwardMode.ADAPTER:
+                act = self._runner.prepare_adapter
+            case _:
+                act = self._runner.profile
         self._note(control.id, Phase.COMPUTING)
         self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
         self._note(control.id, Phase.DONE)

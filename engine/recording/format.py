@@ -162,8 +162,12 @@ def _frames(path: Path) -> Iterator[Frame]:
 
 
 def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
-    segments = [(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments]
-    return microbatch.id, microbatch.mode, segments
+    segments = [
+        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, *([s.lora] if s.lora else []))
+        for s in microbatch.segments
+    ]
+    shape = microbatch.id, microbatch.mode, segments
+    return shape if microbatch.adapter is None else (*shape, microbatch.adapter)
 
 
 def _reply_shape(reply: Reply) -> tuple[object, ...]:

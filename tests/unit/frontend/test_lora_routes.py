@@ -177,9 +177,7 @@ def test_the_official_client_asks_for_adapters_as_models(adapted: RealServer) ->
             client.completions.create(model="y", prompt="hello")
 
 
-def test_an_adapter_that_cannot_be_served_keeps_a_server_from_starting(
-    parent: PreloadedParent, tmp_path: Path
-) -> None:
+def test_an_adapter_that_cannot_be_served_keeps_a_server_from_starting(parent: PreloadedParent, tmp_path: Path) -> None:
     from engine.errors import StartupError
 
     (tmp_path / "a").mkdir()

@@ -29,7 +29,9 @@ FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 PROMPT = prompt(64)
 
 
-def with_adapter(rid: str, lora: str | None, ids: tuple[int, ...] = PROMPT, new: int = 4, priority: int = 0) -> Generate:
+def with_adapter(
+    rid: str, lora: str | None, ids: tuple[int, ...] = PROMPT, new: int = 4, priority: int = 0
+) -> Generate:
     return msgspec.structs.replace(generate(rid, ids, new, priority=priority), lora=lora)
 
 
@@ -151,7 +153,7 @@ def test_an_unload_sees_every_place(seat: str) -> None:
     engine.step(UnloadAdapter(call_id="u", name="x"))
     assert not engine.answers["u"].ok
     assert "is in use: " in engine.answers["u"].message
-    if seat not in ("dispatched",):
+    if seat != "dispatched":
         word = "releasing" if seat == "retracting" else seat
         assert f"{word}=1" in engine.answers["u"].message
     engine.drain(ContinueGeneration(call_id="c"))
