@@ -123,6 +123,7 @@ class StageLoop:
         return True
 
     def _control(self, control: Microbatch) -> None:
+        act: Callable[[Microbatch], str | None]
         match control.mode:
             case ForwardMode.UPDATE:
                 act = self._runner.prepare_update

@@ -247,6 +247,10 @@ TEXTS: Final[dict[str, str]] = {
         f"{_PP4} max_loras=1; 1 load-lora name=x; 9 start a prompt=125 new=2 lora=x; 11 unload-lora name=x timeout_s=5.0; "
         "13 start b prompt=20 new=2 lora=x"
     ),
+    "adapter-unload-gives-up": (
+        f"{_PP4} max_loras=1; 1 load-lora name=x; 9 start a prompt=125 new=2 lora=x; 10 hold; "
+        "11 unload-lora name=x timeout_s=1.0; 13 advance seconds=2.0; 16 release"
+    ),
     # Adapters of requests that are sent back to the queue, in a pool that is too small.
     "adapters-without-pages": (
         f"{_SMALL} max_loras=1; 1 load-lora name=x; 1 load-lora name=y seed=2; 6 start a prompt=13 new=10 lora=x; "
