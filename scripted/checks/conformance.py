@@ -36,6 +36,7 @@ RULES: Final = {
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
+    "Drafts": "Guesses are what followed the last tokens at their latest earlier occurrence",
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
@@ -50,6 +51,7 @@ RULES: Final = {
     "Sampling": "The last stage learns a request's sampling with the first part after each admission",
     "Told": "The stages are told of a page once, and again where the cache's page takes its place",
     "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
+    "Verify": "The guesses before the first wrong one hold; the pages of the others are given back",
     "Weight update": "An update is launched in the step that accepts it",
 }
 _OF_STATS: Final = {
@@ -64,6 +66,8 @@ _OF_STATS: Final = {
     "pages_cached": "Publish",
     "rows_free": "Room",
     "retractions": "Retract",
+    "drafted_tokens": "Verify",
+    "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
 }
 _MEANING: Final = tuple(_OF_STATS)
@@ -142,11 +146,17 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         rule = "Turns" if expected.sampling is None and segment.sampling is None else "Order"
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
     pages = len(segment.pages)
-    found = (expected.rid, segment.start, segment.token_ids, segment.page_start, pages, segment.emits, segment.sampling)
+    found = (
+        *(expected.rid, segment.start, segment.token_ids, segment.page_start),
+        *(pages, segment.emits, segment.sampling, segment.drafts),
+    )
     if found == expected:
         return
     what = f"{what}, {expected.rid}"
     _must_be_equal("Hit", f"{what}: its first position", expected.start, segment.start)
+    _must_be_equal("Drafts", f"{what}: its drafts", expected.drafts, segment.drafts)
+    if expected.drafts:
+        _must_be_equal("Drafts", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: its tokens", len(expected.token_ids), len(segment.token_ids))
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)

@@ -24,6 +24,7 @@ class ExpectedSegment(NamedTuple):
     pages: int
     emits: bool
     sampling: SamplingSpec | None
+    drafts: int
 
 
 class Expected(NamedTuple):

@@ -7,7 +7,7 @@ read both side by side. The page also says what is not specified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from engine import messages
@@ -131,20 +131,34 @@ class Specification:
         if not self.flights or completion.microbatch_id < self.flights[0][1]:
             return  # It was in flight when the pipeline failed.
         (parts, _, mode), error = self.flights.pop(0), completion.error
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
         if mode is ForwardMode.UPDATE:
             self._finish_update(error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for request, emits in parts:
             request.in_flight -= 1
-            token, logprob = (next(tokens, None), next(logprobs, None)) if emits else (None, None)
+            count = 0 if error is not None or not emits else 1 + self._verify(request, accepted)
+            request.guesses = next(guesses, ()) if count else request.guesses
+            for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
+                if request.end is None:
+                    self._take_token(request, token, logprob)
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif token is not None:
-                    self._take_token(request, token, logprob)
                 elif request is self.chunked and not request.in_flight:
                     self.memory.publish(request, request.planned_tokens)
             self._leave_if_landed(request)
+
+    def _verify(self, request: Request, accepted: Iterator[int]) -> int:
+        """**Verify**: the drafts before the first wrong one hold; the others were not computed, and have no pages."""
+        drafts, request.drafts = request.drafts, ()
+        right = next(accepted) if drafts else 0
+        self.totals["drafted_tokens"] += len(drafts)
+        self.totals["accepted_tokens"] += right
+        request.planned_tokens -= len(drafts) - right
+        if drafts:
+            self.memory.trim(request)
+        return right
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):
@@ -192,7 +206,7 @@ class Specification:
             return
         if request.end is None:
             self.totals["retractions"] += 1
-            request.was_retracted = True
+            request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
 
@@ -286,21 +300,24 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits = tuple(request.ids[start:end]), end == len(request.ids)
-        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling)
+        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
+        return ExpectedSegment(
+            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, len(drafts)
+        )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
         budget, limits = self.limits.prefill_budget_tokens, self.limits
         if not limits.mixed_chunk:
             prompts = self._prompts(budget)
-            return prompts, [] if prompts else self._decodes(limits.rows)
+            return prompts, [] if prompts else self._decodes(limits.rows, with_drafts=True)
         left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
         has_prompts = self.chunked is not None or bool(self.waiting)
         count = len(self._choose(budget - left_to_prompts)) if has_prompts else 0
         prompts = self._prompts(budget - count)
         taken = sum([end - start for _, start, end in prompts])
-        return prompts, self._decodes(budget - taken if prompts else limits.rows)
+        most = budget - taken if prompts else limits.rows
+        return prompts, self._decodes(most, with_drafts=not prompts)
 
     def _prompts(self, budget: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
@@ -368,12 +385,29 @@ class Specification:
                 chosen.append(request)
         return chosen
 
-    def _decodes(self, most: int) -> list[_Part]:
+    def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
         chosen = self._choose(most)
         for request in chosen:
-            request.planned_tokens, request.in_flight = request.planned_tokens + 1, 1
+            request.drafts = self._drafts_of(request) if with_drafts and self.limits.draft_tokens else ()
+            request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
+            self.memory.extend(request, request.planned_tokens)
         self.running = [request for request in self.running if request not in chosen] + chosen
-        return [(request, request.planned_tokens - 1, request.planned_tokens) for request in chosen]
+        return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
+
+    def _drafts_of(self, request: Request) -> tuple[int, ...]:
+        """**Drafts**: what followed the last tokens when they occurred before, as far as free pages and length go."""
+        most = min(self.limits.draft_tokens, request.limit_tokens - len(request.ids) - 1)
+        most = min(most, self.memory.free_tokens(request, spare_pages=len(self.running)) - len(request.ids))
+        if self.limits.has_draft_model:
+            return request.guesses[: max(0, most)]
+        for count in range(self.limits.ngram_max, self.limits.ngram_min - 1, -1):
+            for place in range(len(request.ids) - count - 1, -1, -1):
+                if request.ids[place : place + count] == request.ids[-count:]:
+                    text = [*request.ids]
+                    for number in range(most):
+                        text.append(text[place + count + number])
+                    return tuple(text[len(request.ids) :])
+        return ()
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""
