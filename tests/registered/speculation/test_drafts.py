@@ -19,7 +19,7 @@ register_cpu_ci(est_time=12, suite="base-cpu")
 GUESS = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "kv_sanitizer": True}
 ONE_STAGE = EngineConfig(**GUESS, page_size=4)
 PP4 = EngineConfig(**GUESS, page_size=4, pp_size=4, pp_async_depth=1, chunked_prefill_size=32)
-SMALL = EngineConfig(**GUESS, page_size=4, max_total_tokens=64, chunked_prefill_size=16)
+SMALL = EngineConfig(**GUESS, page_size=4, max_total_tokens=64, chunked_prefill_size=16, pp_size=2)
 WINDOW = EngineConfig(**GUESS, model="embedded-window", page_size=4, chunked_prefill_size=64, max_window_tokens=320)
 # Nothing but these three has a chance, and each has one.
 FEW = {33: 60.0, 34: 60.0, 35: 60.0}
@@ -27,6 +27,8 @@ FEW = {33: 60.0, 34: 60.0, 35: 60.0}
 HELD = "a guess held"
 WRONG = "a guess was wrong"
 VERIFYING = "guesses are in flight"
+TIGHT = "no more pages are free than requests run"
+KEPT_NO_GUESS = "the last guesses are verified"
 BOTH = [HELD, WRONG, VERIFYING]
 
 
@@ -35,6 +37,10 @@ def _note(t):
     stats = t.scheduler.stats()
     t.sometimes(HELD, stats.accepted_tokens > 0)
     t.sometimes(WRONG, stats.drafted_tokens > stats.accepted_tokens)
+
+
+def _pages(tokens):
+    return -(-tokens // 4)
 
 
 def _run_until_verifying(t):
@@ -81,31 +87,36 @@ def test_penalties_count_only_what_was_said(t):
     _note(t)
 
 
-@scripted(ONE_STAGE, must_reach=BOTH)
-def test_the_pages_of_wrong_guesses_are_given_back(t):
-    """Between two steps with nothing in flight, a request holds the pages of its tokens and no more."""
-    r = t.start_req(prompt_len=10, max_new_tokens=24, logit_bias=FEW, temperature=1.0, seed=3)
-    yield from _run_until_verifying(t)
-    while not r.finished:
-        yield
-        if r.req is not None and r.req.lease is not None and not r.req.in_flight:
-            assert len(r.req.lease.pages) == -(-r.req.planned_tokens // 4), r.req
-    _note(t)
-
-
 @pytest.mark.parametrize("seed", range(6))
+@scripted(ONE_STAGE, must_reach=[VERIFYING, KEPT_NO_GUESS])
+def test_the_pages_of_wrong_guesses_are_given_back(t, seed):
+    """A request that is parked after its guesses were verified has the pages of its tokens and no more."""
+    r = t.start_req(prompt_len=10, prompt_seed=seed, max_new_tokens=40, logit_bias=FEW, temperature=1.0, seed=seed)
+    yield from _run_until_verifying(t)
+    (batch,) = t.state.in_flight
+    t.pause_generation("in_place")
+    yield from t.run_until(lambda: not t.state.in_flight)
+    confirmed = len(r.prompt_ids) + len(r.output_ids) - 1
+    assert len(r.req.lease.pages) == -(-confirmed // 4), r.req
+    t.sometimes(KEPT_NO_GUESS, batch.drafts > 0)
+    t.continue_generation()
+    yield from t.run_until_finished(r)
+
+
+@pytest.mark.parametrize("seed", range(8))
 @scripted(ONE_STAGE, must_reach=[VERIFYING])
 def test_a_stop_among_the_guesses_ends_the_request(t, seed):
     """The token that stops it is the last one, whether guesses after it held or not."""
+    text = [33 + (7 * seed + place * place + place // 3) % 3 for place in range(48)]
     r = t.start_req(
-        prompt_len=8, max_new_tokens=60, logit_bias=FEW, temperature=1.0, seed=seed, stop_token_ids=[34],
-        min_new_tokens=8,
+        prompt_ids=text, max_new_tokens=60, logit_bias=FEW, temperature=1.0, seed=seed, stop_token_ids=[34],
+        min_new_tokens=3,
     )  # fmt: skip
     yield from _run_until_verifying(t)
     yield from t.run_until_finished(r)
-    if r.finish_reason == "stop":
-        assert r.output_ids[-1] == 34
-    assert all(token != 34 for token in r.output_ids[8:-1])
+    assert r.finish_reason == "stop"
+    assert r.output_ids[-1] == 34
+    assert 34 not in r.output_ids[3:-1]
 
 
 @scripted(ONE_STAGE, must_reach=[HELD, WRONG])
@@ -119,15 +130,22 @@ def test_only_verified_tokens_become_a_prefix(t):
     assert again.cached_tokens == (16 + 24 - 1) // 4 * 4
 
 
-@scripted(SMALL, must_reach=[VERIFYING])
+@scripted(SMALL, must_reach=[VERIFYING, TIGHT])
 def test_no_request_gives_way_to_a_guess(t):
-    """Two requests that fit beside each other: a guess may take what is free, and no one is retracted for it."""
+    """Guesses take free pages only, and leave one to each running request for the token that is certain."""
     both = [
-        t.start_req(prompt_len=14, prompt_seed=i, max_new_tokens=18, logit_bias=FEW, temperature=1.0, seed=i)
+        t.start_req(prompt_len=14, prompt_seed=i, max_new_tokens=19, logit_bias=FEW, temperature=1.0, seed=i)
         for i in range(2)
     ]
     yield from _run_until_verifying(t)
-    yield from t.run_until_all_finished(both)
+    while not all(r.finished for r in both):
+        running, batch = len(t.state.running), t.history[-1].microbatch
+        t.sometimes(TIGHT, t.state.kv.free <= running)
+        for segment in () if batch is None else batch.segments:
+            certain = segment.start + len(segment.token_ids) - segment.drafts
+            if _pages(certain + segment.drafts) > _pages(certain):
+                assert t.state.kv.free >= running, segment
+        yield
     assert t.scheduler.stats().retractions == 0
 
 
@@ -171,11 +189,19 @@ def test_a_flush_while_guesses_are_verified_is_refused(t):
 
 @scripted(WINDOW, must_reach=BOTH)
 def test_a_window_slides_with_what_is_verified(t):
-    r = t.start_req(prompt_len=100, max_new_tokens=40, logit_bias=FEW, temperature=1.0, seed=2)
+    """What a forward in flight sees of its request is still there: the last 64 tokens before each of its own."""
+    several = [
+        t.start_req(prompt_len=90 + i, prompt_seed=i, max_new_tokens=50, logit_bias=FEW, temperature=1.0, seed=i)
+        for i in range(3)
+    ]
     yield from _run_until_verifying(t)
-    yield from t.run_until_finished(r)
+    while not all(r.finished for r in several):
+        for segment in t.history[-1].microbatch.segments:
+            lease = next(r for r in several if r.rid == segment.rid).req.lease
+            assert lease.window_start <= max(0, segment.start - 63) // 4, segment
+        yield
     _note(t)
-    assert len(r.output_ids) == 40
+    assert [len(r.output_ids) for r in several] == [50, 50, 50]
 
 
 @scripted(ONE_STAGE, must_reach=[VERIFYING])
