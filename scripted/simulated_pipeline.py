@@ -19,7 +19,7 @@ from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogp
 from engine.pipeline.wire import StageView
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
-__all__ = ["SimulatedPipeline"]
+__all__ = ["SimulatedPipeline", "alphabet_of"]
 
 # Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
 _MASK: Final = 2**30 - 1
@@ -37,6 +37,12 @@ _TOKENS_BESIDE_DRAFTS: Final = 3
 _GUESSES_PER_MISTAKE: Final = 3
 # The bounds of a bias: next to it no model's own preference counts.
 _DECISIVE_BIAS: Final = 100
+
+
+def alphabet_of(limits: Limits) -> int:
+    """How many different tokens the simulated model of an engine with these limits says."""
+    looks_up = limits.draft_tokens and not limits.has_draft_model
+    return _TOKENS_BESIDE_DRAFTS if looks_up else _TOKENS
 
 
 class _Row:
@@ -64,8 +70,7 @@ class SimulatedPipeline:
     """
 
     def __init__(self, limits: Limits, *, alphabet: int | None = None) -> None:
-        looked_up = limits.draft_tokens and not limits.has_draft_model
-        self._alphabet = alphabet or (_TOKENS_BESIDE_DRAFTS if looked_up else _TOKENS)
+        self._alphabet = alphabet or alphabet_of(limits)
         self._guessed = limits.draft_tokens if limits.has_draft_model else 0
         self._page_size = limits.page_size
         self._stages = limits.pp_size

@@ -229,7 +229,8 @@ class ClientAccount:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
-        if result.replies or events:
+        # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
+        if result.replies or events or result.microbatch is not None:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()

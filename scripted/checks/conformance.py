@@ -36,7 +36,7 @@ RULES: Final = {
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
-    "Drafts": "Guesses are what followed the last tokens at their latest earlier occurrence",
+    "Drafts": "A decode without prompts beside it carries guesses of its next tokens",
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",

@@ -7,7 +7,7 @@ read both side by side. The page also says what is not specified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from engine import messages
@@ -15,6 +15,7 @@ from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
+from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -137,8 +138,10 @@ class Specification:
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         for request, emits in parts:
             request.in_flight -= 1
-            count = 0 if error is not None or not emits else 1 + self._verify(request, accepted)
-            request.guesses = next(guesses, ()) if count else request.guesses
+            count = 0
+            if emits and error is None:
+                count = 1 + verify(request, self, next(accepted) if request.drafts else 0)
+                request.guesses = next(guesses, ())
             for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
                 if request.end is None:
                     self._take_token(request, token, logprob)
@@ -148,17 +151,6 @@ class Specification:
                 elif request is self.chunked and not request.in_flight:
                     self.memory.publish(request, request.planned_tokens)
             self._leave_if_landed(request)
-
-    def _verify(self, request: Request, accepted: Iterator[int]) -> int:
-        """**Verify**: the drafts before the first wrong one hold; the others were not computed, and have no pages."""
-        drafts, request.drafts = request.drafts, ()
-        right = next(accepted) if drafts else 0
-        self.totals["drafted_tokens"] += len(drafts)
-        self.totals["accepted_tokens"] += right
-        request.planned_tokens -= len(drafts) - right
-        if drafts:
-            self.memory.trim(request)
-        return right
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):
@@ -388,26 +380,11 @@ class Specification:
     def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
         chosen = self._choose(most)
         for request in chosen:
-            request.drafts = self._drafts_of(request) if with_drafts and self.limits.draft_tokens else ()
+            request.drafts = drafts_of(request, self) if with_drafts else ()
             request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
             self.memory.extend(request, request.planned_tokens)
         self.running = [request for request in self.running if request not in chosen] + chosen
         return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
-
-    def _drafts_of(self, request: Request) -> tuple[int, ...]:
-        """**Drafts**: what followed the last tokens when they occurred before, as far as free pages and length go."""
-        most = min(self.limits.draft_tokens, request.limit_tokens - len(request.ids) - 1)
-        most = min(most, self.memory.free_tokens(request, spare_pages=len(self.running)) - len(request.ids))
-        if self.limits.has_draft_model:
-            return request.guesses[: max(0, most)]
-        for count in range(self.limits.ngram_max, self.limits.ngram_min - 1, -1):
-            for place in range(len(request.ids) - count - 1, -1, -1):
-                if request.ids[place : place + count] == request.ids[-count:]:
-                    text = [*request.ids]
-                    for number in range(most):
-                        text.append(text[place + count + number])
-                    return tuple(text[len(request.ids) :])
-        return ()
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""

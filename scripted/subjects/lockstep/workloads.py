@@ -186,6 +186,12 @@ TEXTS: Final[dict[str, str]] = {
         "speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=32 max_total_tokens=128; "
         "1 start a prompt=20 new=20 stop=35; 2 start b prompt=20 seed=3 new=20 stop=34"
     ),
+    # Guesses of a draft model, among them tokens at which a request stops.
+    "drafts-of-a-model": (
+        "speculative_algorithm=draft_model speculative_draft_model=embedded page_size=4 chunked_prefill_size=64 "
+        "max_total_tokens=200; 1 start a prompt=40 new=8 stop=120; 2 start b prompt=40 new=14; 12 start c prompt=40 new=8 stop=91; "
+        "13 start d prompt=44 seed=1 new=20"
+    ),
     "drafts-windowed": (
         "model=embedded-window speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=64 "
         "max_prefill_tokens=64 max_total_tokens=512 max_window_tokens=280; 1 start a prompt=100 new=16; 9 start b prompt=90 seed=1 new=12"
