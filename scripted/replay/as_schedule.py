@@ -1,6 +1,6 @@
 """A recording as a schedule: the same events at the same steps, with prompts and names of its own.
 
-What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. A
+What a schedule cannot say is left out and named: some filters of sampling, prompts that share only their beginning. A
 translation is run, and says up to which step the engine does the same.
 """
 
@@ -156,12 +156,17 @@ class _Translator:
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Whether a schedule has words for all of this: temperature, seed, frequency penalty, stop ids."""
+    """Whether a schedule has words for all of this: not for the filters top_p and top_k, nor for several biases."""
     said = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed,
+        min_p=sampling.min_p,
         frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_new_tokens=sampling.min_new_tokens,
+        logit_bias=sampling.logit_bias[:1],
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )

@@ -16,10 +16,10 @@ __all__ = ["EngineJudge"]
 
 
 class EngineJudge:
-    """``checks`` are those of scripts."""
+    """``checks`` are those of scripts. ``restores`` is for few runs: it costs as much as a run."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.checks = Checks(limits)
+    def __init__(self, limits: Limits, *, restores: bool) -> None:
+        self.checks = Checks(limits, restores=restores)
         self._limits = limits
 
     @property

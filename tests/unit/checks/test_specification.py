@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import CallAnswer, EngineStats, FlushCache, Generate, Reply, SamplingParams, TokenOutput
 from engine.plan import Microbatch
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks import conformance, specification
-from scripted.checks.conformance import RULES, Conformance, Nonconformance, why_not_covered
+from scripted.checks.conformance import RULES, Conformance, Nonconformance
 from scripted.explore.strategies import Exhaustive
 from scripted.subjects.lockstep.copies import SPECIFIED_EVERY_RUNS, is_specified
 from scripted.subjects.lockstep.schedules import WORKLOADS
@@ -60,18 +60,11 @@ def test_a_difference_is_named_in_the_words_of_the_page_of_rules() -> None:
     assert not missing
 
 
-def test_window_layers_are_not_covered_and_it_says_so() -> None:
-    windowed = Limits.of(EngineConfig(model="embedded-window"), EMBEDDED_WINDOW_FACTS)
-    assert why_not_covered(windowed) is not None
-    assert Conformance(windowed).is_over
-    assert why_not_covered(_LIMITS) is None
-
-
 @pytest.mark.parametrize("policy", get_args(EngineConfig.model_fields["schedule_policy"].annotation))
 def test_every_policy_has_a_workload_that_is_compared(policy: str) -> None:
     """B10: a new policy without one would be in no search."""
     configs = [base.config for base in WORKLOADS.values()]
-    assert [one for one in configs if one.schedule_policy == policy and not one.model.endswith("-window")]
+    assert [one for one in configs if one.schedule_policy == policy]
 
 
 def test_a_share_of_the_forked_runs_is_compared_the_same_ones_in_every_process() -> None:
