@@ -48,7 +48,7 @@ __all__ = ["CONTRACTS"]
 
 _CORE = "tests/registered/core"
 _SMALL_CHUNK = 64
-_SMALL_HEAP = 64
+_SMALL_HEAP = 32
 
 _request_of = Admission.request_of
 _microbatch = Controls.microbatch
