@@ -36,6 +36,7 @@ class RadixTree:
         self.generation = 0
         self.next_id = 0
         self.tick = 0
+        self.node_count: int
         self._start_over()
 
     # -- looking up --
@@ -169,8 +170,8 @@ class RadixTree:
     def _start_over(self) -> None:
         self.root = Node(self._new_id(), self.generation, (), [], None)
         self._heap: list[tuple[int, int, Node]] = []
-        self.locked_pages: int = 0
-        self.node_count: int = 0
+        self.locked_pages = 0
+        self.node_count = 0
 
     def _new_id(self) -> int:
         self.next_id += 1
