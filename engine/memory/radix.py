@@ -233,7 +233,7 @@ class RadixTree:
             step = step.parent
 
     def _offer_for_eviction(self, node: Node) -> None:
-        if node.children or node.parent is None:
+        if node.children:
             return
         heapq.heappush(self._heap, (node.last_used, node.id, node))
         if len(self._heap) > _STALE_HEAP_FACTOR * self.node_count + _STALE_HEAP_FLOOR:

@@ -163,7 +163,7 @@ class Planner:
         """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
         tokens = len(request.ids)
         if not plan.tokens or tokens <= plan.room:
-            return plan.room > 0
+            return True
         # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
         may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
         return may_split and plan.room >= self._limits.page_size

@@ -78,7 +78,7 @@ class LockstepSubject:
 
     def drive(self, run: ScheduleGate) -> None:
         """The loop that runs the server."""
-        run_loop(run, run.machine.scheduler, run.pipeline, run)
+        run_loop(run, run.machine.scheduler, run.pipeline, run.judge)
 
     def what_is_busy(self, run: ScheduleGate) -> str:
         """The scheduler's own words."""

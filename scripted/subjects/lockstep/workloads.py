@@ -75,6 +75,14 @@ def _boundaries() -> Iterator[tuple[str, str]]:
                 "1 start a prompt=70 new=5; 7 start b prompt=75 seed=1 new=3 priority=1; 14 start c prompt=75 seed=1 new=2"
             ),
         )
+        # One that hits more than a window, beside one that runs.
+        yield (
+            f"{name}-the-window-pool-after-a-hit",
+            (
+                f"{_WINDOWED} max_total_tokens=512 max_window_tokens={192 + 16 * beside}; 1 start a prompt=110 new=1; "
+                "9 start b prompt=70 seed=1 new=9; 15 start c prompt=130 new=2"
+            ),
+        )
         yield (
             f"{name}-a-window",
             f"{_WINDOWED} pp_async_depth=1 max_total_tokens=256 max_window_tokens=112; 1 start a prompt={80 + beside} new=3; 11 start b prompt={80 + beside} new=2",
@@ -195,10 +203,19 @@ TEXTS: Final[dict[str, str]] = {
         "1 start a prompt=100 new=2; 8 start b prompt=110 new=8; 9 start c prompt=110 shared=100 tail=1 new=3; 10 start d prompt=90 new=2; "
         "11 start e prompt=110 shared=70 tail=2 new=2; 24 start f prompt=110 new=2"
     ),
+    # Window pages of requests that share a prefix, and are less urgent than one that has no room beside them.
+    "windowed-priorities": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=128; 1 start a prompt=70 new=5; "
+        "7 start b prompt=75 seed=1 new=3 priority=1; 13 start c prompt=40 seed=1 new=9; 16 start d prompt=75 seed=2 new=2 priority=2"
+    ),
+    "windowed-priorities-shared": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=160; 1 start w prompt=60 new=1; "
+        "6 start a prompt=60 new=7; 6 start b prompt=60 new=7; 10 start c prompt=100 seed=1 new=2 priority=1"
+    ),
     # Both pools are too small: what leaves the tree leaves the window pool.
     "windowed-eviction": (
         f"{_WINDOWED} max_total_tokens=160 max_window_tokens=128; 1 start a prompt=70 new=2; 8 start b prompt=75 seed=1 new=2; "
-        "16 start c prompt=70 new=12; 17 start d prompt=40 seed=2 new=8; 19 start e prompt=35 seed=3 new=2"
+        "16 start c prompt=70 new=12; 17 start d prompt=40 seed=2 new=8; 19 start e prompt=35 seed=3 new=2; 40 evict pages=1; 41 evict pages=3"
     ),
     "windowed-longest-prefix": (
         f"{_WINDOWED} schedule_policy=lpm max_running_requests=1 max_total_tokens=640 max_window_tokens=112; 1 start a prompt=70 new=2; "
@@ -263,6 +280,16 @@ TEXTS: Final[dict[str, str]] = {
     "branches": (
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
+    ),
+    # What comes after a page that differs is the same again.
+    "rejoining": (
+        "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=20 shared=8 tail=5 new=1; "
+        "3 start b prompt=20 shared=8 tail=6 new=1; 5 start c prompt=20 shared=4 tail=5 new=2; 8 start d prompt=24 shared=12 tail=5 new=2"
+    ),
+    # More are ready to decode than the share of a stage, beside a prompt that leaves room for them.
+    "mixed-shares": (
+        "pp_size=2 mixed_chunk=True page_size=4 chunked_prefill_size=32 max_total_tokens=256; "
+        + "; ".join(f"1 start r{i} prompt=5 seed={i} new=5" for i in range(5)) + "; 3 start p prompt=9 seed=9 new=2; 4 start q prompt=70 seed=10 new=2"
     ),
     # Profiles take a place in the pipeline beside requests; one at a time.
     "profiled": (

@@ -51,7 +51,7 @@ def record_to(
 ) -> ScheduleGate:
     inner = ScheduleGate(schedule, record=True)
     gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
-    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
     return inner
 
 
@@ -99,7 +99,7 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError) as crash:
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
         again = rerun(str(path))
     assert "This request holds the node from another tree" in str(crash.value)
     assert again.error == f"{type(crash.value).__name__}: {crash.value}"
@@ -343,7 +343,7 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
     said = io.StringIO()
     console = Console(file=said, width=200)
     options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
