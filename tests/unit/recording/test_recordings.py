@@ -245,7 +245,7 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 def test_a_damaged_checkpoint_is_refused() -> None:
     """What does not balance is found before the first step."""
     inner = ScheduleGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
-    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner)
+    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner.judge)
     inner.machine.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
     )
