@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EngineConfig
+from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
 from engine.messages import (
@@ -175,7 +175,10 @@ def _can_be_said(sampling: SamplingParams) -> bool:
 
 def _config_of(limits: Limits) -> EngineConfig:
     """The configuration of the embedded model that has these limits. Raises RecordingError when none has."""
+    windowed = bool(limits.window_tokens)
     config = EngineConfig(
+        model=EMBEDDED_WINDOW_MODEL if windowed else EMBEDDED_MODEL,
+        max_window_tokens=limits.window_pages * limits.page_size if windowed else None,
         pp_size=limits.pp_size,
         pp_async_depth=limits.depth - limits.pp_size,
         page_size=limits.page_size,
@@ -194,9 +197,14 @@ def _config_of(limits: Limits) -> EngineConfig:
         seed=limits.seed,
     )
     try:
-        limits_of(config)
+        window_tokens = limits_of(config).window_tokens
     except ConfigError as exc:
         raise RecordingError(f"the simulated engine cannot stand for the recorded one: {exc}") from exc
+    if window_tokens != limits.window_tokens:
+        raise RecordingError(
+            f"the simulated engine cannot stand for the recorded one: its window layers see {window_tokens} tokens, "
+            f"those of the recorded one {limits.window_tokens}; replay the recording itself"
+        )
     return config
 
 
