@@ -190,7 +190,9 @@ def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
             if tokens not in page.below:
                 raise Nonconformance("Evict", f"the page {tokens} after {page.tokens} must be evicted, but is cached")
             page = page.below[tokens]
-            _must_be_equal("Hit count", f"the hits of {tokens} after {node.parent}", page.hits, node.hit_count)
+            if page.hits != node.hit_count:
+                what = f"{tokens} after {node.parent}"
+                raise Nonconformance("Hit count", f"{what} must have {page.hits} hits, but has {node.hit_count}")
         last[node] = page
         if not node.children:
             leaves.append((node.last_used, page.used))
