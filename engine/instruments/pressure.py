@@ -106,7 +106,7 @@ class Pressure:
         """Cache is evicted only when the free pages and those kept back are not enough."""
         pages = self._pages
         pages.release_reserved(max(0, count - pages.free))
-        self._tree.evict(max(0, count - pages.free))
+        self._tree.evict(count - pages.free)
         pages.reserve(max(0, pages.free - count))
 
     @property
@@ -117,7 +117,7 @@ class Pressure:
         """A cached page loses its window page only when those that are free or kept back are not enough."""
         pages = window.pages
         pages.release_reserved(max(0, count - pages.free))
-        window.evict(max(0, count - pages.free))
+        window.evict(count - pages.free)
         pages.reserve(max(0, pages.free - count))
 
     def _leave_unlocked(self, count: int) -> None:

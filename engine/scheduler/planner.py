@@ -131,28 +131,32 @@ class Planner:
     def _add_prefill(self, plan: Plan) -> None:
         """Add the next chunk of the partly prefilled request, then new requests, while the budget lasts."""
         chunked = self._books.chunked
-        if chunked is not None and not self._add_chunk(plan, chunked):
-            return
+        if chunked is not None:
+            self._add_chunk(plan, chunked)
         for request in self._admissions():
             if not self._may_start(request, plan):
                 break
-            if self._admit(request) and not self._add_chunk(plan, request):
-                break
+            if self._admit(request):
+                self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue."""
-        if not (self._memory.rows.free or self._limits.priority_preemption):
+        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue.
+
+        None while a prompt is partly prefilled.
+        """
+        books = self._books
+        if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, self._books.waiting, 0
+        policy, waiting, missed = self.policy, books.waiting, 0
         for request in tuple(policy.order(waiting, self._memory)):
-            if self._books.chunked is not None or not self._can_take_a_row(request):
+            if not self._can_take_a_row(request):
                 return
             yield request
             if request.lease is None:
                 missed += 1
                 if missed >= ADMISSION_TRIES_LIMIT_REQUESTS or policy.is_overdue(request):
                     return
-            elif any(policy.is_overdue(other) for other in policy.overtaken_by(request, waiting)):
+            elif books.chunked is not None or any(map(policy.is_overdue, policy.overtaken_by(request, waiting))):
                 return
 
     def _can_take_a_row(self, request: Request) -> bool:
@@ -162,7 +166,7 @@ class Planner:
         """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
         tokens = len(request.ids)
         if not plan.tokens or tokens <= plan.room:
-            return plan.room > 0
+            return True
         # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
         may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
         return may_split and plan.room >= self._limits.page_size
@@ -189,8 +193,8 @@ class Planner:
             other.overtaken += 1
         return True
 
-    def _add_chunk(self, plan: Plan, request: Request) -> bool:
-        """Add the next part of a prompt that fits the budget; False when there is no memory for it.
+    def _add_chunk(self, plan: Plan, request: Request) -> None:
+        """Add the next part of a prompt that fits the budget, if there is memory for it.
 
         With its last part a request leaves ``chunked``.
         """
@@ -199,7 +203,7 @@ class Planner:
         lease = request.lease
         assert lease is not None, f"{request} is being prefilled, but owns no memory"
         if not self._memory.extend(lease, end):
-            return False
+            return
         last = end == request.prefill_tokens
         if not (last and start == request.prefill_start):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
@@ -207,7 +211,6 @@ class Planner:
             request.place = Place.DISPATCHED
             self._books.chunked = None
         self._add_segment(plan, request, start, end, emits=last)
-        return True
 
     # -- decode --
 

@@ -143,15 +143,14 @@ class Scheduler:
     # -- completions --
 
     def _on_completion(self, completion: Completion) -> None:
-        launched = self.books.in_flight[0] if self.books.in_flight else None
-        if launched is None or completion.microbatch_id < launched.microbatch.id:
+        if self.failure is not None:
             return  # It was given up when the pipeline failed.
-        if completion.microbatch_id != launched.microbatch.id:
+        in_flight = self.books.in_flight
+        if not in_flight or completion.microbatch_id != in_flight[0].microbatch.id:
             raise IntegrityError(
-                f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, "
-                "which was launched first"
+                f"microbatch {completion.microbatch_id} came back, in flight were {self.books.in_flight_ids()}"
             )
-        self.books.land()
+        launched = self.books.land()
         if launched.microbatch.is_control:
             self._replies.append(self.controls.finish(launched.microbatch, completion.error))
         elif completion.error is not None:

@@ -6,7 +6,7 @@ come, a pause ends, a deadline passes. It knows no scheduler: the subject of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -37,7 +37,7 @@ class Phase(Enum):
 
 
 class ScheduleGate:
-    """One run of one schedule, with its machine, pipeline and judge. ``outbox`` of the loop is the gate itself.
+    """One run of one schedule, with its machine, pipeline and judge.
 
     ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
     to act on. ``watch`` is called before each step is composed: the place where a run can be forked.
@@ -138,9 +138,6 @@ class ScheduleGate:
             return None
         self.phase = Phase.SUBJECT
         return self.subject.new_step(tuple(self._events), self.clock.now())
-
-    def send(self, replies: Sequence[Any]) -> None:
-        """The loop's outbox: the replies are judged with their step."""
 
     def fault(self, text: str) -> None:
         """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""

@@ -1,6 +1,6 @@
 """A recording as a schedule: the same events at the same steps, with prompts and names of its own.
 
-What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. A
+What a schedule cannot say is left out and named: some filters of sampling, prompts that share only their beginning. A
 translation is run, and says up to which step the engine does the same.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EngineConfig
+from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
 from engine.messages import (
@@ -158,12 +158,17 @@ class _Translator:
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Whether a schedule has words for all of this: temperature, seed, frequency penalty, stop ids."""
+    """Whether a schedule has words for all of this: not for the filters top_p and top_k, nor for several biases."""
     said = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed,
+        min_p=sampling.min_p,
         frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_new_tokens=sampling.min_new_tokens,
+        logit_bias=sampling.logit_bias[:1],
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )
@@ -172,7 +177,10 @@ def _can_be_said(sampling: SamplingParams) -> bool:
 
 def _config_of(limits: Limits) -> EngineConfig:
     """The configuration of the embedded model that has these limits. Raises RecordingError when none has."""
+    windowed = bool(limits.window_tokens)
     config = EngineConfig(
+        model=EMBEDDED_WINDOW_MODEL if windowed else EMBEDDED_MODEL,
+        max_window_tokens=limits.window_pages * limits.page_size if windowed else None,
         pp_size=limits.pp_size,
         pp_async_depth=limits.depth - limits.pp_size,
         page_size=limits.page_size,
@@ -192,9 +200,14 @@ def _config_of(limits: Limits) -> EngineConfig:
         **_speculation_of(limits),
     )
     try:
-        limits_of(config)
+        window_tokens = limits_of(config).window_tokens
     except ConfigError as exc:
         raise RecordingError(f"the simulated engine cannot stand for the recorded one: {exc}") from exc
+    if window_tokens != limits.window_tokens:
+        raise RecordingError(
+            f"the simulated engine cannot stand for the recorded one: its window layers see {window_tokens} tokens, "
+            f"those of the recorded one {limits.window_tokens}; replay the recording itself"
+        )
     return config
 
 

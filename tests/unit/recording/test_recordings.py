@@ -51,7 +51,7 @@ def record_to(
 ) -> ScheduleGate:
     inner = ScheduleGate(schedule, record=True)
     gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
-    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
     return inner
 
 
@@ -99,7 +99,7 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError) as crash:
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
         again = rerun(str(path))
     assert "This request holds the node from another tree" in str(crash.value)
     assert again.error == f"{type(crash.value).__name__}: {crash.value}"
@@ -249,7 +249,7 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 def test_a_damaged_checkpoint_is_refused() -> None:
     """What does not balance is found before the first step."""
     inner = ScheduleGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
-    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner)
+    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner.judge)
     inner.machine.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
     )
@@ -356,7 +356,7 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner)
+            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
     said = io.StringIO()
     console = Console(file=said, width=200)
     options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
