@@ -62,10 +62,25 @@ class Sampler:
             return (), ()
         raw = logits.float()
         specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
-        if all(map(_is_plain, specs)):
-            ids = _greedy(raw + self._never if self._any_never else raw)
-            return ids, _logprobs(raw, ids, specs)
-        scores = raw + self._never if self._any_never else raw.clone()
+        allowed = raw + self._never if self._any_never else raw
+        special = [row for row, spec in enumerate(specs) if not _is_plain(spec)]
+        if not special:
+            ids = _greedy(allowed)
+        elif len(special) == len(specs):
+            ids = self._chosen(allowed.clone(), segments, specs, history)
+        else:
+            # Only the rows that need it are copied, penalised, sorted.
+            chosen = list(_greedy(allowed))
+            of_special = [segments[row] for row in special], [specs[row] for row in special]
+            for row, token in zip(special, self._chosen(allowed[special], *of_special, history), strict=True):
+                chosen[row] = token
+            ids = tuple(chosen)
+        return ids, _logprobs(raw, ids, specs)
+
+    def _chosen(
+        self, scores: torch.Tensor, segments: Sequence[Segment], specs: Sequence[SamplingSpec], history: History
+    ) -> tuple[int, ...]:
+        """One token for each row by its spec; ``scores`` are used up."""
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
             if spec.logit_bias:
                 _add_bias(scores[row], spec)
@@ -75,8 +90,7 @@ class Sampler:
                 _penalize(scores[row], spec, history(segment))
         chosen = torch.argmax(scores, dim=-1)
         _draw(chosen, scores, specs, segments)
-        ids = tuple(chosen.tolist())
-        return ids, _logprobs(raw, ids, specs)
+        return tuple(chosen.tolist())
 
 
 def _is_plain(spec: SamplingSpec) -> bool:
@@ -122,7 +136,9 @@ def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32
     scores[torch.from_numpy(said.astype(np.int64)).to(scores.device)] -= penalty.to(scores.device)
 
 
-def _draw(chosen: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec], segments: Sequence[Segment]) -> None:
+def _draw(
+    chosen: torch.Tensor, scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Sequence[Segment]
+) -> None:
     """Replace the greedy choice of the rows with a temperature. Only those with filters pay for sorting."""
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     filtered = [row for row in random if _has_filter(specs[row])]
@@ -149,14 +165,14 @@ def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = to
 
 
 def _draw_plain(
-    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: Sequence[SamplingSpec], rows: list[int]
 ) -> torch.Tensor:
     del specs, rows
     return _invert(probabilities, numbers)
 
 
 def _draw_filtered(
-    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: Sequence[SamplingSpec], rows: list[int]
 ) -> torch.Tensor:
     """Top-k, then top-p of what is left, then min-p relative to the best."""
     ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
@@ -185,13 +201,13 @@ def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]) -> tuple[TokenLogprob | None, ...]:
-    if not any(spec.return_logprob for spec in specs):
+    asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
+    if not asked:
         return ()
-    every = torch.log_softmax(raw, dim=-1)
-    return tuple(
-        _logprob(every[row], token, spec.top_logprobs_num) if spec.return_logprob else None
-        for row, (token, spec) in enumerate(zip(ids, specs, strict=True))
-    )
+    found: list[TokenLogprob | None] = [None] * len(specs)
+    for row, logprobs in zip(asked, torch.log_softmax(raw[asked], dim=-1), strict=True):
+        found[row] = _logprob(logprobs, ids[row], specs[row].top_logprobs_num)
+    return tuple(found)
 
 
 def _logprob(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprob:

@@ -6,7 +6,7 @@ A page of ours is one block of OpenVINO's or several that follow each other. Bui
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -18,48 +18,57 @@ from engine.limits import Limits
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
-__all__ = ["BlockBatch", "BlockPool", "block_names"]
+__all__ = ["BlockBatch", "BlockFormat", "BlockPool", "block_names"]
 
 # A port of the graph and what it is given.
 _Arrays = dict[str, NDArray[Any]]
 
-_BYTES_AS: Final = {torch.float32: (np.float32, ov.Type.f32), torch.bfloat16: (np.uint16, ov.Type.bf16)}
+_KINDS: Final = {"f32": (np.float32, ov.Type.f32), "bf16": (np.uint16, ov.Type.bf16), "u8": (np.uint8, ov.Type.u8)}
+
+
+class BlockFormat(NamedTuple):
+    """What OpenVINO keeps the keys or the values of a layer in: its name of the type, and the shape of one block.
+
+    Blocks of 8 bits have room for scales and offsets in them.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    def empty(self, blocks: int) -> tuple[NDArray[Any], ov.Tensor]:
+        """Blocks of zeros, as an array and as the tensor that lies in it.
+
+        Zeros, as in every pool; the system gives the memory when it is first written.
+        """
+        numbers, kind = _KINDS[self.kind]
+        array = np.zeros((blocks, *self.shape), numbers)
+        return array, ov.Tensor(array, ov.Shape(array.shape), kind)
 
 
 class BlockPool(KVPool):
-    """The page tables of a stage, with its KV in OpenVINO's layout.
+    """The page tables of a stage, with its KV in OpenVINO's blocks.
 
-    ``caches`` has keys and values of each layer, each [blocks, kv heads, tokens of a block, head size].
+    ``formats`` are those of keys and values of each layer that keeps them here; ``caches`` has the tensors.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        window_tokens: int = 0,
+        self, limits: Limits, formats: Sequence[tuple[BlockFormat, BlockFormat]], *, window_tokens: int = 0
     ) -> None:
         super().__init__(
             limits,
             layers=0,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=dtype,
+            kv_heads=0,
+            head_dim=0,
+            dtype=torch.float32,
             device=torch.device("cpu"),
             window_tokens=window_tokens,
         )
         self._blocks_a_page = self.page_size // OPENVINO_BLOCK_TOKENS
-        shape = (self.total_slots // OPENVINO_BLOCK_TOKENS, kv_heads, OPENVINO_BLOCK_TOKENS, head_dim)
-        numbers, kind = _BYTES_AS[dtype]
-        # Zeros, as in every pool; the system gives the memory when it is first written. The tensors lie in the arrays.
-        self._arrays = [(np.zeros(shape, numbers), np.zeros(shape, numbers)) for _ in range(layers)]
-        self.caches = [
-            (ov.Tensor(keys, ov.Shape(shape), kind), ov.Tensor(values, ov.Shape(shape), kind))
-            for keys, values in self._arrays
-        ]
+        blocks = self.total_slots // OPENVINO_BLOCK_TOKENS
+        made = [(keys.empty(blocks), values.empty(blocks)) for keys, values in formats]
+        # The tensors lie in the arrays.
+        self._arrays = [(keys[0], values[0]) for keys, values in made]
+        self.caches = [(keys[1], values[1]) for keys, values in made]
 
     def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
         """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,

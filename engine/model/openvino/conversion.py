@@ -18,6 +18,7 @@ from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
@@ -56,6 +57,8 @@ class TracedStage(nn.Module):
         AttentionInterface.register(IMPLEMENTATION, _traced_attention)
         self._facts = facts
         self._int8 = int8
+        # In the 16 bits that they come in: in fp32 they would take twice the memory of the model.
+        narrow = torch.bfloat16 if facts.dtype is torch.bfloat16 and not int8 else None
         self._slice = StageSlice(
             facts,
             # Traced in fp32: of a graph traced in bfloat16 the results were wrong by more than half.
@@ -64,8 +67,11 @@ class TracedStage(nn.Module):
             implementation=IMPLEMENTATION,
             trust_remote_code=trust_remote_code,
             on_load=on_load,
+            matrix_dtype=narrow,
         )
         self.module = self._slice.model
+        if narrow is not None:
+            _widen_where_used(self.module)
         for index, layer in enumerate(self._slice.decoder.layers):
             attach(layer, index)
         self.names = [
@@ -115,8 +121,8 @@ class TracedStage(nn.Module):
         graph.validate_nodes_and_infer_types()
         if self._int8:
             _round_matrices_to_int8(graph)
-        if self._facts.dtype is torch.bfloat16:
-            _store_matrices_as_bf16(graph)
+            if self._facts.dtype is torch.bfloat16:
+                _store_matrices_as_bf16(graph)
         return StageGraph(graph, self)
 
     @torch.no_grad()
@@ -133,6 +139,21 @@ class TracedStage(nn.Module):
         wave = torch.sin(torch.arange(tokens * self._facts.hidden_size, dtype=torch.float32))
         hidden = wave.view(tokens, self._facts.hidden_size)
         return tuple(hidden if name == "hidden" else count for name in self.names)
+
+
+class _Widened(nn.Module):
+    """A matrix of 16 bits as fp32, each time that it is asked for."""
+
+    def forward(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix.to(torch.float32)
+
+
+def _widen_where_used(module: nn.Module) -> None:
+    """Let matrices stay as they are in memory, and in the graph; what computes with them gets them in fp32."""
+    for part in list(module.modules()):
+        weight = part._parameters.get("weight")  # noqa: SLF001 - its own, not that of a part of it
+        if weight is not None and weight.dtype is torch.bfloat16:
+            register_parametrization(part, "weight", _Widened(), unsafe=True)
 
 
 def _traced_attention(

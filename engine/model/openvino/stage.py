@@ -19,7 +19,6 @@ from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch
-from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
@@ -58,8 +57,8 @@ class OpenVINOStage:
         self.hidden_size = facts.hidden_size
         convert = partial(_converted, config, facts, limits, on_load)
         self._kept = kept_graph(facts, convert, weights=config.weights)
-        self._compiled = CompiledStage(self._kept.graph, facts)
-        self.pool: KVPool = _pool(facts, limits)
+        self._compiled = CompiledStage(self._kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
         if on_load is not None:
             dtype = str(self.dtype).removeprefix("torch.")
@@ -93,18 +92,13 @@ class OpenVINOStage:
             raise StepFailedError(f"token ids must be in 0..{last}, got {int(ids.min())}..{int(ids.max())}")
 
 
-def _pool(facts: StageFacts, limits: Limits) -> BlockPool:
-    kv_heads, head_dim = heads_of(facts.model_config, facts.folder)
-    pool_of = partial(BlockPool, limits, kv_heads=kv_heads, head_dim=head_dim, dtype=facts.dtype)
+def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
     try:
-        pool = pool_of(layers=facts.windowed.count(False))
-        if limits.window_tokens:
-            pool.window = pool_of(layers=facts.windowed.count(True), window_tokens=limits.window_tokens)
+        return compiled.new_pool(limits)
     except MemoryError as exc:
         raise OpenVINOError(
             f"the KV of {limits.total_pages} pages must fit, but: {exc}; lower max_total_tokens"
         ) from exc
-    return pool
 
 
 def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> StageGraph:
@@ -116,7 +110,9 @@ def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load:
     pages = limits.pages_for(sum(_COMPARED_TOKENS))
     window_pages = pages if limits.window_tokens else 0
     small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
-    pool, compiled = _pool(facts, small), CompiledStage(converted.graph.clone(), facts)
+    # What the cache is kept in is no part of the graph, so it is compared without.
+    compiled = CompiledStage(converted.graph.clone(), facts)
+    pool = _pool(compiled, small)
     compiled.take_pool(pool)
     start, differences = 0, []
     for count in _COMPARED_TOKENS:
