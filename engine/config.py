@@ -63,8 +63,7 @@ class EngineConfig(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "u8"] = Field(
         "auto",
-        description="'u8' rounds keys and values to 8 bits, with a scale and an offset for each token and head; needs "
-        "backend='openvino'",
+        description="'u8' rounds keys and values to 8 bits, with scales and offsets; needs backend='openvino'",
     )
     threads: int | None = Field(
         None,

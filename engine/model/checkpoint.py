@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EMBEDDED_MODEL, EngineConfig, embedded_seed, has_embedded_window
+from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.errors import CheckpointError
 from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
@@ -46,7 +46,7 @@ _ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tra
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What goes with a vector of 8 bits: two numbers in fp32.
+# What goes with numbers of 8 bits: two in fp32.
 _SCALE_AND_OFFSET_BYTES = 8
 
 
@@ -124,10 +124,12 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     heads, head_dim = heads_of(model, folder)
     window, windowed = window_layers(model)
     if config.kv_cache_dtype == "u8":
-        vector_bytes = head_dim + _SCALE_AND_OFFSET_BYTES
+        # A scale and an offset for each channel of a block of keys, and for the values of each token.
+        values_a_head = head_dim + _SCALE_AND_OFFSET_BYTES
+        keys_a_head = head_dim + head_dim * _SCALE_AND_OFFSET_BYTES // OPENVINO_BLOCK_TOKENS
     else:
-        vector_bytes = head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
-    layer_bytes = 2 * heads * vector_bytes
+        keys_a_head = values_a_head = head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
+    layer_bytes = heads * (keys_a_head + values_a_head)
     return ModelFacts(
         name=config.model,
         vocab_size=model.vocab_size,

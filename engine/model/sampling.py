@@ -62,25 +62,10 @@ class Sampler:
             return (), ()
         raw = logits.float()
         specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
-        allowed = raw + self._never if self._any_never else raw
-        special = [row for row, spec in enumerate(specs) if not _is_plain(spec)]
-        if not special:
-            ids = _greedy(allowed)
-        elif len(special) == len(specs):
-            ids = self._chosen(allowed.clone(), segments, specs, history)
-        else:
-            # Only the rows that need it are copied, penalised, sorted.
-            chosen = list(_greedy(allowed))
-            of_special = [segments[row] for row in special], [specs[row] for row in special]
-            for row, token in zip(special, self._chosen(allowed[special], *of_special, history), strict=True):
-                chosen[row] = token
-            ids = tuple(chosen)
-        return ids, _logprobs(raw, ids, specs)
-
-    def _chosen(
-        self, scores: torch.Tensor, segments: Sequence[Segment], specs: Sequence[SamplingSpec], history: History
-    ) -> tuple[int, ...]:
-        """One token for each row by its spec; ``scores`` are used up."""
+        if all(map(_is_plain, specs)):
+            ids = _greedy(raw + self._never if self._any_never else raw)
+            return ids, _logprobs(raw, ids, specs)
+        scores = raw + self._never if self._any_never else raw.clone()
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
             if spec.logit_bias:
                 _add_bias(scores[row], spec)
@@ -90,7 +75,8 @@ class Sampler:
                 _penalize(scores[row], spec, history(segment))
         chosen = torch.argmax(scores, dim=-1)
         _draw(chosen, scores, specs, segments)
-        return tuple(chosen.tolist())
+        ids = tuple(chosen.tolist())
+        return ids, _logprobs(raw, ids, specs)
 
 
 def _is_plain(spec: SamplingSpec) -> bool:
@@ -136,9 +122,7 @@ def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32
     scores[torch.from_numpy(said.astype(np.int64)).to(scores.device)] -= penalty.to(scores.device)
 
 
-def _draw(
-    chosen: torch.Tensor, scores: torch.Tensor, specs: Sequence[SamplingSpec], segments: Sequence[Segment]
-) -> None:
+def _draw(chosen: torch.Tensor, scores: torch.Tensor, specs: list[SamplingSpec], segments: Sequence[Segment]) -> None:
     """Replace the greedy choice of the rows with a temperature. Only those with filters pay for sorting."""
     random = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     filtered = [row for row in random if _has_filter(specs[row])]
@@ -165,14 +149,14 @@ def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = to
 
 
 def _draw_plain(
-    probabilities: torch.Tensor, numbers: torch.Tensor, specs: Sequence[SamplingSpec], rows: list[int]
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
 ) -> torch.Tensor:
     del specs, rows
     return _invert(probabilities, numbers)
 
 
 def _draw_filtered(
-    probabilities: torch.Tensor, numbers: torch.Tensor, specs: Sequence[SamplingSpec], rows: list[int]
+    probabilities: torch.Tensor, numbers: torch.Tensor, specs: list[SamplingSpec], rows: list[int]
 ) -> torch.Tensor:
     """Top-k, then top-p of what is left, then min-p relative to the best."""
     ordered, ids = torch.sort(probabilities, dim=-1, descending=True, stable=True)
@@ -205,6 +189,7 @@ def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]
     if not asked:
         return ()
     found: list[TokenLogprob | None] = [None] * len(specs)
+    # Rows that asked for none pay for no softmax.
     for row, logprobs in zip(asked, torch.log_softmax(raw[asked], dim=-1), strict=True):
         found[row] = _logprob(logprobs, ids[row], specs[row].top_logprobs_num)
     return tuple(found)

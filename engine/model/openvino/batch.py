@@ -92,34 +92,37 @@ class BlockPool(KVPool):
 
 
 class BlockBatch:
-    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted."""
+    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted.
+
+    ``id_range`` has the smallest and the largest token id.
+    """
 
     def __init__(self, segments: Sequence[Segment], pool: BlockPool) -> None:
         self.segments = segments
+        self._pool = pool
         ids = [token for segment in segments for token in segment.token_ids]
         self.tokens = len(ids)
+        self.id_range = min(ids), max(ids)
         numbers = [(segment.row, segment.start, len(segment.token_ids), segment.emits) for segment in segments]
-        rows, starts, counts, emits = np.array(numbers, np.int64).T.copy()
-        begins = _begins(counts)
+        self._rows, starts, self._counts, emits = np.array(numbers, np.int64).T.copy()
+        begins = _begins(self._counts)
         self.token_ids_array = np.array(ids, np.int64)
-        if self.tokens == len(segments):  # Decodes: a token a row.
+        self._decodes = self.tokens == len(segments)
+        if self._decodes:
             self.positions_array: Slots = starts
-            self._slots = pool.slots_at(rows, starts)
         else:
-            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], counts)
-            self._slots = pool.slots_at(np.repeat(rows, counts), self.positions_array)
+            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], self._counts)
         self.arrays: _Arrays = {
             "input_ids": self.token_ids_array,
             "position_ids": self.positions_array,
             "emitting": begins[1:][emits > 0] - 1,
             "subsequence_begins": begins.astype(np.int32),
         }
-        for windowed, own in ((False, pool), (True, pool.window)):
-            if own is not None:
-                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
-                table = own.block_table(rows, starts, counts)
-                values = [np.asarray(part, np.int32) for part in table]
-                self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
+        # How many steps this batch has gone on since its segments were looked at, all of which choose a token then.
+        self._steps = 0
+        self._first = [(row, start) for row, start, _, _ in numbers]
+        self._may_go_on = self._decodes and bool(emits.all()) and pool.window is None
+        self._look_up(starts)
 
     @property
     def slots_array(self) -> Slots:
@@ -130,6 +133,44 @@ class BlockBatch:
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order."""
         return [segment for segment in self.segments if segment.emits]
+
+    def goes_on_with(self, segments: Sequence[Segment]) -> bool:
+        """Become the next step's batch, if that is one more token of each of the same rows; False if it is not.
+
+        Only after the forward of the step before: the arrays stay the same, and what they hold does not.
+        """
+        if not self._may_go_on or len(segments) != len(self._first):
+            return False
+        step = self._steps + 1
+        for segment, (row, start) in zip(segments, self._first, strict=True):
+            if segment.row != row or segment.start != start + step or len(segment.token_ids) > 1 or not segment.emits:
+                return False
+        ids = [segment.token_ids[0] for segment in segments]
+        self.segments, self.id_range, self._steps = segments, (min(ids), max(ids)), step
+        self.token_ids_array[:] = ids
+        self.positions_array += 1
+        self._room -= 1
+        if self._room < 0 or self._changes != self._pool.changes:
+            self._look_up(self.positions_array)
+        else:
+            self._slots += 1
+            self.arrays["past_lens"] += 1
+            self.arrays["max_context_len"] += 1
+        return True
+
+    def _look_up(self, starts: Slots) -> None:
+        """Take slots and blocks from the page tables."""
+        pool, rows = self._pool, self._rows
+        self._slots = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
+        for windowed, own in ((False, pool), (True, pool.window)):
+            if own is not None:
+                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
+                table = own.block_table(rows, starts, self._counts)
+                values = [np.array(part, np.int32) for part in table]
+                self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
+        # Last, so that a failure is met again: steps for which each row stays in its last block if the batch goes on.
+        self._room = OPENVINO_BLOCK_TOKENS - 1 - int((starts % OPENVINO_BLOCK_TOKENS).max())
+        self._changes = pool.changes
 
 
 def _begins(counts: Slots) -> Slots:

@@ -76,6 +76,12 @@ class CompiledStage:
             kind, _, index_text = name.partition("_cache.")
             self._request.set_tensor(name, layers[int(index_text)][_KINDS.index(kind)])
 
+    def _give(self, name: str, array: NDArray[Any]) -> None:
+        """Have the request read an array where it lies. It is held, and one that is held already needs no telling."""
+        if self._given.get(name) is not array:
+            self._given[name] = array
+            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
     def _formats_of(self, *, windowed: bool) -> list[tuple[BlockFormat, BlockFormat]]:
         layers = [index for index, own in enumerate(self._facts.windowed) if own is windowed]
         keys, values = ([self._formats[f"{kind}_cache.{index}"] for index in layers] for kind in _KINDS)
@@ -83,13 +89,10 @@ class CompiledStage:
 
     def forward(self, batch: BlockBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states or logits in fp32; a view of memory that the next call overwrites."""
-        given = {name: batch.arrays[name] for name in self._small}
+        for name in self._small:
+            self._give(name, batch.arrays[name])
         if hidden is not None:
-            given["hidden"] = hidden.float().contiguous().numpy()
-        # The request reads the arrays where they lie: they are held until the next call.
-        self._given = given
-        for name, array in given.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+            self._give("hidden", hidden.float().contiguous().numpy())
         # Computed in this thread: a hand-over to another one and back took as long as the step on a busy machine.
         self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor().data)

@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch
-from engine.model.kv_pool import KVPool, Slots
+from engine.model.kv_pool import KVPool
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.conversion import StageGraph, TracedStage
@@ -58,6 +58,7 @@ class OpenVINOStage:
         convert = partial(_converted, config, facts, limits, on_load)
         self._kept = kept_graph(facts, convert, weights=config.weights)
         self._compiled = CompiledStage(self._kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        self._batch: BlockBatch | None = None
         self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
         if on_load is not None:
@@ -67,29 +68,32 @@ class OpenVINOStage:
 
     def batch(self, segments: Sequence[Segment]) -> BlockBatch:
         assert isinstance(self.pool, BlockPool), "OpenVINO computes over a pool of blocks"
-        return BlockBatch(segments, self.pool)
+        if self._batch is None or not self._batch.goes_on_with(segments):
+            self._batch = BlockBatch(segments, self.pool)
+        return self._batch
 
     def take_pool(self, pool: KVPool) -> None:
         assert isinstance(pool, BlockPool), "OpenVINO computes over a pool of blocks"
         self.pool = pool
+        self._batch = None
         self._compiled.take_pool(pool)
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states in the stage's type, or logits in fp32, which the next call overwrites."""
         assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
         if self.is_first:
-            self._require_known(batch.token_ids_array)
+            self._require_known(*batch.id_range)
             hidden = None
         else:
             hidden = _require_hidden(hidden, batch, self.hidden_size)
         output = self._compiled.forward(batch, hidden)
         return output if self.is_last else output.to(self.dtype, copy=True)
 
-    def _require_known(self, ids: Slots) -> None:
+    def _require_known(self, least: int, most: int) -> None:
         """OpenVINO would read beside the embedding."""
         last = int(self._facts.model_config.vocab_size) - 1
-        if int(ids.min()) < 0 or int(ids.max()) > last:
-            raise StepFailedError(f"token ids must be in 0..{last}, got {int(ids.min())}..{int(ids.max())}")
+        if least < 0 or most > last:
+            raise StepFailedError(f"token ids must be in 0..{last}, got {least}..{most}")
 
 
 def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
