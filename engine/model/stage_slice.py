@@ -73,9 +73,9 @@ class StageFacts:
 class StageSlice:
     """The layers of one stage with their weights, as a model of transformers.
 
-    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. Matrices
-    are kept in ``matrix_dtype`` where it is given: the caller widens them before they are used. Raises
-    CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
+    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. The
+    matrices of plain layers are kept in ``matrix_dtype`` where it is given: the caller widens them before they are
+    used. Raises CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class StageSlice:
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
                         # A copy: what was read is a view of the file, which may be written anew for the next update.
-                        weight = weight.to(device=self._device, dtype=self._dtype_of(meta), copy=True)
+                        weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
                         self._tell_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self.model.eval()
 
-    def _dtype_of(self, meta: torch.Tensor) -> torch.dtype:
-        is_matrix = meta.dim() == 2 and meta.is_floating_point()
-        return self._matrix_dtype if is_matrix and self._matrix_dtype is not None else meta.dtype
+    def _dtype_of(self, module: nn.Module, meta: torch.Tensor) -> torch.dtype:
+        plain = type(module) in (nn.Linear, nn.Embedding) and meta.dim() == 2
+        return self._matrix_dtype if plain and self._matrix_dtype is not None else meta.dtype
 
     def _tell_load(self, done: int, total: int) -> None:
         if self._on_load is not None:

@@ -7,6 +7,9 @@ stage: the graph is kept.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,8 +20,7 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
-from torch.nn.utils.parametrize import register_parametrization
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
@@ -41,10 +43,13 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 class StageGraph(NamedTuple):
-    """A graph, with marks where attention goes, and what its constants lie in: it must live as long as the graph."""
+    """A graph, with marks where attention goes, and what its constants lie in: an owner, which must live as long as
+    the graph, or a file.
+    """
 
     graph: ov.Model
     owner: object = None
+    file: Path | None = None
 
 
 class TracedStage(nn.Module):
@@ -121,8 +126,8 @@ class TracedStage(nn.Module):
         graph.validate_nodes_and_infer_types()
         if self._int8:
             _round_matrices_to_int8(graph)
-            if self._facts.dtype is torch.bfloat16:
-                _store_matrices_as_bf16(graph)
+        if self._facts.dtype is torch.bfloat16:
+            _store_matrices_as_bf16(graph)
         return StageGraph(graph, self)
 
     @torch.no_grad()
@@ -141,19 +146,22 @@ class TracedStage(nn.Module):
         return tuple(hidden if name == "hidden" else count for name in self.names)
 
 
-class _Widened(nn.Module):
-    """A matrix of 16 bits as fp32, each time that it is asked for."""
-
-    def forward(self, matrix: torch.Tensor) -> torch.Tensor:
-        return matrix.to(torch.float32)
-
-
 def _widen_where_used(module: nn.Module) -> None:
-    """Let matrices stay as they are in memory, and in the graph; what computes with them gets them in fp32."""
-    for part in list(module.modules()):
+    """Let plain layers compute in fp32 with matrices that stay in 16 bits, in memory and in the graph."""
+    for part in module.modules():
         weight = part._parameters.get("weight")  # noqa: SLF001 - its own, not that of a part of it
         if weight is not None and weight.dtype is torch.bfloat16:
-            register_parametrization(part, "weight", _Widened(), unsafe=True)
+            compute: Callable[..., torch.Tensor] = _linear if isinstance(part, nn.Linear) else _embedding
+            part.forward = partial(compute, part)
+
+
+def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    return functional.linear(inputs, layer.weight.to(torch.float32), layer.bias)
+
+
+def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    # Widened afterwards: a table in fp32 would be kept beside the one that the head multiplies with.
+    return functional.embedding(ids, layer.weight).to(torch.float32)
 
 
 def _traced_attention(
@@ -198,7 +206,9 @@ def _one_sequence(
     positions = torch.arange(len(query))
     distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
-    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True
+    )
     return attended.transpose(0, 1).reshape(query.shape)
 
 
@@ -234,7 +244,7 @@ def _round_matrices_to_int8(graph: ov.Model) -> None:
 
 
 def _store_matrices_as_bf16(graph: ov.Model) -> None:
-    """Keep matrices in the 16 bits that they had in the checkpoint; they are widened where they are used."""
+    """Keep what is left of matrices in fp32 in the 16 bits of the checkpoint; they are widened where they are used."""
     for node in _matrices(graph):
         narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
         kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)

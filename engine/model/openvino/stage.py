@@ -24,6 +24,7 @@ from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.conversion import StageGraph, TracedStage
 from engine.model.openvino.kept import kept_graph
+from engine.model.openvino.memory import forget_read_pages, give_back_garbage
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 from engine.process.control import Loading
@@ -56,8 +57,15 @@ class OpenVINOStage:
         self.device, self.dtype = torch.device("cpu"), facts.dtype
         self.hidden_size = facts.hidden_size
         convert = partial(_converted, config, facts, limits, on_load)
-        self._kept = kept_graph(facts, convert, weights=config.weights)
-        self._compiled = CompiledStage(self._kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        kept = kept_graph(facts, convert, weights=config.weights)
+        give_back_garbage()
+        # What the constants of a graph lie in outlives the graph itself.
+        self._owner = kept.owner
+        self._compiled = CompiledStage(kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        if kept.file is not None:
+            forget_read_pages(kept.file)
+        del kept
+        give_back_garbage()
         self._batch: BlockBatch | None = None
         self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
