@@ -62,6 +62,8 @@ class OpenVINOStage:
         # What the constants of a graph lie in outlives the graph itself.
         self._owner = kept.owner
         self._compiled = CompiledStage(kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        # OpenVINO packs the weights in the first forward, not in the first one of a client.
+        _try_once(self._compiled, facts, limits)
         if kept.file is not None:
             forget_read_pages(kept.file)
         del kept
@@ -119,17 +121,13 @@ def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load:
     traced = TracedStage(facts, trust_remote_code=config.trust_remote_code, int8=int8, on_load=on_load)
     converted = traced.convert()
     first, expected = traced.compute(sum(_COMPARED_TOKENS))
-    pages = limits.pages_for(sum(_COMPARED_TOKENS))
-    window_pages = pages if limits.window_tokens else 0
-    small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
     # What the cache is kept in is no part of the graph, so it is compared without.
     compiled = CompiledStage(converted.graph.clone(), facts)
-    pool = _pool(compiled, small)
-    compiled.take_pool(pool)
+    pool = _small_pool(compiled, limits)
     start, differences = 0, []
     for count in _COMPARED_TOKENS:
         part = first[start : start + count]
-        batch = _compared_batch(start, count, pages, pool, windowed=bool(limits.window_tokens))
+        batch = _compared_batch(start, count, pool)
         output = compiled.forward(batch, None if facts.is_first else part)
         wanted = expected[start : start + count][-len(output) :]
         differences.append(float((output - wanted).norm() / wanted.norm()))
@@ -144,10 +142,26 @@ def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load:
     return converted
 
 
-def _compared_batch(start: int, count: int, pages: int, pool: BlockPool, *, windowed: bool) -> BlockBatch:
+def _small_pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
+    """A pool for one row of the compared sequence, which the stage is given."""
+    pages = limits.pages_for(sum(_COMPARED_TOKENS))
+    window_pages = pages if limits.window_tokens else 0
+    small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
+    pool = _pool(compiled, small)
+    compiled.take_pool(pool)
+    return pool
+
+
+def _try_once(compiled: CompiledStage, facts: StageFacts, limits: Limits) -> None:
+    """Compute a token in a pool of its own."""
+    batch = _compared_batch(0, 1, _small_pool(compiled, limits))
+    compiled.forward(batch, None if facts.is_first else torch.zeros(1, facts.hidden_size))
+
+
+def _compared_batch(start: int, count: int, pool: BlockPool) -> BlockBatch:
     """Tokens ``start .. start + count - 1`` of the compared sequence, each token its own position."""
-    places = tuple(range(pages))
-    window_pages = places if windowed else ()
+    places = tuple(range(pool.total_slots // pool.page_size))
+    window_pages = places if pool.window is not None else ()
     ids = tuple(range(start, start + count))
     segment = Segment("compare", 0, start, ids, 0, places, emits=True, window_pages=window_pages)
     pool.adopt(segment)
