@@ -28,8 +28,7 @@ from engine.model.checkpoint import (
 from engine.model.profiling import StageProfile
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
-from engine.model.stage_model import PROBED_TOKENS
-from engine.model.stage_slice import OnLoad
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.plan import Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
@@ -22,14 +22,15 @@ from engine.model.checkpoint import dtype_name, read_model_config, require_trust
 from engine.model.weights import WeightFiles
 from engine.process.control import Loading
 
-__all__ = ["OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
+__all__ = ["PROBED_TOKENS", "OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
 
 OnLoad = Callable[[Loading], None]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
-_AUTO_MODEL: _Transformer = AutoModelForCausalLM
 
+# A stage computes this many tokens when it starts, in pages that no request owns yet.
+PROBED_TOKENS = 5
 _PROBE_TOKENS = 3
 
 
@@ -167,10 +168,13 @@ class StageSlice:
 
 def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_remote_code: bool) -> _Transformer:
     """The whole model without memory: every tensor on the meta device."""
+    from transformers import AutoModelForCausalLM  # a second of import, which a graph that was kept does not need
+
+    auto_model: _Transformer = AutoModelForCausalLM
     folder = facts.folder
     try:
         with torch.device("meta"):
-            model: _Transformer = _AUTO_MODEL.from_config(
+            model: _Transformer = auto_model.from_config(
                 facts.model_config,
                 dtype=dtype,
                 attn_implementation=implementation,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -24,10 +23,10 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
-from engine.model.openvino.paging import Place, mark
+from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 
-__all__ = ["StageGraph", "TracedStage"]
+__all__ = ["TracedStage"]
 
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
@@ -40,16 +39,6 @@ _library.define(  # type: ignore[no-untyped-call]
     "paged_attention(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, int size, int width)"
     " -> Tensor"
 )
-
-
-class StageGraph(NamedTuple):
-    """A graph, with marks where attention goes, and what its constants lie in: an owner, which must live as long as
-    the graph, or a file.
-    """
-
-    graph: ov.Model
-    owner: object = None
-    file: Path | None = None
 
 
 class TracedStage(nn.Module):

@@ -19,7 +19,7 @@ from typing import Final
 
 import openvino as ov
 
-from engine.model.openvino.conversion import StageGraph
+from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import StageFacts
 
 __all__ = ["default_folder", "kept_graph"]

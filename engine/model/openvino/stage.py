@@ -22,9 +22,9 @@ from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
-from engine.model.openvino.conversion import StageGraph, TracedStage
 from engine.model.openvino.kept import kept_graph
 from engine.model.openvino.memory import forget_read_pages, give_back_garbage
+from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 from engine.process.control import Loading
@@ -117,6 +117,8 @@ def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
 
 def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> StageGraph:
     """Convert, and compare what a chunk and the chunk after it give with one sequence of transformers."""
+    from engine.model.openvino.conversion import TracedStage  # with the models of transformers, for a conversion only
+
     int8 = config.weights == "int8"
     traced = TracedStage(facts, trust_remote_code=config.trust_remote_code, int8=int8, on_load=on_load)
     converted = traced.convert()
