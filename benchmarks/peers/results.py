@@ -72,7 +72,8 @@ def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
     for clients in CLIENTS:
         pairs = _paired(own.tokens_per_s.get(clients), other.tokens_per_s.get(clients))
         if pairs:
-            yield f"{clients} clients", Ratio(tuple(ours / theirs for ours, theirs in pairs))
+            name = f"{clients} clients" if clients > 1 else "1 client"
+            yield name, Ratio(tuple(ours / theirs for ours, theirs in pairs))
     for kind in FIRST_TOKENS:
         pairs = _paired(own.ttft_ms.get(kind), other.ttft_ms.get(kind))
         if pairs:
