@@ -61,6 +61,16 @@ class EngineConfig(BaseModel):
         "auto",
         description="'int8' rounds matrices to 8 bits, with a scale for each row; needs backend='openvino'",
     )
+    kv_cache_dtype: Literal["auto", "u8"] = Field(
+        "auto",
+        description="'u8' rounds keys and values to 8 bits, with scales and offsets; needs backend='openvino'",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="threads that each stage computes with on a CPU; unset: one core is left to the other processes",
+    )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
     )
@@ -180,6 +190,11 @@ class EngineConfig(BaseModel):
         if self.weights == "int8" and self.backend != "openvino":
             raise ValueError(
                 f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
+            )
+        if self.kv_cache_dtype == "u8" and self.backend != "openvino":
+            raise ValueError(
+                f"kv_cache_dtype='u8' needs backend='openvino', got backend={self.backend!r}; set it or leave "
+                "kv_cache_dtype out"
             )
         if self.backend == "openvino" and (reason := why_not_openvino_settings(self)) is not None:
             raise ValueError(f"{reason}; or use backend='torch'")
