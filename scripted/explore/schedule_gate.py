@@ -36,6 +36,12 @@ class Phase(Enum):
     JUDGE = "judging a step"
 
 
+# Constants, because an enum's member costs four times as much to look up, and every step sets three of them.
+_HARNESS: Final = Phase.HARNESS
+_SUBJECT: Final = Phase.SUBJECT
+_JUDGE: Final = Phase.JUDGE
+
+
 class ScheduleGate:
     """One run of one schedule, with its machine, pipeline and judge.
 
@@ -59,7 +65,7 @@ class ScheduleGate:
         self.unreached: list[Placed] = []
         self.cells: list[Cell] = []
         self.step = 0
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
         self._results = Results(self.machine.depth)
         self._events: list[Any] = []
@@ -110,7 +116,7 @@ class ScheduleGate:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc is not None and self.records is not None and self.phase is Phase.SUBJECT:
+        if exc is not None and self.records is not None and self.phase is _SUBJECT:
             step = self.subject.new_step(tuple(self._events), self.clock.now())
             error = f"{type(exc).__name__}: {exc}"
             self.records.append(self.subject.record_step(step, None, self.machine, error))
@@ -120,7 +126,7 @@ class ScheduleGate:
         if previous is not None:
             self._previous = previous
             self._judge(previous)
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         if self.watch is not None:
             self.watch(self)
         if self.step >= self._steps_limit:
@@ -136,18 +142,18 @@ class ScheduleGate:
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
             self._check_end()
             return None
-        self.phase = Phase.SUBJECT
+        self.phase = _SUBJECT
         return self.subject.new_step(tuple(self._events), self.clock.now())
 
     def fault(self, text: str) -> None:
         """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         raise HarnessError(text)
 
     # -- judging --
 
     def _judge(self, stepped: Any) -> None:
-        self.phase = Phase.JUDGE
+        self.phase = _JUDGE
         if stepped.microbatch is not None:
             self._results.launched(stepped.microbatch.id, self.step)
         if self.records is not None:
@@ -156,7 +162,7 @@ class ScheduleGate:
         self.judge.after_step(self._events, stepped, self.machine, self.pipeline)
 
     def _check_end(self) -> None:
-        self.phase = Phase.JUDGE
+        self.phase = _JUDGE
         self.judge.at_end(self.machine)
 
     # -- composing --
@@ -172,7 +178,7 @@ class ScheduleGate:
         previous = self._previous
         moving = previous is not None and previous.again
         held = self._holding or self._results.stalled
-        return not moving and (bool(held) or not self._results.due_steps())
+        return not moving and (bool(held) or not len(self._results))
 
     def _settle(self) -> bool:
         """Undo one thing that stands in the way of an end; False when nothing does."""
@@ -193,9 +199,9 @@ class ScheduleGate:
         """Give the next of the last events; False when there are no more."""
         turn, self._turn = self._turn, self._turn + 1
         if not turn:
-            self.phase = Phase.JUDGE
+            self.phase = _JUDGE
             self.judge.at_rest(self.machine)
-            self.phase = Phase.HARNESS
+            self.phase = _HARNESS
         self._events.extend(self.subject.finale(self, turn))
         return bool(self._events)
 
