@@ -27,7 +27,7 @@ def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node]
     owned_rows: set[int] = set()
     for lease in leases:
         _check_lease(memory, lease, locks)
-        held += lease.held_pages
+        held += lease.pages[lease.cached_pages :]
         owned_rows.add(lease.row)
     for pin in pins:
         for node in tree.path(pin):
@@ -67,7 +67,7 @@ def check_rows(rows: RowPool) -> None:
 
 def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None = None) -> None:
     """Every page of the tree is cached and in one node, and ``locks``, if given, are all that protect its nodes."""
-    size, locked, nodes = pages.page_size, 0, list(tree.nodes())
+    size, locked, nodes = pages.page_size, 0, list(tree.nodes()) if tree.root.children else []
     owned: list[int] = []
     for node in nodes:
         _check_node(node, size)
@@ -116,7 +116,8 @@ def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Le
 def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None:
     """Its cached pages are those of its node's path, and its row is taken; it locks that path."""
     pages, above, node = lease.pages, lease.cached_pages, lease.node
-    memory.tree.check_own(node)
+    if node.generation != memory.tree.generation:
+        memory.tree.check_own(node)
     while (parent := node.parent) is not None:
         before = above - len(node.pages)
         if pages[before:above] != node.pages:

@@ -228,7 +228,8 @@ class ClientAccount:
                 handler(self, event)
         # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
         if result.replies or events or result.microbatch is not None:
-            self.calls.begin_waiting_update(quiescent=self.is_quiescent)
+            if self.calls.open:
+                self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
         microbatch = result.microbatch
@@ -394,7 +395,8 @@ class ClientAccount:
                 tenancy.planned -= rejected
                 self.pages.land(segment, tenancy, confirmed=confirmed, rejected=rejected)
             # After the token, because a request on its way back to the queue may end with it.
-            self._note_if_retracted(life)
+            if life.tenancy is not None and life.tenancy.leaving:
+                self._note_if_retracted(life)
 
     def _on_token(self, life: Life, token: int, tenancy: Tenancy) -> None:
         if life.end is not None:
@@ -486,7 +488,7 @@ class ClientAccount:
         self.pages.launch(microbatch.segments, tenancies)
         for segment, life, tenancy in zip(microbatch.segments, lives, tenancies, strict=True):
             self._check_tokens(segment, life, tenancy)
-        if not microbatch.is_control:
+        if lives:
             some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
             mode = _DECODE if decodes == len(lives) else some
             if microbatch.mode is not mode:
@@ -512,8 +514,7 @@ class ClientAccount:
         most = limits.decode_budget_tokens if microbatch.mode is _DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
             raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
-        rids = microbatch.rids
-        if len(rids) > 1 and len(set(rids)) != len(rids):
+        if len(microbatch.segments) > 1 and len(set(rids := microbatch.rids)) != len(rids):
             raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
     def _check_update(self, microbatch: Microbatch) -> None:

@@ -16,6 +16,7 @@ from scripted.refusals import HarnessError
 from scripted.subject.action import Action
 from scripted.subject.clock import VirtualClock
 from scripted.subject.common_actions import AdvanceClock, ReleaseResults
+from scripted.subject.named import subject_named
 from scripted.subject.placed import Placed
 from scripted.subject.protocol import Subject
 from scripted.subject.results import Results
@@ -91,7 +92,7 @@ class ScheduleGate:
     @property
     def subject(self) -> Subject:
         """What is run. Neither it nor its configuration is an attribute: a fork copies those."""
-        return self._schedule.subject
+        return subject_named(self._schedule.of)
 
     @property
     def was_settled(self) -> bool:
