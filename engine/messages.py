@@ -204,14 +204,14 @@ ClientMessage = (
 # ---- pipeline events: from the pipeline to the scheduler ----
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
@@ -271,7 +271,7 @@ Event = ClientMessage | PipelineEvent | OperatorEvent
 # ---- replies: from the scheduler to the front end ----
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).

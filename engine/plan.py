@@ -34,7 +34,7 @@ class ForwardMode(StrEnum):
 _CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE)
 
 
-class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
+class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the last stage needs to choose a request's tokens; fixed for a request's whole life.
 
     The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
@@ -60,7 +60,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request's share of a microbatch: ``token_ids`` at absolute positions ``start .. start + len(token_ids) - 1``.
 
     Before computing it, a stage writes ``pages`` into its page table at ``table[row, page_start : page_start +
@@ -98,7 +98,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
 
 
-class Microbatch(msgspec.Struct, frozen=True, array_like=True):
+class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when

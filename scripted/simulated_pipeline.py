@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ _TOKENS: Final = 94
 _TOKENS_BESIDE_DRAFTS: Final = 3
 # The simulated draft model is wrong once in so many guesses.
 _GUESSES_PER_MISTAKE: Final = 3
+# A chain over fewer tokens than this is made faster than it is found again.
+_PROMPT_TOKENS: Final = 16
+_PROMPTS_KEPT: Final = 1024
 # The bounds of a bias: next to it no model's own preference counts.
 _DECISIVE_BIAS: Final = 100
 
@@ -266,7 +270,8 @@ class SimulatedPipeline:
         if row.poisoned:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
         fingerprint = self._read(segment, row)
-        links = _chain(fingerprint, segment.token_ids)
+        tokens = segment.token_ids
+        links = (_chain if len(tokens) < _PROMPT_TOKENS else _chain_of_prompt)(fingerprint, tokens)
         self._write(segment, row, links)
         return links, row
 
@@ -359,9 +364,13 @@ class SimulatedPipeline:
 
 
 def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
-    """The fingerprint, and the one after each token."""
+    """The fingerprint, and the one after each token. Not to be changed: some are handed out again."""
     # Half the price of a function call a token, and the tokens of prompts are most of what a simulated step costs.
     return [fingerprint, *[fingerprint := (fingerprint * _CHAIN + token + 1) & _MASK for token in tokens]]
+
+
+# The runs of a search begin alike: most of their prompts have been computed before.
+_chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
 
 
 def _salt(*values: object) -> int:

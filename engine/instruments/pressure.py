@@ -58,6 +58,8 @@ class Pressure:
     @property
     def pins(self) -> list[Node]:
         """Nodes of the present tree that are locked for no request."""
+        if not self._pins:
+            return []
         return [node for node in self._pins if node.generation == self._tree.generation]
 
     @property

@@ -64,19 +64,21 @@ class Planner:
     @property
     def may_plan(self) -> bool:
         """Not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
-        books = self._books
-        if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
+        if not self._has_slot:
             return False
+        books = self._books
         if books.chunked is not None or books.waiting:
             return True
-        return bool(self._ready())
+        return bool(books.running and self._ready())
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
-        if not self.may_plan:
+        books = self._books
+        has_prompts = books.chunked is not None or books.waiting
+        if not (has_prompts or books.running) or not self._has_slot:
             return None
-        books, plan = self._books, Plan(self._limits.prefill_budget_tokens)
-        if books.chunked is not None or books.waiting:
+        plan = Plan(self._limits.prefill_budget_tokens)
+        if has_prompts:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
             else:
@@ -85,6 +87,12 @@ class Planner:
             plan.mode = ForwardMode.DECODE
             self._add_decodes(plan, self._decode_share())
         return plan if plan.tokens else None
+
+    @property
+    def _has_slot(self) -> bool:
+        """Not paused, no update, and fewer microbatches in flight than there may be."""
+        books = self._books
+        return books.paused is None and books.update is None and len(books.in_flight) < self._limits.depth
 
     def _add_both(self, plan: Plan) -> None:
         """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.

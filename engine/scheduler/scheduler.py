@@ -96,19 +96,23 @@ class Scheduler:
         for event in self.pressure.not_yet_applied(events) if self.pressure.ahead else events:
             handlers[type(event)](event)
         calls = self.controls
-        if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
-            self._replies.append(answer)
+        deadline = calls.deadline
+        if deadline is not None:
+            if (answer := calls.answer_due(now)) is not None:
+                self._replies.append(answer)
+            deadline = calls.deadline
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
         changed = microbatch is not None or self.counters.retractions != retractions
-        if events or replies or changed:
-            self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
-        else:
-            self.digests.add_quiet()
+        if self.digests.keeps_steps:
+            if events or replies or changed:
+                self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
+            else:
+                self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
+        return StepResult(self.step_number, microbatch, replies, again, deadline)
 
     # -- looking --
 

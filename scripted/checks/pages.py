@@ -66,10 +66,14 @@ class Pages:
 
     def launch(self, segments: Sequence[Segment], tenancies: Sequence[Tenancy]) -> None:
         """Follow one microbatch: first every page table, then what it writes and reads."""
-        fresh = [self._tell(segment, tenancy) for segment, tenancy in zip(segments, tenancies, strict=True)]
-        for segment, tenancy, pages in zip(segments, tenancies, fresh, strict=True):
-            for page in pages:
-                self._give(page, tenancy)
+        fresh: list[tuple[int, Tenancy]] = []
+        for segment, tenancy in zip(segments, tenancies, strict=True):
+            tenancy.in_flight += 1
+            if segment.pages:
+                fresh += [(page, tenancy) for page in self._tell(segment, tenancy)]
+        for page, tenancy in fresh:
+            self._give(page, tenancy)
+        for segment, tenancy in zip(segments, tenancies, strict=True):
             end = segment.start + len(segment.token_ids)
             if tenancy.lost and min(tenancy.lost) * self._size < end:
                 index = min(tenancy.lost)
@@ -138,9 +142,6 @@ class Pages:
 
     def _tell(self, segment: Segment, tenancy: Tenancy) -> list[int]:
         """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
-        tenancy.in_flight += 1
-        if not segment.pages:
-            return []
         first, size = segment.page_start, self._size
         if first > len(tenancy.pages):
             raise Violation(f"{tenancy} has {len(tenancy.pages)} pages and is told of the one at {first}")
