@@ -215,13 +215,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
-    microbatch failed: no token is valid and its requests end with that error.
+    microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
+    that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
+    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits.
     """
 
     microbatch_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
     error: str | None = None
+    accepted: tuple[_Count, ...] = ()
+    guesses: tuple[tuple[_TokenId, ...], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -330,6 +334,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     generated_tokens: int
     weights_version: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -6,7 +6,7 @@ one page table a row and one sampling spec a row, and each segment adds to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -71,6 +71,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
     ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
+
+    The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
+    for the position after it; those that were guessed right, and the first that was not, are emitted, at least one.
     """
 
     rid: str
@@ -82,6 +85,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     emits: bool
     sampling: SamplingSpec | None = None
     window_pages: tuple[int, ...] = ()
+    drafts: int = 0
+
+    @property
+    def choosers(self) -> int:
+        """How many of its last tokens choose one."""
+        return self.drafts + self.emits
+
+    def accepted(self, chosen: Sequence[int]) -> int:
+        """How many of its drafts hold, when its last tokens choose these: those before the first that is wrong."""
+        guesses = self.token_ids[len(self.token_ids) - self.drafts :]
+        return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
 
 
 class Microbatch(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +122,11 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     def tokens(self) -> int:
         """Tokens computed by this microbatch."""
         return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The number of drafts of each segment that has some."""
+        return tuple([segment.drafts for segment in self.segments if segment.drafts])
 
     @property
     def rids(self) -> tuple[str, ...]:

@@ -94,6 +94,15 @@ def _header_bytes(items: int) -> int:
 
 def _shape(microbatch: Microbatch) -> list[object]:
     return [microbatch.id, microbatch.mode] + [
-        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, s.window_pages)
+        (
+            s.rid,
+            s.row,
+            s.start,
+            len(s.token_ids),
+            s.page_start,
+            s.pages,
+            s.choosers if s.drafts else s.emits,
+            s.window_pages,
+        )
         for s in microbatch.segments
     ]

@@ -96,6 +96,8 @@ def _refuse_early(settings: ServerSettings) -> None:
     from engine.model.checkpoint import require_files
 
     require_files(settings)
+    if settings.speculative_draft_model:
+        require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:
         Limits.of(settings, embedded_facts(settings.model))
 
@@ -106,6 +108,8 @@ def _resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limi
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
+    if settings.speculative_draft_model:
+        facts = facts.with_draft(read_facts(settings.draft_config()))
     settings = with_its_pages(settings)
     takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None

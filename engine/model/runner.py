@@ -25,11 +25,13 @@ from engine.model.checkpoint import (
     require_same_model,
     resolve_folder,
 )
+from engine.model.drafting import DraftModel
 from engine.model.profiling import StageProfile
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_model import PROBED_TOKENS
 from engine.model.stage_slice import OnLoad
+from engine.model.verification import verify
 from engine.plan import Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
@@ -85,9 +87,10 @@ class StageRunner:
         self._prepared: ComputingStage | None = None
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
-        self._sampler = Sampler(
-            never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
-        )
+        never = read_never_sampled_ids(self._model.folder)
+        self._sampler = Sampler(never=never, vocab_size=limits.vocab_size, device=self._model.device)
+        has_draft_model = limits.has_draft_model and self.is_last
+        self._draft_model = DraftModel(config, limits, never=never) if has_draft_model else None
         self._fail_next = False
 
     @property
@@ -264,6 +267,8 @@ class StageRunner:
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
             self._sampler.adopt(segment)
+        if self._draft_model is not None:
+            self._draft_model.adopt(microbatch)
 
     def _batch(self, microbatch: Microbatch) -> Batch:
         batch = self._model.batch(microbatch.segments)
@@ -282,7 +287,10 @@ class StageRunner:
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
-        return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
+        result = verify(microbatch, token_ids, logprobs)
+        if self._draft_model is not None:
+            result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))
+        return result
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -162,7 +162,10 @@ def _frames(path: Path) -> Iterator[Frame]:
 
 
 def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
-    segments = [(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits) for s in microbatch.segments]
+    segments = [
+        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.choosers if s.drafts else s.emits)
+        for s in microbatch.segments
+    ]
     return microbatch.id, microbatch.mode, segments
 
 

@@ -14,6 +14,7 @@ from engine.memory import KVMemory
 from engine.plan import ForwardMode, Segment
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
@@ -45,7 +46,7 @@ class Plan:
 
     def check_budget(self, limits: Limits) -> None:
         """No microbatch is larger than what the stages were sized for."""
-        most = limits.rows if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
+        most = limits.decode_budget_tokens if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
         assert self.tokens <= most, f"a {self.mode} microbatch has {self.tokens} tokens, the budget is {most}"
 
 
@@ -58,6 +59,7 @@ class Planner:
         self._memory = memory
         self._counters = counters
         self.policy = policy_named(limits.schedule_policy)
+        self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
 
     @property
     def may_plan(self) -> bool:
@@ -107,6 +109,7 @@ class Planner:
         self._memory.release(request.lease)
         request.lease = None
         request.prefill_tokens = request.planned_tokens = 0
+        request.guesses = ()
         request.retractions += 1
         self._counters.retractions += 1
         self._books.enqueue(request)
@@ -218,11 +221,14 @@ class Planner:
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
         running, before = self._books.running, plan.tokens
+        # None beside prompts: the budget is theirs.
+        drafts = None if before else self._drafts
         for request in self._choose_decodes(most):
             # To the end, so that the next microbatch takes those that were launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
-            self._add_segment(plan, request, start, start + 1, emits=True)
+            guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
+            self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
         if before and plan.tokens > before:
             plan.mode = ForwardMode.MIXED
 
@@ -279,26 +285,29 @@ class Planner:
             victims.remove(victim)
             self.retract(victim)
 
-    def _add_segment(self, plan: Plan, request: Request, start: int, end: int, *, emits: bool) -> None:
+    def _add_segment(
+        self, plan: Plan, request: Request, start: int, end: int, *, emits: bool, drafts: tuple[int, ...] = ()
+    ) -> None:
         """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
         unsent, window = lease.unsent, self._memory.sliding_window
         lease.unsent = len(lease.pages)
-        request.planned_tokens = end
+        request.planned_tokens = end + len(drafts)
         request.in_flight += 1
         segment = Segment(
             request.rid,
             lease.row,
             start,
-            tuple(request.ids[start:end]),
+            (*request.ids[start:end], *drafts),
             unsent,
             tuple(lease.pages[unsent:]),
             emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
+            len(drafts),
         )
         plan.segments.append(segment)
         plan.requests.append(request)
-        plan.tokens += end - start
+        plan.tokens += end - start + len(drafts)

@@ -144,7 +144,9 @@ class Totals:
     """What was counted since the engine was new; the names are those of the engine's counters."""
 
     __slots__ = (
+        "accepted_tokens",
         "cached_tokens",
+        "drafted_tokens",
         "forward_ct",
         "generated_tokens",
         "prompt_tokens",
@@ -160,7 +162,9 @@ class Totals:
         for name in self.__slots__:
             setattr(self, name, 0)
 
+    accepted_tokens: int
     cached_tokens: int
+    drafted_tokens: int
     forward_ct: int
     generated_tokens: int
     prompt_tokens: int
@@ -225,7 +229,8 @@ class ClientAccount:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
-        if result.replies or events:
+        # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
+        if result.replies or events or result.microbatch is not None:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
@@ -371,13 +376,24 @@ class ClientAccount:
             self.pages.flush()
         if flight.mode is ForwardMode.PROFILE:
             self.profiles.land(completion.error)
-        tokens = iter(completion.token_ids)
+        tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
                 self._end(life, FinishReason.ERROR, error=completion.error)
-            self.pages.land(segment, tenancy, confirmed=life.end is None)
+            confirmed, rejected = life.end is None, 0
+            if not segment.drafts:
+                self.pages.land(segment, tenancy, confirmed=confirmed)
+            elif completion.error is None:
+                rejected = segment.drafts - next(accepted)
+                self.totals.drafted_tokens += segment.drafts
+                self.totals.accepted_tokens += segment.drafts - rejected
             if segment.emits and completion.error is None:
-                self._on_token(life, next(tokens), tenancy)
+                for _ in range(segment.choosers - rejected):
+                    self._on_token(life, next(tokens), tenancy)
+            if segment.drafts:
+                # After the tokens: what was guessed right belongs to the request only now.
+                tenancy.planned -= rejected
+                self.pages.land(segment, tenancy, confirmed=confirmed, rejected=rejected)
             # After the token, because a request on its way back to the queue may end with it.
             self._note_if_retracted(life)
 
@@ -495,7 +511,7 @@ class ClientAccount:
             return
         if self.paused is not None:
             raise Violation(f"microbatch {number} is launched while generation is paused")
-        most = limits.rows if microbatch.mode is _DECODE else limits.prefill_budget_tokens
+        most = limits.decode_budget_tokens if microbatch.mode is _DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
             raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
         rids = microbatch.rids
@@ -535,12 +551,15 @@ class ClientAccount:
 
     def _check_tokens(self, segment: Segment, life: Life, tenancy: Tenancy) -> None:
         """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
-        start, end, known = segment.start, segment.start + len(segment.token_ids), len(life.ids)
-        if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids:
+        start, known = segment.start, len(life.ids)
+        end = start + len(segment.token_ids) - segment.drafts
+        if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
         if segment.emits is not (end == known):
             raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {end == known}")
-        tenancy.planned = end
+        if segment.drafts and (end != known or known + segment.drafts >= life.limit):
+            raise Violation(f"{life.rid} has {known} of at most {life.limit} tokens and guesses: {segment}")
+        tenancy.planned = end + segment.drafts
         if end < known:
             if self.partial is not None and self.partial is not life:
                 raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")

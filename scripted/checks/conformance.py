@@ -38,6 +38,7 @@ RULES: Final = {
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
+    "Drafts": "A decode without prompts beside it carries guesses of its next tokens",
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Evict": "When pages are missing, exactly that number is evicted: least recently used first",
     "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
@@ -58,6 +59,7 @@ RULES: Final = {
     "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
     "Window evict": "Window pages that no request sees are evicted when some are missing",
     "Use": "A prefix is used as a whole, by every attempt to admit, even one in vain, and by every publication",
+    "Verify": "The guesses before the first wrong one hold; the pages of the others are given back",
     "Weight update": "An update is launched in the step that accepts it",
 }
 _OF_STATS: Final = {
@@ -72,6 +74,8 @@ _OF_STATS: Final = {
     "pages_cached": "Publish",
     "rows_free": "Room",
     "retractions": "Retract",
+    "drafted_tokens": "Verify",
+    "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
 }
 _OF_CONTROL: Final = {ForwardMode.UPDATE: "Weight update", ForwardMode.PROFILE: "Profile"}
@@ -149,25 +153,23 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         rule = "Turns" if expected.sampling is None and segment.sampling is None else "Order"
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
     pages, window = len(segment.pages), [page >= 0 for page in segment.window_pages]
-    what_pages = segment.page_start, pages
-    if (
-        expected.rid,
-        segment.start,
-        segment.token_ids,
-        *what_pages,
-        segment.emits,
-        segment.sampling,
-        window,
-    ) == expected:
+    found = (
+        *(expected.rid, segment.start, segment.token_ids, segment.page_start),
+        *(pages, segment.emits, segment.sampling, segment.drafts, window),
+    )
+    if found == expected:
         return
     what = f"{what}, {expected.rid}"
     _must_be_equal("Hit", f"{what}: its first position", expected.start, segment.start)
+    _must_be_equal("Drafts", f"{what}: its drafts", expected.drafts, segment.drafts)
+    if expected.drafts:
+        _must_be_equal("Drafts", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: its tokens", len(expected.token_ids), len(segment.token_ids))
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
     told = (expected.page_start, expected.pages)
-    _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
+    _must_be_equal("Told", f"{what}: place and number of its pages", told, (segment.page_start, pages))
     _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
 
 

@@ -27,6 +27,7 @@ class ExpectedSegment(NamedTuple):
     pages: int
     emits: bool
     sampling: SamplingSpec | None
+    drafts: int
     window_pages: Sequence[bool]
 
 

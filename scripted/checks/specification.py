@@ -16,6 +16,7 @@ from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
+from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -132,17 +133,24 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (parts, mode), error = self.flights.pop(0), completion.error
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
         if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
             self._answer_all(self.calls.finish(mode, error))
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
-        for request, _, emits in parts:
+        for index, (request, _, emits) in enumerate(parts):
             request.in_flight -= 1
-            token, logprob = (next(tokens, None), next(logprobs, None)) if emits else (None, None)
+            count, has_drafts = 0, bool(request.drafts)
+            if emits and error is None:
+                count = 1 + verify(request, self, next(accepted) if request.drafts else 0)
+                request.guesses = next(guesses, ())
+                if has_drafts:
+                    parts[index] = request, request.planned_tokens, emits
+            for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
+                if request.end is None:
+                    self._take_token(request, token, logprob)
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif token is not None:
-                    self._take_token(request, token, logprob)
                 elif request is self.chunked and not request.in_flight:
                     self.memory.publish(request, request.planned_tokens, counts=False)
             self._leave_if_landed(request)
@@ -195,7 +203,7 @@ class Specification:
             return
         if request.end is None:
             self.totals["retractions"] += 1
-            request.was_retracted = True
+            request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
 
@@ -272,22 +280,25 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits = tuple(request.ids[start:end]), end == len(request.ids)
+        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
         window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
-        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling, window)
+        return ExpectedSegment(
+            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, len(drafts), window
+        )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
         budget, limits = self.limits.prefill_budget_tokens, self.limits
         if not limits.mixed_chunk:
             prompts = self._prompts(budget)
-            return prompts, [] if prompts else self._decodes(limits.rows)
+            return prompts, [] if prompts else self._decodes(limits.rows, with_drafts=True)
         left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
         has_prompts = self.chunked is not None or bool(self.waiting)
         count = len(self._choose(budget - left_to_prompts)) if has_prompts else 0
         prompts = self._prompts(budget - count)
         taken = sum([end - start for _, start, end in prompts])
-        return prompts, self._decodes(budget - taken if prompts else limits.rows)
+        most = budget - taken if prompts else limits.rows
+        return prompts, self._decodes(most, with_drafts=not prompts)
 
     def _prompts(self, budget: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
@@ -347,12 +358,14 @@ class Specification:
                 chosen.append(request)
         return chosen
 
-    def _decodes(self, most: int) -> list[_Part]:
+    def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
         chosen = self._choose(most)
         for request in chosen:
-            request.planned_tokens, request.in_flight = request.planned_tokens + 1, 1
+            request.drafts = drafts_of(request, self) if with_drafts else ()
+            request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
+            self.memory.extend(request, request.planned_tokens)
         self.running = [request for request in self.running if request not in chosen] + chosen
-        return [(request, request.planned_tokens - 1, request.planned_tokens) for request in chosen]
+        return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""

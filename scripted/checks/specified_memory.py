@@ -145,6 +145,16 @@ class SpecifiedMemory:
             request.pages += need
         return True
 
+    def free_tokens(self, request: SpecifiedRequest, *, spare_pages: int) -> int:
+        """Tokens that a request could have pages for from what is free, but for some pages."""
+        free = self.free_pages if self.window is None else min(self.free_pages, self.window.free_pages(self.owners))
+        return (request.pages + max(0, free - spare_pages)) * self._limits.page_size
+
+    def trim(self, request: SpecifiedRequest) -> None:
+        """Take the pages after its planned tokens from a request."""
+        request.pages = self.pages_for(request.planned_tokens)
+        request.told_pages = min(request.told_pages, request.pages)
+
     def evict(self, count: int) -> None:
         """**Evict**: least recently used first, of one prefix its end first, never what is in use."""
         if count <= 0:

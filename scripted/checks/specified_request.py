@@ -53,6 +53,8 @@ class SpecifiedRequest:
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
         self.overtaken = self.cached_tokens = self.window_start = 0
+        self.drafts: tuple[int, ...] = ()  # guesses that are in flight
+        self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
 
     def output(
         self, token: int | None = None, logprob: TokenLogprob | None = None, *, error: str | None = None

@@ -9,6 +9,7 @@ import difflib
 from contextlib import AbstractContextManager, nullcontext
 
 from scripted.gallery.contracts import CONTRACTS
+from scripted.gallery.drafting import DRAFTING
 from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
@@ -25,7 +26,7 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS)
+RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

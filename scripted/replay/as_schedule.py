@@ -7,7 +7,7 @@ translation is run, and says up to which step the engine does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -105,6 +105,8 @@ class _Translator:
 
     def notes(self) -> Iterator[str]:
         """What the schedule does not say."""
+        if self._limits.draft_tokens:
+            yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
         if self._partly_shared:
             yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
         if self._sampled:
@@ -195,6 +197,7 @@ def _config_of(limits: Limits) -> EngineConfig:
         schedule_policy=limits.schedule_policy,
         priority_preemption=limits.priority_preemption,
         seed=limits.seed,
+        **_speculation_of(limits),
     )
     try:
         window_tokens = limits_of(config).window_tokens
@@ -206,6 +209,16 @@ def _config_of(limits: Limits) -> EngineConfig:
             f"those of the recorded one {limits.window_tokens}; replay the recording itself"
         )
     return config
+
+
+def _speculation_of(limits: Limits) -> dict[str, Any]:
+    if not limits.draft_tokens:
+        return {}
+    guessing = {"speculative_num_draft_tokens": limits.draft_tokens}
+    if limits.has_draft_model:
+        return guessing | {"speculative_algorithm": "draft_model", "speculative_draft_model": EMBEDDED_MODEL}
+    patterns = {"speculative_ngram_max": limits.ngram_max, "speculative_ngram_min": limits.ngram_min}
+    return guessing | patterns | {"speculative_algorithm": "ngram"}
 
 
 def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:

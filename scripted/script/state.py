@@ -69,7 +69,10 @@ class _Snapshot(_Copy, frozen=True, kw_only=True):
 
 
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
-    """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later."""
+    """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
+
+    ``drafts`` of the tokens are guesses that it verifies.
+    """
 
     id: int
     mode: str
@@ -77,6 +80,7 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     tokens: int
     launched_at_step: int
     due_at_step: int
+    drafts: int = 0
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
@@ -178,6 +182,7 @@ def take_state(rig: Rig) -> State:
                 rids=Listed(launched.microbatch.rids),
                 tokens=launched.microbatch.tokens,
                 launched_at_step=launched.step,
+                drafts=sum(launched.microbatch.drafts),
                 due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight

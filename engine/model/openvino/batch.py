@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.config import OPENVINO_BLOCK_TOKENS
 from engine.limits import Limits
+from engine.model.batch import emitters_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
@@ -89,8 +90,8 @@ class BlockBatch:
         self.segments = segments
         ids = [token for segment in segments for token in segment.token_ids]
         self.tokens = len(ids)
-        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.emits) for segment in segments]
-        rows, starts, counts, emits = np.array(numbers, np.int64).T.copy()
+        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.choosers) for segment in segments]
+        rows, starts, counts, choosers = np.array(numbers, np.int64).T.copy()
         begins = _begins(counts)
         self.token_ids_array = np.array(ids, np.int64)
         if self.tokens == len(segments):  # Decodes: a token a row.
@@ -102,7 +103,7 @@ class BlockBatch:
         self.arrays: _Arrays = {
             "input_ids": self.token_ids_array,
             "position_ids": self.positions_array,
-            "emitting": begins[1:][emits > 0] - 1,
+            "emitting": _last_of_each(begins[1:], choosers),
             "subsequence_begins": begins.astype(np.int32),
         }
         for windowed, own in ((False, pool), (True, pool.window)):
@@ -119,8 +120,8 @@ class BlockBatch:
 
     @property
     def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order."""
-        return [segment for segment in self.segments if segment.emits]
+        """See ``Batch``."""
+        return emitters_of(self.segments)
 
 
 def _begins(counts: Slots) -> Slots:
@@ -128,6 +129,12 @@ def _begins(counts: Slots) -> Slots:
     begins = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=begins[1:])
     return begins
+
+
+def _last_of_each(ends: Slots, counts: Slots) -> Slots:
+    """The last ``counts`` indices of runs with these ends, run after run."""
+    before = _begins(counts)
+    return np.arange(before[-1]) + np.repeat(ends - before[1:], counts)
 
 
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:

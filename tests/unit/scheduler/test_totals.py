@@ -33,6 +33,8 @@ def test_totals_of_a_life_of_everything() -> None:
         "forward_ct": len(engine.microbatches),
         "weights_version": 1,
         "retractions": 0,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 
