@@ -20,40 +20,22 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion
 from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
-VOCABULARY = 4096
-LAYERS = 4
+SHAPE = "S"
+VOCABULARY = vocabulary_of(SHAPE)
+LAYERS: int = SHAPES[SHAPE]["num_hidden_layers"]
 CONTEXT_TOKENS = 128
 BATCHES = (1, 8, 32)
 PROMPTS = (64, 512)
 DTYPES = ("float32", "bfloat16")
 PAGE_TOKENS = 32
 PAGES_A_ROW = 20
-
-
-def make_checkpoint(folder: Path, dtype: str) -> None:
-    """A Qwen3 with random weights, 4.2 million of them in the layers and the head."""
-    torch.manual_seed(0)
-    shape = transformers.Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=8192,
-        initializer_range=0.08,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY - 1,
-    )
-    transformers.AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
 class ModelStepBench:

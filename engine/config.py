@@ -69,6 +69,16 @@ class EngineConfig(BaseModel):
         "auto",
         description="'int8' rounds matrices to 8 bits, with a scale for each row; needs backend='openvino'",
     )
+    kv_cache_dtype: Literal["auto", "u8"] = Field(
+        "auto",
+        description="'u8' rounds keys and values to 8 bits, with scales and offsets; needs backend='openvino'",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="threads that each stage computes with on a CPU; unset: one core is left to the other processes",
+    )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
     )
@@ -127,6 +137,24 @@ class EngineConfig(BaseModel):
     priority_preemption: bool = Field(
         False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
     )
+    speculative_algorithm: Literal["off", "ngram", "draft_model"] = Field(
+        "off",
+        description="guess tokens and verify several in one forward; 'ngram' looks them up in the request's own prompt "
+        "and output, 'draft_model' has a smaller model guess them; the output is the same",
+    )
+    speculative_draft_model: str = Field(
+        "",
+        description="the smaller model that guesses, named like model; of the same vocabulary, without window layers",
+    )
+    speculative_num_draft_tokens: int = Field(
+        4, ge=1, le=64, description="most guessed tokens that one forward verifies"
+    )
+    speculative_ngram_max: int = Field(
+        4, ge=1, le=64, description="most last tokens that must have occurred before for a guess"
+    )
+    speculative_ngram_min: int = Field(
+        2, ge=1, le=64, description="fewest last tokens that must have occurred before for a guess"
+    )
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     lora: str = Field(
@@ -167,14 +195,42 @@ class EngineConfig(BaseModel):
                 f"priority_preemption needs schedule_policy='priority', got {self.schedule_policy!r}; "
                 "set the policy or switch preemption off"
             )
+        if (self.speculative_algorithm == "draft_model") is not bool(self.speculative_draft_model):
+            raise ValueError(
+                "speculative_draft_model must be set with speculative_algorithm='draft_model' and with no other, got "
+                f"{self.speculative_draft_model!r} with {self.speculative_algorithm!r}; set both or none"
+            )
+        if self.speculative_ngram_min > self.speculative_ngram_max:
+            raise ValueError(
+                f"speculative_ngram_min must be <= speculative_ngram_max={self.speculative_ngram_max}, "
+                f"got {self.speculative_ngram_min}; lower it or raise the other"
+            )
         if self.weights == "int8" and self.backend != "openvino":
             raise ValueError(
                 f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
             )
         loras_of(self.lora)
+        if self.kv_cache_dtype == "u8" and self.backend != "openvino":
+            raise ValueError(
+                f"kv_cache_dtype='u8' needs backend='openvino', got backend={self.backend!r}; set it or leave "
+                "kv_cache_dtype out"
+            )
         if self.backend == "openvino" and (reason := why_not_openvino_settings(self)) is not None:
             raise ValueError(f"{reason}; or use backend='torch'")
         return self
+
+    def draft_config(self) -> EngineConfig:
+        """The configuration of the draft model: all its layers on one stage, on the same device and backend."""
+        values = {
+            "model": self.speculative_draft_model,
+            "pp_size": 1,
+            "speculative_algorithm": "off",
+            "speculative_draft_model": "",
+            "weights": "auto",
+            "lora": "",
+            "max_loras": None,
+        }
+        return self.model_copy(update=values)
 
     @property
     def most_loras(self) -> int:

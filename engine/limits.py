@@ -37,6 +37,18 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     window_kv_bytes_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
 
+    def with_draft(self, draft: ModelFacts) -> ModelFacts:
+        """The same with the KV of a draft model beside its own. Raises ConfigError for one that cannot guess for it."""
+        if draft.vocab_size != self.vocab_size or draft.window_tokens:
+            raise ConfigError(
+                f"speculative_draft_model must have the vocabulary of {self.name!r}, {self.vocab_size} tokens, and no "
+                f"window layers, got {draft.name!r} with {draft.vocab_size} and a window of {draft.window_tokens}; use "
+                "another model of the same family"
+            )
+        total = self.kv_bytes_per_token + draft.kv_bytes_per_token
+        context_length = min(self.context_length, draft.context_length)
+        return msgspec.structs.replace(self, kv_bytes_per_token=total, context_length=context_length)
+
 
 # The embedded model: a tiny Qwen3 with a byte-level vocabulary. 256 bytes, then the special tokens; four layers, so
 # that four stages have one each; 2 (K and V) * 4 layers * 2 kv heads * 16 per head * 4 bytes.
@@ -72,8 +84,9 @@ EMBEDDED_TOTAL_TOKENS = 16_384
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
-    Without window layers ``window_tokens`` and ``window_pages`` are 0. ``loras`` are the adapters that are there from
-    the start, by name and path; ``max_loras`` is 0 where there can be none.
+    Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
+    ``ngram_max`` and ``ngram_min`` are. ``loras`` are the adapters that are there from the start, by name and path;
+    ``max_loras`` is 0 where there can be none.
     """
 
     pp_size: int
@@ -94,6 +107,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     window_tokens: int = 0
     window_pages: int = 0
+    draft_tokens: int = 0
+    ngram_max: int = 0
+    ngram_min: int = 0
+    has_draft_model: bool = False
     max_loras: int = 0
     loras: tuple[tuple[str, str], ...] = ()
 
@@ -118,6 +135,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
         chunking = config.chunked_prefill_size != CHUNKING_OFF
         budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
+        speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
         limits = cls(
             pp_size=config.pp_size,
             depth=config.depth,
@@ -136,20 +154,33 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             priority_preemption=config.priority_preemption,
             seed=config.seed,
             window_tokens=facts.window_tokens,
+            draft_tokens=config.speculative_num_draft_tokens if speculates else 0,
+            ngram_max=config.speculative_ngram_max if looks_up else 0,
+            ngram_min=config.speculative_ngram_min if looks_up else 0,
+            has_draft_model=config.speculative_algorithm == "draft_model",
             max_loras=config.most_loras,
             loras=loras_of(config.lora),
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 
     @property
+    def decode_budget_tokens(self) -> int:
+        """Most tokens in one decode microbatch: one of each row, and its drafts."""
+        return self.rows * (1 + self.draft_tokens)
+
+    @property
     def most_window_pages(self) -> int:
         """Window pages that all rows can use at once: a window each, and what is in flight."""
-        return self.rows * self._span(self.window_tokens) + self.depth * self._span(self.prefill_budget_tokens)
+        drafts = self._span(self.draft_tokens) if self.draft_tokens else 0
+        return self.rows * (self._span(self.window_tokens) + drafts) + self.depth * self._span(
+            self.prefill_budget_tokens
+        )
 
     @property
     def row_window_pages(self) -> int:
         """Window pages that one request uses at most when it is prefilled one microbatch at a time."""
-        return self._span(self.window_tokens - 1 + min(self.prefill_budget_tokens, self.context_length))
+        at_once = max(min(self.prefill_budget_tokens, self.context_length), 1 + self.draft_tokens)
+        return self._span(self.window_tokens - 1 + at_once)
 
     def _span(self, tokens: int) -> int:
         """Pages that this many neighbouring tokens lie in at most."""

@@ -233,24 +233,28 @@ ClientMessage = (
 # ---- pipeline events: from the pipeline to the scheduler ----
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The natural-log probability of one sampled token, and of the most likely ones as (token id, logprob)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
-    microbatch failed: no token is valid and its requests end with that error.
+    microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
+    that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
+    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits.
     """
 
     microbatch_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
     error: str | None = None
+    accepted: tuple[_Count, ...] = ()
+    guesses: tuple[tuple[_TokenId, ...], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -296,7 +300,7 @@ Event = ClientMessage | PipelineEvent | OperatorEvent
 # ---- replies: from the scheduler to the front end ----
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, gc=False):
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
@@ -366,6 +370,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     generated_tokens: int
     weights_version: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
 

@@ -6,7 +6,7 @@ one page table a row and one sampling spec a row, and each segment adds to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -36,7 +36,7 @@ class ForwardMode(StrEnum):
 _CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER)
 
 
-class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
+class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the last stage needs to choose a request's tokens; fixed for a request's whole life.
 
     The random number for the token at absolute position ``p`` (0-based, prompt included) depends on ``(seed, p)``
@@ -62,7 +62,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request's share of a microbatch: ``token_ids`` at absolute positions ``start .. start + len(token_ids) - 1``.
 
     Before computing it, a stage writes ``pages`` into its page table at ``table[row, page_start : page_start +
@@ -73,6 +73,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     A model with window layers keeps their KV in a pool of its own. ``window_pages`` are the pages of that pool beside
     ``pages``, written into a second table at the same places; -1 where the request has none and reads none.
+
+    The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
+    for the position after it; those that were guessed right, and the first that was not, are emitted, at least one.
 
     ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
     """
@@ -86,10 +89,21 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     emits: bool
     sampling: SamplingSpec | None = None
     window_pages: tuple[int, ...] = ()
+    drafts: int = 0
     lora: int = 0
 
+    @property
+    def choosers(self) -> int:
+        """How many of its last tokens choose one."""
+        return self.drafts + self.emits
 
-class AdapterChange(msgspec.Struct, frozen=True, array_like=True):
+    def accepted(self, chosen: Sequence[int]) -> int:
+        """How many of its drafts hold, when its last tokens choose these: those before the first that is wrong."""
+        guesses = self.token_ids[len(self.token_ids) - self.drafts :]
+        return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
+
+
+class AdapterChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every stage does to its adapters: read the one in ``path`` as ``version``, then forget version ``drop``.
 
     Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
@@ -102,7 +116,7 @@ class AdapterChange(msgspec.Struct, frozen=True, array_like=True):
     drop: int = 0
 
 
-class Microbatch(msgspec.Struct, frozen=True, array_like=True):
+class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
@@ -128,6 +142,11 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True):
     def tokens(self) -> int:
         """Tokens computed by this microbatch."""
         return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The number of drafts of each segment that has some."""
+        return tuple([segment.drafts for segment in self.segments if segment.drafts])
 
     @property
     def rids(self) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ nothing that the engine computes.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator
+from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from engine.config import EngineConfig
 
@@ -124,6 +124,15 @@ class ServerSettings(EngineConfig):
                 "a key must be visible ASCII characters without spaces, got something else; choose another"
             )
         return key
+
+    @model_validator(mode="after")
+    def _redaction_keeps_no_repetition(self) -> Self:
+        if self.record_redacted and self.speculative_algorithm != "off":
+            raise ValueError(
+                f"record_redacted needs speculative_algorithm='off', got {self.speculative_algorithm!r}: guesses "
+                "follow from equal tokens, which a redacted text does not keep equal; switch one of them off"
+            )
+        return self
 
     @field_serializer("api_key", "admin_key", when_used="json-unless-none")
     def _mask(self, key: SecretStr, info: SerializationInfo) -> str:

@@ -89,9 +89,14 @@ class NoAnswer(Overdue):
 
 
 class BudgetSpent(AssertionError):
-    """The step budget was spent before what the script waited for happened."""
+    """The step budget was spent before what the script waited for happened. ``made`` counts as that of ``BadCall``."""
 
     is_meant_for_the_script = True
+    made: ClassVar[int] = 0
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        BudgetSpent.made += 1
 
 
 class BadCall(ValueError):

@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogp
 from engine.pipeline.wire import StageView
 from engine.plan import AdapterChange, ForwardMode, Microbatch, SamplingSpec, Segment
 
-__all__ = ["SimulatedPipeline"]
+__all__ = ["SimulatedPipeline", "alphabet_of"]
 
 # Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
 _MASK: Final = 2**30 - 1
@@ -38,8 +39,21 @@ _CORRUPTED: Final = 0x1EADBEEF
 # Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
 _FIRST_TOKEN: Final = 33
 _TOKENS: Final = 94
+# What is looked up in a text is only right where there is little to say.
+_TOKENS_BESIDE_DRAFTS: Final = 3
+# The simulated draft model is wrong once in so many guesses.
+_GUESSES_PER_MISTAKE: Final = 3
+# A chain over fewer tokens than this is made faster than it is found again.
+_PROMPT_TOKENS: Final = 16
+_PROMPTS_KEPT: Final = 1024
 # The bounds of a bias: next to it no model's own preference counts.
 _DECISIVE_BIAS: Final = 100
+
+
+def alphabet_of(limits: Limits) -> int:
+    """How many different tokens the simulated model of an engine with these limits says."""
+    looks_up = limits.draft_tokens and not limits.has_draft_model
+    return _TOKENS_BESIDE_DRAFTS if looks_up else _TOKENS
 
 
 class _Row:
@@ -61,9 +75,14 @@ class _Row:
 
 
 class SimulatedPipeline:
-    """All stages in one object. ``corruptions`` lists what a request read that it had not written or been given."""
+    """All stages in one object. ``corruptions`` lists what a request read that it had not written or been given.
 
-    def __init__(self, limits: Limits) -> None:
+    ``alphabet`` is how many different tokens it says: 94, or 3 with prompt lookup, so that guesses come true.
+    """
+
+    def __init__(self, limits: Limits, *, alphabet: int | None = None) -> None:
+        self._alphabet = alphabet or alphabet_of(limits)
+        self._guessed = limits.draft_tokens if limits.has_draft_model else 0
         self._page_size = limits.page_size
         self._stages = limits.pp_size
         self._seed = limits.seed
@@ -174,20 +193,37 @@ class SimulatedPipeline:
             return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
+        accepted: list[int] = []
+        guesses: list[tuple[int, ...]] = []
         wanted = False
         for segment in microbatch.segments:
-            fingerprint, row = self._forward(segment)
+            links, row = self._forward(segment)
             if not segment.emits:
                 continue
-            spec, value = row.spec, fingerprint ^ row.salt
-            if not row.poisoned and _has_penalty(spec):
-                value ^= self._penalty(segment, row)
-            token = _choose(value, segment.start + len(segment.token_ids), spec)
-            tokens.append(token)
-            logprobs.append(_logprob(fingerprint, token, spec) if spec.return_logprob else None)
+            spec, before = row.spec, len(tokens)
             wanted = wanted or spec.return_logprob
+            # The token after each draft that holds, and the first that does not: each from the KV before it.
+            for draft in range(segment.drafts, -1, -1):
+                end = segment.start + len(segment.token_ids) - draft
+                fingerprint = links[-1 - draft]
+                value = fingerprint ^ row.salt
+                if not row.poisoned and _has_penalty(spec):
+                    value ^= self._penalty(end, row)
+                token = _choose(value, end, spec, self._alphabet)
+                tokens.append(token)
+                logprobs.append(_logprob(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
+                if draft and token != segment.token_ids[-draft]:
+                    break
+            if segment.drafts:
+                accepted.append(len(tokens) - before - 1)
+            if self._guessed:
+                guesses.append(self._guess(fingerprint, end, tokens[-1], row))
         return Completion(
-            microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=tuple(logprobs) if wanted else ()
+            microbatch_id=microbatch.id,
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs) if wanted else (),
+            accepted=tuple(accepted),
+            guesses=tuple(guesses),
         )
 
     def _control(self, microbatch: Microbatch) -> str | None:
@@ -206,6 +242,17 @@ class SimulatedPipeline:
         if change.drop:
             del self._adapters[change.drop]
         return None
+
+    def _guess(self, fingerprint: int, position: int, token: int, row: _Row) -> tuple[int, ...]:
+        """What a draft model would guess after ``token``: what this model will say, but for some of it."""
+        guesses: list[int] = []
+        for number in range(1, self._guessed + 1):
+            (_, fingerprint) = _chain(fingerprint, (token,))
+            token = _choose(fingerprint ^ row.salt, position + number, row.spec, self._alphabet)
+            if fingerprint % _GUESSES_PER_MISTAKE == 0:
+                token = _FIRST_TOKEN + (token - _FIRST_TOKEN + 1) % self._alphabet
+            guesses.append(token)
+        return tuple(guesses)
 
     def _update(self, weights: str | None) -> str | None:
         """Take the weights of another seed; returns why not."""
@@ -242,15 +289,16 @@ class SimulatedPipeline:
             digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
         return digest
 
-    def _forward(self, segment: Segment) -> tuple[int, _Row]:
-        """Write one segment's KV; returns the fingerprint of its last token."""
+    def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
+        """Write one segment's KV; returns the fingerprint before it and those of its tokens."""
         row = self._take_over(segment)
         if row.poisoned:
-            return _CORRUPTED, row
+            return [_CORRUPTED] * (len(segment.token_ids) + 1), row
         fingerprint = self._read(segment, row)
-        links = _chain(fingerprint, segment.token_ids)
+        tokens = segment.token_ids
+        links = (_chain if len(tokens) < _PROMPT_TOKENS else _chain_of_prompt)(fingerprint, tokens)
         self._write(segment, row, links)
-        return links[-1], row
+        return links, row
 
     def _take_over(self, segment: Segment) -> _Row:
         """Bring a row's page table and tenant up to date."""
@@ -283,11 +331,11 @@ class SimulatedPipeline:
             return self._corrupted(segment, what)
         return kv[pages[last]][offset + 1]
 
-    def _penalty(self, segment: Segment, row: _Row) -> int:
+    def _penalty(self, end: int, row: _Row) -> int:
         """What penalties make of a token: they count the request's output, which is read from its KV."""
         spec, size = row.spec, self._page_size
         tokens: list[int] = []
-        for position in range(segment.start + len(segment.token_ids)):
+        for position in range(end):
             slots, offset = self._kv[row.pages[position // size]], position % size
             if len(slots) < offset + 2:
                 return _CORRUPTED  # It was never written, which is reported.
@@ -343,9 +391,13 @@ class SimulatedPipeline:
 
 
 def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
-    """The fingerprint, and the one after each token."""
+    """The fingerprint, and the one after each token. Not to be changed: some are handed out again."""
     # Half the price of a function call a token, and the tokens of prompts are most of what a simulated step costs.
     return [fingerprint, *[fingerprint := (fingerprint * _CHAIN + token + 1) & _MASK for token in tokens]]
+
+
+# The runs of a search begin alike: most of their prompts have been computed before.
+_chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
 
 
 def _salt(*values: object) -> int:
@@ -357,7 +409,7 @@ def _has_penalty(spec: SamplingSpec) -> bool:
     return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
 
 
-def _choose(value: int, position: int, spec: SamplingSpec) -> int:
+def _choose(value: int, position: int, spec: SamplingSpec, alphabet: int) -> int:
     """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
 
     A token whose bias is the largest there can be is always said, one with the smallest never.
@@ -371,15 +423,15 @@ def _choose(value: int, position: int, spec: SamplingSpec) -> int:
         always = [token for token, bias in spec.logit_bias if bias >= _DECISIVE_BIAS and token not in never]
         if always:
             return always[0]
-    token = _FIRST_TOKEN + (value * _MIX >> 40) % _TOKENS
+    token = _FIRST_TOKEN + (value * _MIX >> 40) % alphabet
     if token not in never:
         return token
-    others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % _TOKENS for step in range(1, _TOKENS))
+    others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % alphabet for step in range(1, alphabet))
     return next((other for other in others if other not in never), token)
 
 
-def _logprob(fingerprint: int, token: int, spec: SamplingSpec) -> TokenLogprob:
+def _logprob(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:
     """A made-up but deterministic distribution: the chosen token first, then its neighbours."""
     first = -((fingerprint >> 10) % 1000) / 1000
-    top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % _TOKENS, first - i) for i in range(spec.top_logprobs_num)]
+    top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % alphabet, first - i) for i in range(spec.top_logprobs_num)]
     return TokenLogprob(logprob=first, top=tuple(top))

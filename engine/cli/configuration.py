@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from engine.settings_sources import TracedSettings
 
@@ -13,7 +13,9 @@ __all__ = ["show_configuration"]
 def show_configuration(traced: TracedSettings) -> None:
     """Print the settings that `engine serve` would run with, and where each came from; start nothing."""
     values = traced.settings.model_dump(mode="json")
-    table = Table("field", "value", "from", box=None, header_style="bold")
+    # A name is what the reader types next: it is never cut.
+    table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), "value", "from", box=None)
+    table.header_style = "bold"
     for name, origin in traced.origins.items():
         value = values[name]
         shown = "unset" if value is None or value == "" else str(value)

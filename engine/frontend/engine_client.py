@@ -10,12 +10,11 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from engine.frames import BadFrameError
 from engine.frontend.errors import ApiError, ErrorType
@@ -42,6 +41,8 @@ from engine.scheduler_process.inbox import UNBOUNDED
 __all__ = ["EngineClient", "OpenRequest"]
 
 MAX_OPEN_CALLS = 1024
+# Replies of this many steps are handed out before the event loop turns.
+_FRAMES_A_TURN = 4
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +74,12 @@ class EngineClient:
     """Requests and calls in flight between this process and the scheduler."""
 
     def __init__(self, private_dir: Path) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replies = self._context.socket(zmq.PULL)
         self._replies.setsockopt(zmq.RCVHWM, UNBOUNDED)
         self._replies.bind(replies_address(private_dir))
-        # A plain socket: sending into an unbounded queue never waits, so an abort needs no coroutine to be sent.
-        self._requests = zmq.Socket(self._context, zmq.PUSH)
+        # Sending into an unbounded queue never waits, so an abort needs no coroutine to be sent.
+        self._requests = self._context.socket(zmq.PUSH)
         self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
         self._requests.connect(requests_address(private_dir))
         self._open: dict[str, OpenRequest] = {}
@@ -178,15 +179,38 @@ class EngineClient:
 
     async def deliver_replies(self) -> None:
         """Hand out replies as they come, until cancelled."""
+        loop = asyncio.get_running_loop()
+        descriptor = self._replies.getsockopt(zmq.FD)
+        assert isinstance(descriptor, int), "the descriptor of a ZMQ socket is a number"
+        arrived = asyncio.Event()
+        loop.add_reader(descriptor, arrived.set)
+        try:
+            while True:
+                # The descriptor tells of an arrival once, so all is taken before the next wait.
+                for number, frame in enumerate(self._arrived_frames(), start=1):
+                    self._take_frame(frame)
+                    if number % _FRAMES_A_TURN == 0:
+                        await asyncio.sleep(0)
+                await arrived.wait()
+                arrived.clear()
+        finally:
+            loop.remove_reader(descriptor)
+
+    def _arrived_frames(self) -> Iterator[bytes]:
         while True:
-            frame = await self._replies.recv()
             try:
-                replies = decode_reply(frame)
-            except BadFrameError as exc:
-                logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
-                continue
-            for reply in replies:
-                self._deliver(reply)
+                yield self._replies.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def _take_frame(self, frame: bytes) -> None:
+        try:
+            replies = decode_reply(frame)
+        except BadFrameError as exc:
+            logger.warning("dropped a frame of %d bytes that is no tuple of replies: %s", len(frame), exc)
+            return
+        for reply in replies:
+            self._deliver(reply)
 
     def close(self) -> None:
         """Close the sockets; what is not sent by then is lost."""

@@ -154,6 +154,8 @@ class _SchedulerCollector(Collector):
         yield self._counter("prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed.", stats.drafted_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guesses that held.", stats.accepted_tokens)
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, TypeVar, get_args
+from typing import ClassVar, Final, TypeVar, get_args
 
 import msgspec
 
@@ -32,7 +32,12 @@ _QUIET: Final[_Entry] = ((), None, (), ())
 
 
 class DigestChain:
-    """Two running hashes over the steps of one scheduler, brought up to date when one is asked for."""
+    """Two running hashes over the steps of one scheduler, brought up to date when one is asked for.
+
+    A chain without ``keeps_steps`` is given none.
+    """
+
+    keeps_steps: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._full = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -97,7 +102,16 @@ def _shape(microbatch: Microbatch) -> list[object]:
     if microbatch.adapter is not None:
         head.append(microbatch.adapter)
     return head + [
-        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, s.window_pages)
+        (
+            s.rid,
+            s.row,
+            s.start,
+            len(s.token_ids),
+            s.page_start,
+            s.pages,
+            s.choosers if s.drafts else s.emits,
+            s.window_pages,
+        )
         + ((s.lora,) if s.lora else ())
         for s in microbatch.segments
     ]

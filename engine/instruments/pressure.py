@@ -58,6 +58,8 @@ class Pressure:
     @property
     def pins(self) -> list[Node]:
         """Nodes of the present tree that are locked for no request."""
+        if not self._pins:
+            return []
         return [node for node in self._pins if node.generation == self._tree.generation]
 
     @property
@@ -106,7 +108,7 @@ class Pressure:
         """Cache is evicted only when the free pages and those kept back are not enough."""
         pages = self._pages
         pages.release_reserved(max(0, count - pages.free))
-        self._tree.evict(max(0, count - pages.free))
+        self._tree.evict(count - pages.free)
         pages.reserve(max(0, pages.free - count))
 
     @property
@@ -117,7 +119,7 @@ class Pressure:
         """A cached page loses its window page only when those that are free or kept back are not enough."""
         pages = window.pages
         pages.release_reserved(max(0, count - pages.free))
-        window.evict(max(0, count - pages.free))
+        window.evict(count - pages.free)
         pages.reserve(max(0, pages.free - count))
 
     def _leave_unlocked(self, count: int) -> None:

@@ -62,7 +62,9 @@ def _check_request(books: Books, request: Request) -> None:
     """One request by itself: it is where it says, registered while it lives, and owns what its place allows."""
     place, lease = request.place, request.lease
     ended = place is _RELEASING or place is _GONE
-    if not _is_in_place(books, request):
+    # Most of them run.
+    placed = books.running.get(request.rid) is request if place is _RUNNING else _is_in_place(books, request)
+    if not placed:
         raise IntegrityError(f"{request} is not where it says")
     if (books.requests.get(request.rid) is request) is ended or (request.finish_reason is None) is ended:
         raise IntegrityError(f"{request} (end: {request.finish_reason}) is registered or alive, but not both")
@@ -73,9 +75,8 @@ def _check_request(books: Books, request: Request) -> None:
 
 
 def _is_in_place(books: Books, request: Request) -> bool:
+    """Whether a request that does not run is where it says."""
     place = request.place
-    if place is _RUNNING:
-        return books.running.get(request.rid) is request
     if place is _CHUNKED:
         return books.chunked is request
     if place is _WAITING:

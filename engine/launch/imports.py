@@ -22,19 +22,26 @@ MODEL_MODULES = (
     "engine.model.runner",
     "engine.pipeline.local",
     "engine.pipeline.stage",
+)
+# OpenVINO needs these for a conversion alone, and a conversion is done once a checkpoint.
+TORCH_MODEL_MODULES = (
+    "engine.model.stage_model",
+    "engine.model.conversion",
     "transformers.models.qwen3.modeling_qwen3",
 )
 
 
-def import_engine() -> None:
+def import_engine(*, models_of_torch: bool = True) -> None:
     """Import everything that any process of the engine needs, and take it out of the garbage collector's sight.
 
-    What is frozen is not touched by collections in the children, so its memory stays shared with them.
+    Without the models of torch a process that needs them after all imports them itself. What is frozen is not touched
+    by collections in the children, so its memory stays shared with them.
     """
     for variable in THREAD_POOL_VARIABLES:
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for module in (*FRONTEND_MODULES, *SCHEDULER_MODULES, *MODEL_MODULES):
+    models = (*MODEL_MODULES, *TORCH_MODEL_MODULES) if models_of_torch else MODEL_MODULES
+    for module in (*FRONTEND_MODULES, *SCHEDULER_MODULES, *models):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

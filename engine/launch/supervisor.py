@@ -7,6 +7,7 @@ victims are not blamed. Forks before any thread or device context exists and com
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 import selectors
@@ -75,7 +76,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
         _refuse_early(settings)
-        import_engine()
+        import_engine(models_of_torch=not _openvino_is_likely(settings))
         settings, facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
     except EngineError as exc:
@@ -86,6 +87,14 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         return _Supervisor(settings, limits, listener, folder, view).run()
     finally:
         folder.remove()
+
+
+def _openvino_is_likely(settings: ServerSettings) -> bool:
+    """Whether OpenVINO will compute, as far as it shows before the costly imports: they are for what is likely."""
+    if settings.backend != "auto":
+        return settings.backend == "openvino"
+    is_embedded = embedded_seed(settings.model, settings.seed) is not None
+    return not is_embedded and importlib.util.find_spec("openvino") is not None
 
 
 def _refuse_early(settings: ServerSettings) -> None:
@@ -101,6 +110,8 @@ def _refuse_early(settings: ServerSettings) -> None:
         if name == settings.model_name:
             raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
         require_adapter(path)
+    if settings.speculative_draft_model:
+        require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:
         Limits.of(settings, embedded_facts(settings.model))
 
@@ -111,6 +122,8 @@ def _resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limi
     from engine.model.checkpoint import read_facts
 
     facts = read_facts(settings)
+    if settings.speculative_draft_model:
+        facts = facts.with_draft(read_facts(settings.draft_config()))
     settings = with_its_pages(settings)
     takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None

@@ -112,6 +112,24 @@ class KVMemory:
         lease.pages += pages
         return True
 
+    def free_tokens_of(self, lease: Lease, *, spare_pages: int) -> int:
+        """Tokens that a lease could have pages for if it took free ones only, and left pages to spare."""
+        window = self.sliding_window
+        free = self.pages.free if window is None else min(self.pages.free, window.pages.free)
+        return (len(lease.pages) + max(0, free - spare_pages)) * self._page_size
+
+    def trim(self, lease: Lease, tokens: int) -> None:
+        """Give back the pages after those of this many tokens, which the lease alone holds."""
+        kept = self.pages_for(tokens)
+        rest = lease.pages[kept:]
+        if not rest:
+            return
+        if self.sliding_window is not None:
+            self.sliding_window.give_up(rest)
+        self.pages.release(rest)
+        del lease.pages[kept:]
+        lease.unsent = min(lease.unsent, kept)
+
     def slide(self, lease: Lease, position: int) -> None:
         """Give back the window pages that nothing from ``position`` on can see. All before it is computed and back."""
         if self.sliding_window is not None:

@@ -26,7 +26,8 @@ class RadixTree:
     """The tree over the pages of one pool. Children are keyed by their first page of tokens, and by the adapter that
     computed their KV: what one has computed is never a prefix of what another computes.
 
-    ``root`` holds nothing; it is the prefix of every request that matched nothing.
+    ``root`` holds nothing; it is the prefix of every request that matched nothing. What ``match`` and ``publish`` find
+    is the caller's to lock: a leaf can be evicted once its last lock is taken back.
     """
 
     def __init__(self, pool: PagePool, sliding_window: SlidingWindowPool | None = None) -> None:
@@ -36,8 +37,7 @@ class RadixTree:
         self.generation = 0
         self.next_id = 0
         self.tick = 0
-        self.node_count = 0
-        self.locked_pages = 0
+        self.node_count: int
         self._start_over()
 
     # -- looking up --
@@ -56,7 +56,8 @@ class RadixTree:
         for child, shared in list(self._walk(self.root, tokens, 0, adapter)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             pages += node.pages
-            self._touch(node)
+            self.tick += 1
+            node.last_used = self.tick
         return node, pages
 
     def lock(self, node: Node) -> None:
@@ -225,12 +226,6 @@ class RadixTree:
         self.node_count += 1
         return leaf
 
-    def _touch(self, node: Node) -> None:
-        self.tick += 1
-        node.last_used = self.tick
-        if node.lock_ref == 0:
-            self._offer_for_eviction(node)
-
     def _touch_path(self, node: Node, *, counts: bool) -> None:
         """Mark a published path as used now, deepest first, so that of one path the deepest leaf goes first."""
         self.tick += 1
@@ -240,25 +235,20 @@ class RadixTree:
             if counts:
                 step.hit_count += 1
             step = step.parent
-        if node.lock_ref == 0:
-            self._offer_for_eviction(node)
 
     def _offer_for_eviction(self, node: Node) -> None:
-        if node.children or node.parent is None:
+        if node.children:
             return
         heapq.heappush(self._heap, (node.last_used, node.id, node))
         if len(self._heap) > _STALE_HEAP_FACTOR * self.node_count + _STALE_HEAP_FLOOR:
-            self._heap = [
-                (leaf.last_used, leaf.id, leaf) for leaf in self.nodes() if not leaf.children and leaf.lock_ref == 0
-            ]
-            heapq.heapify(self._heap)
+            leaves = [leaf for leaf in self.nodes() if not leaf.children and leaf.lock_ref == 0]
+            self._heap = sorted((leaf.last_used, leaf.id, leaf) for leaf in leaves)
 
     def _least_recently_used(self) -> Node | None:
         """The unlocked leaf to evict next; stale entries of the heap are dropped on the way."""
         while self._heap:
             last_used, _, node = self._heap[0]
-            alive = node.generation == self.generation and node.pages and not node.children and node.lock_ref == 0
-            if alive and node.last_used == last_used:
+            if node.pages and not node.children and node.lock_ref == 0 and node.last_used == last_used:
                 return node
             heapq.heappop(self._heap)
         return None
@@ -271,5 +261,4 @@ class RadixTree:
         assert parent is not None
         del parent.children[key]
         self.node_count -= 1
-        if parent.lock_ref == 0:
-            self._offer_for_eviction(parent)
+        self._offer_for_eviction(parent)

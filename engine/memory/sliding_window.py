@@ -150,6 +150,12 @@ class SlidingWindowPool:
         """Give back all window pages of a lease."""
         self._give_back(lease, len(lease.pages))
 
+    def give_up(self, pages: Sequence[int]) -> None:
+        """A lease gives back these pages, which it holds alone: so it does the window pages beside them."""
+        self.pages.release([self.beside[page] for page in pages])
+        for page in pages:
+            self.beside[page] = NO_WINDOW_PAGE
+
     def drop(self, pages: Sequence[int]) -> None:
         """The tree evicts these pages: their window pages go with them."""
         for page in pages:

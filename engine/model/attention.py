@@ -124,6 +124,14 @@ class LayerAttention(PagedAttention):
             query = query.reshape(tokens, kv_heads, shared, size).transpose(0, 1)
             attended = _attention(query, keys, values, mask, scale, softcap)
             return attended.transpose(0, 1).reshape(tokens, heads, size)
+        if group.rows > 1:
+            assert mask is not None, "rows with several queries each see other keys"
+            # The same, with a row's queries one after the other for each of these heads.
+            together = (group.rows, group.queries, kv_heads, shared, size)
+            query = query.reshape(together).permute(2, 0, 3, 1, 4).flatten(2, 3)
+            attended = _attention(query, keys, values, mask.repeat(1, 1, shared, 1), scale, softcap)
+            attended = attended.reshape(kv_heads, group.rows, shared, group.queries, size)
+            return attended.permute(1, 3, 0, 2, 4).reshape(tokens, heads, size)
         query = query.transpose(0, 1).reshape(kv_heads, shared, tokens, size)
         keys, values = keys.expand(-1, shared, -1, -1), values.expand(-1, shared, -1, -1)
         attended = _attention(query, keys, values, mask, scale, softcap, causal=causal)

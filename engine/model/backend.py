@@ -18,12 +18,11 @@ from transformers import PreTrainedConfig
 from engine.config import OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, why_not_openvino_settings
 from engine.errors import ConfigError, OpenVINOError
 from engine.limits import Limits
+from engine.model.arithmetic import compute_dtype
 from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
-from engine.model.lean import compute_dtype
 from engine.model.lora import StageAdapters
-from engine.model.stage_model import StageModel
 from engine.model.stage_slice import OnLoad
 from engine.plan import Segment
 
@@ -84,6 +83,8 @@ def make_stage(
             if config.backend == "openvino":
                 raise
             _log.warning("stage %d is computed by torch, not by OpenVINO: %s", stage, exc)
+    from engine.model.stage_model import StageModel  # a second of import, which OpenVINO does not need
+
     return StageModel(config, limits, stage, lean=lean, on_load=on_load)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
@@ -17,7 +18,7 @@ from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AttentionGroup", "Batch", "ForwardBatch", "PageTable", "PoolView"]
+__all__ = ["AttentionGroup", "Batch", "ForwardBatch", "PageTable", "PoolView", "emitters_of"]
 
 
 class Batch(Protocol):
@@ -34,15 +35,15 @@ class Batch(Protocol):
 
     @property
     def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order."""
+        """The segments that choose a token, in order: see ``emitters_of``."""
 
 
 class AttentionGroup:
     """Rows that attend together: ``rows`` rows with ``queries`` tokens each, over ``keys`` keys a row.
 
-    A chunk of a prompt is a group of one row; neighbouring single-token segments (the decodes) are one group of many
-    rows, padded to the longest. Over a pool of window layers the keys begin with the first that the first query sees.
-    ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
+    A chunk of a prompt is a group of one row; neighbouring decodes with as many tokens each, one and the same number of
+    drafts, are one group of many rows, padded to the longest. Over a pool of window layers the keys begin with the
+    first that the first query sees. ``positions_array`` and ``new_slots_array`` [rows * queries] are those of its own
     tokens.
     """
 
@@ -187,24 +188,46 @@ class ForwardBatch:
     @property
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order."""
-        return [segment for segment in self.segments if segment.emits]
+        return emitters_of(self.segments)
 
     def _emitting(self) -> Iterator[int]:
-        last = -1
+        end = 0
         for segment in self.segments:
-            last += len(segment.token_ids)
-            if segment.emits:
-                yield last
+            end += len(segment.token_ids)
+            yield from range(end - segment.choosers, end)
+
+
+def emitters_of(segments: Sequence[Segment]) -> list[Segment]:
+    """A segment for each token that is chosen, ending with the token that chooses it: with drafts one has several."""
+    emitters: list[Segment] = []
+    for segment in segments:
+        if segment.drafts:
+            emitters += _parts(segment)
+        elif segment.emits:
+            emitters.append(segment)
+    return emitters
+
+
+def _parts(segment: Segment) -> Iterator[Segment]:
+    tokens = len(segment.token_ids)
+    for end in range(tokens - segment.drafts, tokens + 1):
+        yield msgspec.structs.replace(segment, token_ids=segment.token_ids[:end], drafts=0)
 
 
 def _groups(segments: Sequence[Segment], pool: KVPool, device: torch.device) -> Iterator[AttentionGroup]:
     first = 0
-    for single, run in groupby(segments, key=lambda segment: len(segment.token_ids) == 1):
+    for queries, run in groupby(segments, key=_queries_of_a_decode):
         members = list(run)
-        for group in [members] if single else [[member] for member in members]:
+        for group in [members] if queries else [[member] for member in members]:
             made = AttentionGroup(group, pool, first, device)
             yield made
             first = made.tokens.stop
+
+
+def _queries_of_a_decode(segment: Segment) -> int:
+    """Its tokens, if it is a decode; neighbours with as many attend together. 0 for a part of a prompt."""
+    tokens = len(segment.token_ids)
+    return tokens if tokens == 1 or segment.drafts else 0
 
 
 def _run_of(slots: Slots) -> slice | None:

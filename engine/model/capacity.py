@@ -43,6 +43,8 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     free = psutil.virtual_memory().available if free_cuda is None else free_cuda
     share = KV_SHARE_CPU if free_cuda is None else KV_SHARE_CUDA
     weights = _weight_bytes(resolve_folder(config))
+    if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
+        weights += _weight_bytes(resolve_folder(config.draft_config()))
     tokens = _tokens_in(int((free - weights) * share), config, facts)
     if tokens < config.page_size:
         raise ConfigError(

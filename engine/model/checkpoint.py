@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EMBEDDED_MODEL, EngineConfig, embedded_seed, has_embedded_window
+from engine.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.errors import CheckpointError
 from engine.limits import ModelFacts, embedded_facts
 from engine.model.embedded import embedded_folder
@@ -46,6 +46,8 @@ _ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tra
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+# What goes with numbers of 8 bits: two in fp32.
+_SCALE_AND_OFFSET_BYTES = 8
 
 
 def resolve_folder(config: EngineConfig) -> Path:
@@ -101,7 +103,8 @@ def read_facts(config: EngineConfig) -> ModelFacts:
     Raises CheckpointError for a folder that cannot be served: nothing there, no config, no weights, no tokenizer, not a
     decoder of the usual shape.
     """
-    if embedded_seed(config.model, config.seed) is not None and config.dtype in ("auto", "float32"):
+    plain = config.dtype in ("auto", "float32") and config.kv_cache_dtype == "auto"
+    if embedded_seed(config.model, config.seed) is not None and plain:
         return embedded_facts(config.model)
     folder = resolve_folder(config)
     _require_config(folder)
@@ -120,7 +123,13 @@ def _facts_of(config: EngineConfig, folder: Path) -> ModelFacts:
     model = _read_text_config(folder, trust_remote_code=config.trust_remote_code)
     heads, head_dim = heads_of(model, folder)
     window, windowed = window_layers(model)
-    layer_bytes = 2 * heads * head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
+    if config.kv_cache_dtype == "u8":
+        # A scale and an offset for each channel of a block of keys, and for the values of each token.
+        values_a_head = head_dim + _SCALE_AND_OFFSET_BYTES
+        keys_a_head = head_dim + head_dim * _SCALE_AND_OFFSET_BYTES // OPENVINO_BLOCK_TOKENS
+    else:
+        keys_a_head = values_a_head = head_dim * _BYTES_PER_VALUE[dtype_name(config, model)]
+    layer_bytes = heads * (keys_a_head + values_a_head)
     return ModelFacts(
         name=config.model,
         vocab_size=model.vocab_size,

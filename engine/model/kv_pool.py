@@ -28,7 +28,8 @@ class KVPool:
     for one token: ``page * page_size + offset``.
 
     ``window`` is the pool of the stage's window layers, with page tables of its own; None where the model has none.
-    With ``window_tokens`` the pool is such a one: only the last tokens of a row are in it.
+    With ``window_tokens`` the pool is such a one: only the last tokens of a row are in it. ``changes`` grows with each
+    segment that adds pages.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class KVPool:
         # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # How often a page table was written.
+        self.changes = 0
         self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
         self._offsets = np.arange(self.page_size, dtype=np.int64)
 
@@ -70,6 +73,7 @@ class KVPool:
         if self.window is not None:
             self.window.adopt_window(segment)
         self._tables[segment.row, segment.page_start : stop] = segment.pages
+        self.changes += 1
 
     def adopt_window(self, segment: Segment) -> None:
         """The same for the pool of the window layers; where a row has no window page it reads none."""

@@ -18,7 +18,7 @@ from engine.model.attention import PagedAttention
 from engine.model.batch import ForwardBatch
 from engine.model.lora import BatchAdapters
 
-__all__ = ["PRODUCTS", "LeanDecoder", "compute_dtype", "why_not_lean"]
+__all__ = ["PRODUCTS", "LeanDecoder", "why_not_lean"]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
@@ -52,14 +52,6 @@ def why_not_lean(model: _Transformer, device: torch.device) -> str | None:
         if any(linear.bias is not None for linear in biased):
             return "its projections have biases"
     return None
-
-
-def compute_dtype(stored: torch.dtype) -> torch.dtype:
-    """What to compute in when weights are stored as ``stored``.
-
-    AVX2 has no 16-bit arithmetic: there a product of 32 rows took 8 times as long in bf16 as in fp32.
-    """
-    return torch.float32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else stored
 
 
 class LeanDecoder:

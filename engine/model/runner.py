@@ -25,12 +25,13 @@ from engine.model.checkpoint import (
     require_same_model,
     resolve_folder,
 )
+from engine.model.drafting import DraftModel
 from engine.model.lora import LoadedAdapter, StageAdapters
 from engine.model.profiling import StageProfile
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
-from engine.model.stage_model import PROBED_TOKENS
-from engine.model.stage_slice import OnLoad
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad
+from engine.model.verification import verify
 from engine.plan import AdapterChange, Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
@@ -49,14 +50,15 @@ class RunnerCounters(msgspec.Struct, kw_only=True):
     tokens: int = 0
 
 
-def limit_threads(limits: Limits) -> None:
-    """Set how many threads torch uses in this process.
+def limit_threads(config: EngineConfig, limits: Limits) -> None:
+    """Set how many threads torch uses in this process: as configured, or so that the processes do not collide.
 
     One with several stages: their OpenMP threads would spin against each other. With one stage a core is left for the
     front end: on two cores a decode step took 3 ms with one thread, with two 3 ms alone and 16 beside a busy process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(1 if limits.pp_size > 1 else max(1, cores - 1))
+    unset = 1 if limits.pp_size > 1 else max(1, cores - 1)
+    torch.set_num_threads(config.threads or unset)
 
 
 class StageRunner:
@@ -76,7 +78,7 @@ class StageRunner:
         lean: bool = True,
         on_load: OnLoad | None = None,
     ) -> None:
-        limit_threads(limits)
+        limit_threads(config, limits)
         self.stage = stage
         self.counters = RunnerCounters()
         self._config = config
@@ -88,9 +90,10 @@ class StageRunner:
         self._prepared_change: tuple[AdapterChange, LoadedAdapter | None] | None = None
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
-        self._sampler = Sampler(
-            never=read_never_sampled_ids(self._model.folder), vocab_size=limits.vocab_size, device=self._model.device
-        )
+        never = read_never_sampled_ids(self._model.folder)
+        self._sampler = Sampler(never=never, vocab_size=limits.vocab_size, device=self._model.device)
+        has_draft_model = limits.has_draft_model and self.is_last
+        self._draft_model = DraftModel(config, limits, never=never) if has_draft_model else None
         self._fail_next = False
 
     @property
@@ -321,6 +324,8 @@ class StageRunner:
         for segment in microbatch.segments:
             self._model.pool.adopt(segment)
             self._sampler.adopt(segment)
+        if self._draft_model is not None:
+            self._draft_model.adopt(microbatch)
 
     def _batch(self, microbatch: Microbatch) -> Batch:
         batch = self._model.batch(microbatch.segments)
@@ -339,7 +344,10 @@ class StageRunner:
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
-        return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
+        result = verify(microbatch, token_ids, logprobs)
+        if self._draft_model is not None:
+            result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))
+        return result
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -185,13 +185,14 @@ def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]) -> tuple[TokenLogprob | None, ...]:
-    if not any(spec.return_logprob for spec in specs):
+    asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
+    if not asked:
         return ()
-    every = torch.log_softmax(raw, dim=-1)
-    return tuple(
-        _logprob(every[row], token, spec.top_logprobs_num) if spec.return_logprob else None
-        for row, (token, spec) in enumerate(zip(ids, specs, strict=True))
-    )
+    found: list[TokenLogprob | None] = [None] * len(specs)
+    # Rows that asked for none pay for no softmax.
+    for row, logprobs in zip(asked, torch.log_softmax(raw[asked], dim=-1), strict=True):
+        found[row] = _logprob(logprobs, ids[row], specs[row].top_logprobs_num)
+    return tuple(found)
 
 
 def _logprob(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprob:

@@ -39,7 +39,9 @@ class SlotRecord:
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
         # What every chain begins with; another one for each version of the weights.
         self._root = _ROOT
-        self._tips: dict[int, tuple[int, int]] = {}
+        # Where each row may go on: the position after its last certain token, and the fingerprints of that token and of
+        # each draft after it.
+        self._tips: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._abandoned: set[int] = set()
 
     @property
@@ -103,15 +105,18 @@ class SlotRecord:
         slots = self._slots(segment)
         link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else self._root_of(segment)
         tip = self._tips.get(segment.row) if segment.sampling is None else None
-        if tip is not None and tip != (segment.start, link):
+        if tip is not None and not _goes_on(segment.start, link, *tip):
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) must go on from position {tip[0]} where it ended, but at "
                 f"position {segment.start} it follows other tokens: a page was overwritten by another owner"
             )
+        links = []
         for slot, token in zip(slots[segment.start :].tolist(), segment.token_ids, strict=True):
             link = (link ^ (token + 1)) * _PRIME & _MASK
             self._fingerprints[slot] = link
-        self._tips[segment.row] = (segment.start + len(segment.token_ids), link)
+            links.append(link)
+        end = segment.start + len(segment.token_ids) - segment.drafts
+        self._tips[segment.row] = (end, tuple(links[-1 - segment.drafts :]))
 
     def _check(self, segment: Segment) -> None:
         """Every position is where it should be, and every link follows from the one before: checked for all at once."""
@@ -153,3 +158,8 @@ class SlotRecord:
 
     def _slots(self, segment: Segment) -> Slots:
         return self._pool.slots(segment.row, 0, segment.start + len(segment.token_ids))
+
+
+def _goes_on(start: int, link: int, end: int, links: tuple[int, ...]) -> bool:
+    """Whether a row that ended at ``end`` and had drafts after it goes on at ``start``, after some of these drafts."""
+    return 0 <= start - end < len(links) and links[start - end] == link

@@ -18,23 +18,22 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
+from engine.model.arithmetic import compute_dtype
 from engine.model.batch import Batch, ForwardBatch
 from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool
-from engine.model.lean import PRODUCTS, LeanDecoder, compute_dtype, why_not_lean
+from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import StageAdapters
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
-from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
+from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
 from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.plan import Segment
 
-__all__ = ["PROBED_TOKENS", "StageModel"]
+__all__ = ["StageModel"]
 
 _log = logging.getLogger(__name__)
 
-# A stage computes this many tokens when it starts, in pages that no request owns yet.
-PROBED_TOKENS = 5
 # The largest difference from transformers, relative to the norm of its output. In fp32 1e-6 was seen. In 16 bits the
 # two round at other places: 0.01 was seen, and a mistake in the forward makes it larger than 0.3.
 _TOLERANCE_FP32 = 1e-4

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
@@ -22,14 +22,15 @@ from engine.model.checkpoint import dtype_name, read_model_config, require_trust
 from engine.model.weights import WeightFiles
 from engine.process.control import Loading
 
-__all__ = ["OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
+__all__ = ["PROBED_TOKENS", "OnLoad", "StageFacts", "StageSlice", "attach", "stage_layers"]
 
 OnLoad = Callable[[Loading], None]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
-_AUTO_MODEL: _Transformer = AutoModelForCausalLM
 
+# A stage computes this many tokens when it starts, in pages that no request owns yet.
+PROBED_TOKENS = 5
 _PROBE_TOKENS = 3
 
 
@@ -75,8 +76,9 @@ class StageFacts:
 class StageSlice:
     """The layers of one stage with their weights, as a model of transformers.
 
-    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. Raises
-    CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
+    ``implementation`` is the name of the attention that its layers call; ``on_load`` is told of each weight. The
+    matrices of plain layers are kept in ``matrix_dtype`` where it is given: the caller widens them before they are
+    used. Raises CheckpointError when the checkpoint lacks something, or its architecture cannot be cut into stages.
     """
 
     def __init__(
@@ -88,9 +90,11 @@ class StageSlice:
         implementation: str,
         trust_remote_code: bool,
         on_load: OnLoad | None = None,
+        matrix_dtype: torch.dtype | None = None,
     ) -> None:
         self._facts = facts
         self._dtype = dtype
+        self._matrix_dtype = matrix_dtype
         self._device = device
         self._on_load = on_load
         self.model = _build(facts, dtype, implementation, trust_remote_code=trust_remote_code)
@@ -113,11 +117,15 @@ class StageSlice:
                     if id(meta) not in loaded:
                         weight = files.load(tuple(names[id(meta)]), meta.shape)
                         # A copy: what was read is a view of the file, which may be written anew for the next update.
-                        weight = weight.to(device=self._device, dtype=meta.dtype, copy=True)
+                        weight = weight.to(device=self._device, dtype=self._dtype_of(module, meta), copy=True)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
                         self._tell_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self.model.eval()
+
+    def _dtype_of(self, module: nn.Module, meta: torch.Tensor) -> torch.dtype:
+        plain = type(module) in (nn.Linear, nn.Embedding) and meta.dim() == 2
+        return self._matrix_dtype if plain and self._matrix_dtype is not None else meta.dtype
 
     def _tell_load(self, done: int, total: int) -> None:
         if self._on_load is not None:
@@ -162,10 +170,13 @@ class StageSlice:
 
 def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_remote_code: bool) -> _Transformer:
     """The whole model without memory: every tensor on the meta device."""
+    from transformers import AutoModelForCausalLM  # a second of import, which a graph that was kept does not need
+
+    auto_model: _Transformer = AutoModelForCausalLM
     folder = facts.folder
     try:
         with torch.device("meta"):
-            model: _Transformer = _AUTO_MODEL.from_config(
+            model: _Transformer = auto_model.from_config(
                 facts.model_config,
                 dtype=dtype,
                 attn_implementation=implementation,

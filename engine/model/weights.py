@@ -10,13 +10,15 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.model.conversion import Conversion, conversions_of
+
+if TYPE_CHECKING:
+    from engine.model.conversion import Conversion
 
 __all__ = ["WeightFiles"]
 
@@ -70,6 +72,8 @@ class WeightFiles:
 
     @cached_property
     def _conversions(self) -> dict[str, Conversion]:
+        from engine.model.conversion import conversions_of  # a second of import, for what few checkpoints need
+
         return {} if self._model is None else conversions_of(self._model, self._files)
 
     def _read(self, name: str) -> torch.Tensor:

@@ -196,7 +196,7 @@ def _open_transport(
         return DistributedTransport(
             stage=runner.stage,
             hidden_size=runner.hidden_size,
-            most_tokens=max(limits.prefill_budget_tokens, limits.rows),
+            most_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
             dtype=runner.dtype,
             device=runner.device,
         )

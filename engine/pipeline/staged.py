@@ -57,8 +57,8 @@ class StagedPipeline:
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched after it.
         self._launched: deque[int] = deque()
-        # Tokens that each of them is to come back with, until it is back.
-        self._awaited: dict[int, int] = {}
+        # Tokens that each of them is to come back with, and the drafts that may hold, until it is back.
+        self._awaited: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
         self._controls: dict[int, ForwardMode] = {}
@@ -72,7 +72,7 @@ class StagedPipeline:
         if microbatch.is_control:
             self._controls[microbatch.id] = microbatch.mode
         else:
-            self._awaited[microbatch.id] = sum([segment.emits for segment in microbatch.segments])
+            self._awaited[microbatch.id] = sum([segment.emits for segment in microbatch.segments]), microbatch.drafts
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
@@ -174,11 +174,16 @@ class StagedPipeline:
         number, tokens = completion.microbatch_id, len(completion.token_ids)
         if number not in self._awaited:
             raise BadFrameError(f"microbatch {number} is not awaited")
-        awaited = self._awaited.pop(number)
-        if completion.error is None and not (tokens == awaited and len(completion.logprobs) in (0, tokens)):
+        awaited, drafts = self._awaited.pop(number)
+        accepted = completion.accepted
+        fits = len(accepted) == len(drafts) and all(map(int.__le__, accepted, drafts))
+        fits = fits and len(completion.guesses) in (0, awaited)
+        fits = fits and tokens == awaited + sum(accepted) and len(completion.logprobs) in (0, tokens)
+        if completion.error is None and not fits:
             error = (
-                f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number}, and no logprobs or "
-                f"one for each, got {tokens} and {len(completion.logprobs)}"
+                f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number} and one for each of "
+                f"{drafts} drafts that holds, and no logprobs or one for each, got {tokens} with {accepted} and "
+                f"{len(completion.logprobs)}"
             )
             completion = Completion(microbatch_id=number, error=error)
         self._completions[number] = completion

@@ -163,7 +163,11 @@ def _frames(path: Path) -> Iterator[Frame]:
 
 def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
     segments = [
-        (s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages, s.emits, *([s.lora] if s.lora else []))
+        (
+            *(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages),
+            s.choosers if s.drafts else s.emits,
+            *([s.lora] if s.lora else []),
+        )
         for s in microbatch.segments
     ]
     shape = microbatch.id, microbatch.mode, segments

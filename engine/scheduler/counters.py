@@ -23,6 +23,8 @@ class Counters:
     cached_tokens: int = 0
     generated_tokens: int = 0
     weights_version: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
 

@@ -14,6 +14,7 @@ from engine.memory import KVMemory
 from engine.plan import ForwardMode, Segment
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
@@ -45,7 +46,7 @@ class Plan:
 
     def check_budget(self, limits: Limits) -> None:
         """No microbatch is larger than what the stages were sized for."""
-        most = limits.rows if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
+        most = limits.decode_budget_tokens if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
         assert self.tokens <= most, f"a {self.mode} microbatch has {self.tokens} tokens, the budget is {most}"
 
 
@@ -58,23 +59,26 @@ class Planner:
         self._memory = memory
         self._counters = counters
         self.policy = policy_named(limits.schedule_policy)
+        self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
 
     @property
     def may_plan(self) -> bool:
         """Not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
-        books = self._books
-        if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
+        if not self._has_slot:
             return False
+        books = self._books
         if books.chunked is not None or books.waiting:
             return True
-        return bool(self._ready())
+        return bool(books.running and self._ready())
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
-        if not self.may_plan:
+        books = self._books
+        has_prompts = books.chunked is not None or books.waiting
+        if not (has_prompts or books.running) or not self._has_slot:
             return None
-        books, plan = self._books, Plan(self._limits.prefill_budget_tokens)
-        if books.chunked is not None or books.waiting:
+        plan = Plan(self._limits.prefill_budget_tokens)
+        if has_prompts:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
             else:
@@ -83,6 +87,12 @@ class Planner:
             plan.mode = ForwardMode.DECODE
             self._add_decodes(plan, self._decode_share())
         return plan if plan.tokens else None
+
+    @property
+    def _has_slot(self) -> bool:
+        """Not paused, no update, and fewer microbatches in flight than there may be."""
+        books = self._books
+        return books.paused is None and books.update is None and len(books.in_flight) < self._limits.depth
 
     def _add_both(self, plan: Plan) -> None:
         """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
@@ -107,6 +117,7 @@ class Planner:
         self._memory.release(request.lease)
         request.lease = None
         request.prefill_tokens = request.planned_tokens = 0
+        request.guesses = ()
         request.retractions += 1
         self._counters.retractions += 1
         self._books.enqueue(request)
@@ -128,32 +139,36 @@ class Planner:
     def _add_prefill(self, plan: Plan) -> None:
         """Add the next chunk of the partly prefilled request, then new requests, while the budget lasts."""
         chunked = self._books.chunked
-        if chunked is not None and not self._add_chunk(plan, chunked):
-            return
+        if chunked is not None:
+            self._add_chunk(plan, chunked)
         for request in self._admissions():
             if not self._may_start(request, plan):
                 break
-            if self._admit(request) and not self._add_chunk(plan, request):
-                break
+            if self._admit(request):
+                self._add_chunk(plan, request)
 
     def _admissions(self) -> Iterator[Request]:
-        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue."""
-        if not (self._memory.rows.free or self._limits.priority_preemption):
+        """The waiting requests to try, in order; past those that do not fit until one that waits is overdue.
+
+        None while a prompt is partly prefilled.
+        """
+        books = self._books
+        if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, self._books.waiting, 0
+        policy, waiting, missed = self.policy, books.waiting, 0
         for request in tuple(policy.order(waiting, self._memory)):
             if request.lacks_adapter:
                 if policy.is_overdue(request):
                     return
                 continue
-            if self._books.chunked is not None or not self._can_take_a_row(request):
+            if not self._can_take_a_row(request):
                 return
             yield request
             if request.lease is None:
                 missed += 1
                 if missed >= ADMISSION_TRIES_LIMIT_REQUESTS or policy.is_overdue(request):
                     return
-            elif any(policy.is_overdue(other) for other in policy.overtaken_by(request, waiting)):
+            elif books.chunked is not None or any(map(policy.is_overdue, policy.overtaken_by(request, waiting))):
                 return
 
     def _can_take_a_row(self, request: Request) -> bool:
@@ -163,7 +178,7 @@ class Planner:
         """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
         tokens = len(request.ids)
         if not plan.tokens or tokens <= plan.room:
-            return plan.room > 0
+            return True
         # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
         may_split = self._limits.chunking or tokens > self._limits.prefill_budget_tokens
         return may_split and plan.room >= self._limits.page_size
@@ -191,8 +206,8 @@ class Planner:
             other.overtaken += 1
         return True
 
-    def _add_chunk(self, plan: Plan, request: Request) -> bool:
-        """Add the next part of a prompt that fits the budget; False when there is no memory for it.
+    def _add_chunk(self, plan: Plan, request: Request) -> None:
+        """Add the next part of a prompt that fits the budget, if there is memory for it.
 
         With its last part a request leaves ``chunked``.
         """
@@ -201,7 +216,7 @@ class Planner:
         lease = request.lease
         assert lease is not None, f"{request} is being prefilled, but owns no memory"
         if not self._memory.extend(lease, end):
-            return False
+            return
         last = end == request.prefill_tokens
         if not (last and start == request.prefill_start):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
@@ -209,7 +224,6 @@ class Planner:
             request.place = Place.DISPATCHED
             self._books.chunked = None
         self._add_segment(plan, request, start, end, emits=last)
-        return True
 
     # -- decode --
 
@@ -220,11 +234,14 @@ class Planner:
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
         running, before = self._books.running, plan.tokens
+        # None beside prompts: the budget is theirs.
+        drafts = None if before else self._drafts
         for request in self._choose_decodes(most):
             # To the end, so that the next microbatch takes those that were launched longest ago.
             running[request.rid] = running.pop(request.rid)
             start = request.planned_tokens
-            self._add_segment(plan, request, start, start + 1, emits=True)
+            guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
+            self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
         if before and plan.tokens > before:
             plan.mode = ForwardMode.MIXED
 
@@ -281,27 +298,30 @@ class Planner:
             victims.remove(victim)
             self.retract(victim)
 
-    def _add_segment(self, plan: Plan, request: Request, start: int, end: int, *, emits: bool) -> None:
+    def _add_segment(
+        self, plan: Plan, request: Request, start: int, end: int, *, emits: bool, drafts: tuple[int, ...] = ()
+    ) -> None:
         """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
         unsent, window = lease.unsent, self._memory.sliding_window
         lease.unsent = len(lease.pages)
-        request.planned_tokens = end
+        request.planned_tokens = end + len(drafts)
         request.in_flight += 1
         segment = Segment(
             request.rid,
             lease.row,
             start,
-            tuple(request.ids[start:end]),
+            (*request.ids[start:end], *drafts),
             unsent,
             tuple(lease.pages[unsent:]),
             emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
+            len(drafts),
             0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)
-        plan.tokens += end - start
+        plan.tokens += end - start + len(drafts)

@@ -7,26 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Final
 
 from engine.memory import KVMemory
 from engine.scheduler.request import Request
 
-__all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "Rank", "policy_named"]
+__all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "policy_named"]
 
 # A request that waits is overtaken by this many later ones; then it takes its turn by arrival.
 OVERTAKEN_LIMIT_REQUESTS: Final = 16
 # Matching every waiting prompt against the tree costs a walk each; a longer queue than this is served by arrival.
 LPM_QUEUE_LIMIT_REQUESTS: Final = 128
-
-
-class Rank(StrEnum):
-    """What puts one waiting request before another that is not overdue."""
-
-    ARRIVAL = "arrival"
-    PREFIX = "prefix"
-    PRIORITY = "priority"
 
 
 class Policy(ABC):
@@ -35,8 +26,6 @@ class Policy(ABC):
     A request is *overtaken* when one that arrived later starts while it waits; ``Request.overtaken`` counts that since
     it last started. Once it is *overdue* it goes before all that are not, and when it does not fit, no other may start.
     """
-
-    rank: ClassVar[Rank]
 
     @abstractmethod
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
@@ -57,16 +46,12 @@ class Policy(ABC):
 class FirstCome(Policy):
     """First come, first served. A request is overtaken only while it does not fit."""
 
-    rank = Rank.ARRIVAL
-
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
         return waiting
 
 
 class LongestPrefix(Policy):
     """The prompt of which most tokens are cached goes first."""
-
-    rank = Rank.PREFIX
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         """By cached tokens; a queue that is too long for that, as they arrived."""
@@ -82,8 +67,6 @@ class HighestPriority(Policy):
     The bound protects the request that has waited longest, and only that one: of a backlog of low priority at most
     every seventeenth start is one out of turn, so that urgent requests stay urgent.
     """
-
-    rank = Rank.PRIORITY
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:  # noqa: ARG002
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), -one.priority, one.arrival))

@@ -19,14 +19,14 @@ from engine.plan import Microbatch
 __all__ = ["Gate", "Outbox", "Pipeline", "Step", "StepRecord", "StepResult"]
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """The input of one scheduler step: events in the order in which they apply, and the time in seconds."""
 
     events: tuple[Event, ...]
     now: float
 
 
-class StepResult(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """The output of one scheduler step.
 
     ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a

@@ -48,7 +48,9 @@ class Request:
     ``planned_tokens`` are computed, launched or cached already. ``cached_tokens`` is what its client is told: the
     tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
     after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
-    later requests that started while it waits. ``lora`` is the adapter that computes it, None for the model itself.
+    later requests that started while it waits. ``guesses`` are a draft model's, of what
+    follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``lora`` is the adapter
+    that computes it, None for the model itself.
     """
 
     rid: str
@@ -70,6 +72,8 @@ class Request:
     chunks_done: int = 0
     overtaken: int = 0
     retractions: int = 0
+    guesses: tuple[int, ...] = ()
+    lookup_text: bytearray | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
     lora: Adapter | None = None

@@ -33,7 +33,7 @@ from engine.messages import (
     StatsAnswer,
     TokenLogprob,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler.adapters import Adapters
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
@@ -98,19 +98,22 @@ class Scheduler:
         for event in self.pressure.not_yet_applied(events) if self.pressure.ahead else events:
             handlers[type(event)](event)
         calls = self.controls
-        if calls.deadline is not None:
+        deadline = calls.deadline
+        if deadline is not None:
             self._replies += calls.answers_due(now)
+            deadline = calls.deadline
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
         changed = microbatch is not None or self.counters.retractions != retractions
-        if events or replies or changed:
-            self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
-        else:
-            self.digests.add_quiet()
+        if self.digests.keeps_steps:
+            if events or replies or changed:
+                self.digests.add((tuple(events), microbatch, replies, sizes_of(self.books, self.memory)))
+            else:
+                self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = (changed or self.adapters.is_postponed) and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
+        return StepResult(self.step_number, microbatch, replies, again, deadline)
 
     # -- looking --
 
@@ -145,15 +148,14 @@ class Scheduler:
     # -- completions --
 
     def _on_completion(self, completion: Completion) -> None:
-        launched = self.books.in_flight[0] if self.books.in_flight else None
-        if launched is None or completion.microbatch_id < launched.microbatch.id:
+        if self.failure is not None:
             return  # It was given up when the pipeline failed.
-        if completion.microbatch_id != launched.microbatch.id:
+        in_flight = self.books.in_flight
+        if not in_flight or completion.microbatch_id != in_flight[0].microbatch.id:
             raise IntegrityError(
-                f"microbatch {completion.microbatch_id} came back before {launched.microbatch.id}, "
-                "which was launched first"
+                f"microbatch {completion.microbatch_id} came back, in flight were {self.books.in_flight_ids()}"
             )
-        self.books.land()
+        launched = self.books.land()
         if launched.microbatch.is_control:
             self._on_control_done(launched.microbatch, completion.error)
         elif completion.error is not None:
@@ -175,10 +177,18 @@ class Scheduler:
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
                 self._on_chunk(request)
+                continue
+            if self.limits.has_draft_model:
+                request.guesses = next(guesses, ())
+            if segment.drafts:
+                count = 1 + next(accepted, 0)
+                self._on_verified(request, segment, tokens[used : used + count], logprobs[used : used + count])
+                used += count
                 continue
             if used < len(tokens):
                 self._on_token(request, tokens[used], logprobs[used] if logprobs else None)
@@ -191,6 +201,23 @@ class Scheduler:
         if self.memory.sliding_window is not None:
             self._slide_windows(launched)
 
+    def _on_verified(
+        self, request: Request, segment: Segment, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> None:
+        """The result of a decode with drafts: the tokens that were guessed right, and one more."""
+        if not 1 <= len(tokens) <= 1 + segment.drafts:
+            raise IntegrityError(f"{len(tokens)} tokens came back for {request}, which had {segment.drafts} drafts")
+        assert request.lease is not None, f"{request} owned no memory while it was in flight"
+        self.counters.drafted_tokens += segment.drafts
+        self.counters.accepted_tokens += len(tokens) - 1
+        # The KV of what was guessed wrong is of no use: the next token is computed in its place.
+        request.planned_tokens -= segment.drafts - (len(tokens) - 1)
+        self.memory.trim(request.lease, request.planned_tokens)
+        for place, token in enumerate(tokens):
+            if not request.is_finished:
+                self._take_token(request, token, logprobs[place] if logprobs else None)
+        self._release_if_landed(request)
+
     def _slide_windows(self, landed: Launched) -> None:
         """Give back the window pages that only this microbatch could still see, also of requests that are parked.
 
@@ -198,7 +225,8 @@ class Scheduler:
         """
         for segment, request in zip(landed.microbatch.segments, landed.requests, strict=True):
             if request.lease is not None:
-                self.memory.slide(request.lease, segment.start + len(segment.token_ids))
+                end = request.planned_tokens if segment.drafts else segment.start + len(segment.token_ids)
+                self.memory.slide(request.lease, end)
 
     def _on_failed_segment(self, request: Request, error: str) -> None:
         if request.is_finished:
@@ -216,9 +244,11 @@ class Scheduler:
 
     def _on_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         """The result of a last chunk or of a decode: one token, unless the request ended in the meantime."""
-        if request.is_finished:
-            self._release_if_landed(request)
-            return
+        if not request.is_finished:
+            self._take_token(request, token, logprob)
+        self._release_if_landed(request)
+
+    def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if request.place is Place.DISPATCHED:
             assert request.lease is not None
             self.memory.publish(request.lease, request.ids, counts=True)
@@ -229,9 +259,8 @@ class Scheduler:
         reason = self._why_finished(request, token)
         if reason is not None:
             self._end(request, reason, token=token, logprob=logprob)
-            return
-        self._replies.append(output_of(request, token=token, logprob=logprob))
-        self._release_if_landed(request)
+        else:
+            self._replies.append(output_of(request, token=token, logprob=logprob))
 
     def _why_finished(self, request: Request, token: int) -> FinishReason | None:
         if token in request.stop_ids:

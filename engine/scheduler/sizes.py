@@ -5,12 +5,19 @@ It only looks.
 
 from __future__ import annotations
 
+from dataclasses import fields
+from operator import attrgetter
+from typing import Final
+
 from engine.memory import KVMemory
 from engine.messages import EngineStats
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 
 __all__ = ["sizes_of", "stats_of"]
+
+_COUNTERS: Final = tuple(field.name for field in fields(Counters))
+_counted: Final = attrgetter(*_COUNTERS)
 
 
 def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
@@ -46,5 +53,5 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, lora
         rows_total=rows.total,
         rows_free=rows.free,
         loras_resident=loras_resident,
-        **{name: getattr(counters, name) for name in Counters.__slots__},
+        **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

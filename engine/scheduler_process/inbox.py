@@ -31,15 +31,17 @@ class Inbox:
         # The front end bounds what it accepts; a message that it sent must not be lost or block it here.
         self.socket.setsockopt(zmq.RCVHWM, UNBOUNDED)
         self.socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
 
     def drain(self, limit: int = MAX_MESSAGES_A_STEP) -> list[ClientMessage]:
         """All messages that have arrived, up to ``limit`` frames, without waiting."""
         messages: list[ClientMessage] = []
         for _ in range(limit):
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            # Asked first: most steps find nothing, and an empty socket's exception costs three times as much.
+            if not self._poller.poll(0):
                 break
+            frame = self.socket.recv(zmq.NOBLOCK)
             try:
                 messages.append(decode_client_message(frame))
             except BadFrameError as exc:

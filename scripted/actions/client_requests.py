@@ -157,8 +157,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
-    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency.
-    ``lora`` is the name of its adapter.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
+    ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
+    ``new_least`` tokens nothing ends it. ``lora`` is the name of its adapter.
     """
 
     rid: str
@@ -172,6 +173,13 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     temperature: float = 0.0
     draw: int | None = None
     penalty: float = 0.0
+    presence: float = 0.0
+    repetition: float = 1.0
+    min_p: float = 0.0
+    biased: int | None = None
+    bias: float = 0.0
+    new_least: int = 0
+    ignore_eos: bool = False
     lora: str | None = None
 
     is_start: ClassVar[bool] = True
@@ -180,6 +188,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
+        "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
+        "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
         "start b prompt=9 lora=x",
     )
     event: ClassVar = Generate
@@ -201,10 +212,16 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         stop = () if self.stop is None else (self.stop,)
         sampling = SamplingParams(
             max_new_tokens=self.new,
+            min_new_tokens=self.new_least,
             temperature=self.temperature,
+            min_p=self.min_p,
             frequency_penalty=self.penalty,
+            presence_penalty=self.presence,
+            repetition_penalty=self.repetition,
             seed=self.draw,
             stop_token_ids=stop,
+            ignore_eos=self.ignore_eos,
+            logit_bias=() if self.biased is None else ((self.biased, self.bias),),
         )
         return Generate(
             rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority, lora=self.lora
@@ -226,6 +243,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"temperature": self.temperature} if self.temperature else {}
         more |= {"seed": self.draw} if self.draw is not None else {}
         more |= {"frequency_penalty": self.penalty} if self.penalty else {}
+        more |= {"presence_penalty": self.presence} if self.presence else {}
+        more |= {"repetition_penalty": self.repetition} if self.repetition != 1 else {}
+        more |= {"min_p": self.min_p} if self.min_p else {}
+        more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
+        more |= {"min_new_tokens": self.new_least} if self.new_least else {}
+        more |= {"ignore_eos": True} if self.ignore_eos else {}
         more |= {"lora": self.lora} if self.lora is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
@@ -260,11 +283,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
         """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
-        recipe, sampling = reader.recipe_of(event.prompt_ids), event.sampling
+        recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
         return cls(
             rid=reader.new_name_of(event.rid),
             prompt=len(event.prompt_ids),
-            new=reader.new_tokens_of(event),
+            new=new,
             seed=recipe.seed,
             shared=recipe.shared,
             tail=recipe.tail,
@@ -272,6 +296,13 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             temperature=sampling.temperature,
             draw=sampling.seed,
             penalty=sampling.frequency_penalty,
+            presence=sampling.presence_penalty,
+            repetition=sampling.repetition_penalty,
+            min_p=sampling.min_p,
+            biased=biased,
+            bias=bias,
+            new_least=min(sampling.min_new_tokens, new),
+            ignore_eos=sampling.ignore_eos,
             lora=event.lora,
         )
 

@@ -5,11 +5,15 @@ None of it is a client's message. How results and time came is read from the ste
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final
+
+import msgspec
 
 from engine.messages import Completion, PipelineFailed
 from scripted.actions.action import EngineAction, EventReader, take_in
 from scripted.phrases import printable
+from scripted.subject.action import Action, SearchBase
 from scripted.subject.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.subject.run import Run
 from scripted.subject.shell_words import numbered
@@ -56,21 +60,35 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
-    """A stage dies; nothing in flight comes back."""
+    """A stage dies; nothing in flight comes back, or with ``late`` one result after the news: it was on its way."""
 
     stage: int = 0
+    late: bool = False
 
     examples: ClassVar = ("kill", "kill stage=1")
     event: ClassVar = PipelineFailed
-    is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
 
     def apply(self, run: Run) -> None:
         if run.machine.scheduler.failure is None:
+            on_its_way = run.pipeline.next_completion(0) if self.late else None
             run.pipeline.kill_stage(self.stage % run.machine.limits.pp_size)
             run.lose_results()
             run.give(run.pipeline.next_completion(0))
+            if on_its_way is not None:
+                run.give(on_its_way)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """With and without a late result."""
+        del base
+        return cls(), cls(late=True)
+
+    def smaller(self) -> Iterator[Action]:
+        """In a script every result is lost."""
+        if self.late:
+            yield msgspec.structs.replace(self, late=False)
 
     def reaches(self, run: Run) -> bool:
         """Something can be lost."""

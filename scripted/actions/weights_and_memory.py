@@ -207,9 +207,14 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     examples: ClassVar = ("evict", "evict pages=1")
     event: ClassVar = EvictCache
-    is_extra: ClassVar[bool] = True
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("evict", "[PAGES]", "evict unlocked cache", "evict"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """All of it, and what was used longest ago."""
+        del base
+        return cls(), cls(pages=1)
 
     def operator_event(self) -> EvictCache:
         """What the operator does."""

@@ -51,6 +51,7 @@ __all__ = ["ClientAccount", "Life", "Totals", "check_answers"]
 _ABORT: Final = FinishReason.ABORT
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
+_PROFILE: Final = ForwardMode.PROFILE
 # What the text of a refusal names: the rule that is in the request's way.
 _RULES: Final = {
     RefusalKind.UNAVAILABLE: ("process died",),
@@ -120,37 +121,35 @@ class Told(NamedTuple):
     error: str | None
 
 
+# The same without the names, which cost as much as all the rest; they are there where two differ.
+_Told = tuple[str, tuple[int, ...], FinishReason | None, int, int, int, str | None]
+
+
 class Flight:
     """A microbatch in flight, with the life and the tenancy of each of its segments, in their order."""
 
-    __slots__ = ("lives", "microbatch", "tenancies")
+    __slots__ = ("id", "lives", "mode", "segments", "tenancies")
 
     def __init__(self, microbatch: Microbatch, lives: list[Life], tenancies: list[Tenancy]) -> None:
-        self.microbatch = microbatch
+        self.id = microbatch.id
+        self.mode = microbatch.mode
+        self.segments = microbatch.segments
         self.lives = lives
         self.tenancies = tenancies
 
     @property
-    def id(self) -> int:
-        """The microbatch's number."""
-        return self.microbatch.id
-
-    @property
-    def mode(self) -> ForwardMode:
-        """What the microbatch computes."""
-        return self.microbatch.mode
-
-    @property
     def work(self) -> Iterable[tuple[Segment, Life, Tenancy]]:
         """Each segment with its life and tenancy."""
-        return zip(self.microbatch.segments, self.lives, self.tenancies, strict=True)
+        return zip(self.segments, self.lives, self.tenancies, strict=True)
 
 
 class Totals:
     """What was counted since the engine was new; the names are those of the engine's counters."""
 
     __slots__ = (
+        "accepted_tokens",
         "cached_tokens",
+        "drafted_tokens",
         "forward_ct",
         "generated_tokens",
         "lora_evictions",
@@ -168,7 +167,9 @@ class Totals:
         for name in self.__slots__:
             setattr(self, name, 0)
 
+    accepted_tokens: int
     cached_tokens: int
+    drafted_tokens: int
     forward_ct: int
     generated_tokens: int
     lora_evictions: int
@@ -209,7 +210,7 @@ class ClientAccount:
         self.totals = Totals()
         self._step: int | None = None
         self._may_wait = False
-        self._expected: list[Told] = []
+        self._expected: list[_Told] = []
         self._refusals: list[tuple[str, RefusalKind]] = []
         self._asked_stats: dict[str, dict[str, int]] = {}
 
@@ -236,16 +237,20 @@ class ClientAccount:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
-        if result.replies or events:
-            self.calls.begin_waiting_update(quiescent=self.is_quiescent)
+        # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
+        if result.replies or events or result.microbatch is not None:
+            if self.calls.open:
+                self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
             self.adapters.end_step()
-        if result.microbatch is not None and result.microbatch.mode is ForwardMode.PROFILE:
-            self.profiles.launch(result.microbatch)
-        # After a flush that should have been refused, the account of memory is of no use.
-        if result.microbatch is not None and not self.calls.suspicion:
-            self._on_launch(result.microbatch)
+        microbatch = result.microbatch
+        if microbatch is not None:
+            if microbatch.mode is _PROFILE:
+                self.profiles.launch(microbatch)
+            # After a flush that should have been refused, the account of memory is of no use.
+            if not self.calls.suspicion:
+                self._on_launch(microbatch)
         slot = self.dead is None and self.calls.update is None and len(self.flights) < self._limits.depth
         self.profiles.end_step(has_slot=slot)
 
@@ -395,19 +400,31 @@ class ClientAccount:
         if flight.mode is _UPDATE and self.calls.land_update(completion.error):
             self.totals.weights_version += 1
             self.pages.flush()
-        if flight.mode is ForwardMode.PROFILE:
+        if flight.mode is _PROFILE:
             self.profiles.land(completion.error)
         if flight.mode is ForwardMode.ADAPTER:
             self._on_change(completion.error)
-        tokens = iter(completion.token_ids)
+        tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
                 self._end(life, FinishReason.ERROR, error=completion.error)
-            self.pages.land(segment, tenancy, confirmed=life.end is None)
+            confirmed, rejected = life.end is None, 0
+            if not segment.drafts:
+                self.pages.land(segment, tenancy, confirmed=confirmed)
+            elif completion.error is None:
+                rejected = segment.drafts - next(accepted)
+                self.totals.drafted_tokens += segment.drafts
+                self.totals.accepted_tokens += segment.drafts - rejected
             if segment.emits and completion.error is None:
-                self._on_token(life, next(tokens), tenancy)
+                for _ in range(segment.choosers - rejected):
+                    self._on_token(life, next(tokens), tenancy)
+            if segment.drafts:
+                # After the tokens: what was guessed right belongs to the request only now.
+                tenancy.planned -= rejected
+                self.pages.land(segment, tenancy, confirmed=confirmed, rejected=rejected)
             # After the token, because a request on its way back to the queue may end with it.
-            self._note_if_retracted(life)
+            if life.tenancy is not None and life.tenancy.leaving:
+                self._note_if_retracted(life)
 
     def _on_change(self, error: str | None) -> None:
         change = self.adapters.land(error)
@@ -448,13 +465,12 @@ class ClientAccount:
 
     def _expect(self, life: Life, tokens: tuple[int, ...], reason: FinishReason | None, error: str | None) -> None:
         prompt = life.prompt_tokens
-        told = Told(life.rid, tokens, reason, prompt, len(life.ids) - prompt, life.cached_tokens, error)
-        self._expected.append(told)
+        self._expected.append((life.rid, tokens, reason, prompt, len(life.ids) - prompt, life.cached_tokens, error))
 
     # -- replies --
 
     def _hear(self, replies: Sequence[Reply]) -> None:
-        told: list[Told] = []
+        told: list[_Told] = []
         refused: list[tuple[str, RefusalKind]] = []
         for reply in replies:
             if isinstance(reply, TokenOutput):
@@ -472,7 +488,7 @@ class ClientAccount:
         if refused != self._refusals:
             self._explain_refusals(refused)
         if told != self._expected:
-            _compare_told(told, self._expected)
+            _compare_told([Told(*one) for one in told], [Told(*one) for one in self._expected])
         self._refusals.clear()
         self._expected.clear()
 
@@ -509,7 +525,7 @@ class ClientAccount:
         self.pages.launch(microbatch.segments, tenancies)
         for segment, life, tenancy in zip(microbatch.segments, lives, tenancies, strict=True):
             self._check_tokens(segment, life, tenancy)
-        if not microbatch.is_control:
+        if lives:
             some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
             mode = _DECODE if decodes == len(lives) else some
             if microbatch.mode is not mode:
@@ -535,11 +551,10 @@ class ClientAccount:
             return
         if self.paused is not None:
             raise Violation(f"microbatch {number} is launched while generation is paused")
-        most = limits.rows if microbatch.mode is _DECODE else limits.prefill_budget_tokens
+        most = limits.decode_budget_tokens if microbatch.mode is _DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
             raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
-        rids = microbatch.rids
-        if len(set(rids)) != len(rids):
+        if len(microbatch.segments) > 1 and len(set(rids := microbatch.rids)) != len(rids):
             raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
     def _check_update(self, microbatch: Microbatch) -> None:
@@ -575,15 +590,18 @@ class ClientAccount:
 
     def _check_tokens(self, segment: Segment, life: Life, tenancy: Tenancy) -> None:
         """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
-        start, end, known = segment.start, segment.start + len(segment.token_ids), len(life.ids)
+        start, known = segment.start, len(life.ids)
+        end = start + len(segment.token_ids) - segment.drafts
         self.adapters.computes(segment, life.message.lora)
         if segment.lora != tenancy.lora:
             raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
-        if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids:
+        if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
         if segment.emits is not (end == known):
             raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {end == known}")
-        tenancy.planned = end
+        if segment.drafts and (end != known or known + segment.drafts >= life.limit):
+            raise Violation(f"{life.rid} has {known} of at most {life.limit} tokens and guesses: {segment}")
+        tenancy.planned = end + segment.drafts
         if end < known:
             if self.partial is not None and self.partial is not life:
                 raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")
@@ -634,8 +652,8 @@ def check_answers(handles: Iterable[RequestHandle]) -> None:
             raise Violation(f"the client of {handle.rid} got {client.terminal_answers} terminal answers: {client}")
 
 
-def _told_by(output: TokenOutput) -> Told:
-    return Told(
+def _told_by(output: TokenOutput) -> _Told:
+    return (
         output.rid,
         output.token_ids,
         output.finish_reason,

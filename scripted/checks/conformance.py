@@ -5,28 +5,30 @@ It decides nothing itself. The first difference names its rule in the words of d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
 from engine.limits import Limits
+from engine.memory import RadixTree, SlidingWindowPool
 from engine.messages import (
     CallAnswer,
     EngineStats,
     Event,
     Refusal,
     Reply,
-    StartProfile,
     StatsAnswer,
-    StopProfile,
     TokenOutput,
 )
-from engine.plan import Microbatch, Segment
+from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specification import Specification
+from scripted.checks.specified_memory import SpecifiedMemory
+from scripted.checks.specified_request import Page
 from scripted.subject.violation import Violation
 
-__all__ = ["RULES", "Conformance", "Nonconformance", "why_not_covered"]
+__all__ = ["RULES", "Conformance", "Nonconformance"]
 
 # The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
 RULES: Final = {
@@ -38,10 +40,14 @@ RULES: Final = {
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
+    "Drafts": "A decode without prompts beside it carries guesses of its next tokens",
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
+    "Evict": "When pages are missing, exactly that number is evicted: least recently used first",
+    "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
     "Mixed": "Without mixed_chunk a microbatch has prompts or decodes, never both",
+    "Profile": "A profile is begun and ended by a microbatch of its own, in the first step with a free slot",
     "Order": "The queue is tried in the order of its policy, ties by arrival",
     "Places": "Every live request is in exactly one place",
     "Publish": "Full pages of confirmed KV are published",
@@ -50,8 +56,12 @@ RULES: Final = {
     "Retract": "A request is sent back by a pause, by a decode that has no page, or by a more urgent request",
     "Room": "A request owns one row and the pages of the tokens that are planned, no more",
     "Sampling": "The last stage learns a request's sampling with the first part after each admission",
+    "Slide": "A request gives a window page back when all before the tokens that no longer see it is back",
     "Told": "The stages are told of a page once, and again where the cache's page takes its place",
     "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
+    "Verify": "The guesses before the first wrong one hold; the pages of the others are given back",
+    "Window evict": "Window pages that no request sees are evicted when some are missing",
+    "Use": "A prefix is used as a whole, by every attempt to admit, even one in vain, and by every publication",
     "Weight update": "An update is launched in the step that accepts it",
 }
 _OF_STATS: Final = {
@@ -66,8 +76,15 @@ _OF_STATS: Final = {
     "pages_cached": "Publish",
     "rows_free": "Room",
     "retractions": "Retract",
+    "drafted_tokens": "Verify",
+    "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
     "loras_resident": "Adapters",
+}
+_OF_CONTROL: Final = {
+    ForwardMode.UPDATE: "Weight update",
+    ForwardMode.PROFILE: "Profile",
+    ForwardMode.ADAPTER: "Changes",
 }
 _MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
@@ -81,33 +98,30 @@ class Nonconformance(Violation):
         self.rule = rule
 
 
-def why_not_covered(limits: Limits) -> str | None:
-    """Why the specification does not cover an engine with these limits; None when it does."""
-    return "window layers have a second pool" if limits.window_tokens else None
-
-
 class Conformance:
-    """Follows one scheduler, from new on. ``is_over`` is set by the first event that is not specified."""
+    """Follows one scheduler, from new on."""
 
     def __init__(self, limits: Limits) -> None:
         self._specification = Specification(limits)
-        self.is_over = why_not_covered(limits) is not None
 
     def check(self, events: Sequence[Event], now: float, result: StepResult, scheduler: Scheduler) -> None:
         """Compare a step that just ran. Raises Nonconformance."""
-        for event in events:
-            if type(event) is StartProfile or type(event) is StopProfile:
-                self.is_over = True
-        if self.is_over:
-            return
+        evictions = self._specification.memory.evictions
         expected = self._specification.step(events, now)
         _compare_replies(expected.replies, result.replies)
         _compare_plan(expected, result.microbatch)
         if events or result.replies or result.microbatch is not None or expected.again:
             _compare_stats(self._specification.stats(), scheduler.stats())
+            _compare_window(self._specification.memory, scheduler.memory.sliding_window)
+        if self._specification.memory.evictions != evictions:
+            self.check_cache(scheduler)
         if (expected.deadline, expected.again) != (result.deadline, result.again):
             _must_be_equal("Deferred", "the deadline of the call that waits", expected.deadline, result.deadline)
             _must_be_equal("Again", "whether the loop goes on at once", expected.again, result.again)
+
+    def check_cache(self, scheduler: Scheduler) -> None:
+        """Compare all that is cached: which prefixes, their hits, and in which order they were used."""
+        _compare_cache(self._specification.memory.cache, scheduler.memory.tree, scheduler.limits.page_size)
 
 
 def _must_be_equal(rule: str, what: str, expected: object, found: object) -> None:
@@ -126,7 +140,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         return
     if expected.mode is None:
         raise Nonconformance("Launch", f"nothing may be launched, but {microbatch.mode} of {microbatch.rids} is")
-    rule = "Changes" if microbatch.adapter is not None else "Weight update" if microbatch.is_control else "Mixed"
+    rule = _OF_CONTROL.get(expected.mode, "Mixed")
     rids = [segment.rid for segment in expected.segments]
     what = f"microbatch {microbatch.id}"
     for one, other in zip(expected.segments, microbatch.segments, strict=False):
@@ -136,7 +150,8 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         which = "Turns" if (longer or microbatch.segments[len(rids) :])[0].sampling is None else "Order"
         raise Nonconformance(which, f"{what} must be of {rids}, but is of {list(microbatch.rids)}")
     _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
-    _must_be_equal("Weight update", f"the weights of {what}", expected.weights, microbatch.weights)
+    told = microbatch.trace_dir if expected.mode is ForwardMode.PROFILE else microbatch.weights
+    _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
     _must_be_equal("Changes", f"the change of adapters of {what}", expected.adapter, microbatch.adapter)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
 
@@ -145,19 +160,64 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     if segment.rid != expected.rid:
         rule = "Turns" if expected.sampling is None and segment.sampling is None else "Order"
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
-    pages = len(segment.pages)
-    found = (expected.rid, segment.start, segment.token_ids, segment.page_start, pages, segment.emits, segment.sampling)
-    if (*found, segment.lora) == expected:
+    pages, window = len(segment.pages), [page >= 0 for page in segment.window_pages]
+    what_pages = segment.page_start, pages
+    if (
+        expected.rid,
+        segment.start,
+        segment.token_ids,
+        *what_pages,
+        segment.emits,
+        segment.sampling,
+        window,
+        segment.drafts,
+        segment.lora,
+    ) == expected:
         return
     what = f"{what}, {expected.rid}"
     _must_be_equal("Hit", f"{what}: its first position", expected.start, segment.start)
+    _must_be_equal("Drafts", f"{what}: its drafts", expected.drafts, segment.drafts)
+    if expected.drafts:
+        _must_be_equal("Drafts", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: its tokens", len(expected.token_ids), len(segment.token_ids))
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
     _must_be_equal("Adapters", f"{what}: the version of its adapter", expected.lora, segment.lora)
     told = (expected.page_start, expected.pages)
-    _must_be_equal("Told", f"{what}: place and number of its pages", told, (segment.page_start, pages))
+    _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
+    _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
+
+
+def _compare_window(memory: SpecifiedMemory, window: SlidingWindowPool | None) -> None:
+    if memory.window is None or window is None:
+        return
+    cached, free = len(memory.window.beside), memory.window.free_pages(memory.owners)
+    _must_be_equal("Window evict", "the number of cached window pages", cached, window.pages.cached)
+    _must_be_equal("Slide", "the number of free window pages", free, window.pages.free)
+
+
+def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
+    """Of as many pages as there must be, each must be one that must be there."""
+    last, leaves = {tree.root: cache}, list[tuple[int, int]]()
+    for node in tree.nodes():
+        assert node.parent is not None, f"{node} is the root"
+        page = last[node.parent]
+        for start in range(0, len(node.tokens), size):
+            tokens = node.tokens[start : start + size]
+            key = node.adapter, *tokens
+            if key not in page.below:
+                raise Nonconformance("Evict", f"the page {tokens} after {page.tokens} must be evicted, but is cached")
+            page = page.below[key]
+            if page.hits != node.hit_count:
+                what = f"{tokens} after {node.parent}"
+                raise Nonconformance("Hit count", f"{what} must have {page.hits} hits, but has {node.hit_count}")
+        last[node] = page
+        if not node.children:
+            leaves.append((node.last_used, page.used))
+    leaves.sort()
+    if any(earlier > later for (_, earlier), (_, later) in itertools.pairwise(leaves)):
+        raise Nonconformance("Use", f"leaves were used last in (this order, another order): {leaves}")
 
 
 # -- replies --

@@ -11,7 +11,7 @@ from engine.scheduler.sizes import sizes_of
 from scripted.checks.client_account import ClientAccount, Totals
 from scripted.subject.violation import Violation
 
-__all__ = ["check_hits", "check_idle", "check_sizes", "compare_counts"]
+__all__ = ["check_idle", "check_sizes", "compare_counts"]
 
 _TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions")
 _totals_of: Final = attrgetter(*_TOTALS)
@@ -31,15 +31,6 @@ def compare_counts(clients: ClientAccount, scheduler: Scheduler) -> None:
             if getattr(counters, name) != getattr(totals, name):
                 said, true = getattr(counters, name), getattr(totals, name)
                 raise Violation(f"{name} is {said}, but the clients' count is {true}")
-
-
-def check_hits(scheduler: Scheduler) -> None:
-    """All requests have ended. A prefix is hit when a prompt is confirmed and when its request ends, never by parts."""
-    counters = scheduler.counters
-    most = 2 * counters.requests_started + counters.retractions
-    for node in scheduler.memory.tree.nodes():
-        if node.hit_count > most:
-            raise Violation(f"{node} has {node.hit_count} hits, but {most} at most were earned")
 
 
 def check_sizes(scheduler: Scheduler) -> None:

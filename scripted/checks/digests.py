@@ -5,6 +5,7 @@ It changes one field of a step after another; the digest must notice each change
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -53,6 +54,11 @@ def check_digests(records: Sequence[StepRecord]) -> None:
     And when a digest is asked for does not matter to what it is. Raises Violation.
     """
     _check_moments([_digested(record) for record in records])
+    for before, record in itertools.pairwise(records):
+        if record.digest == before.digest:
+            raise Violation(
+                f"step {record.step} is not in the digest: it is {record.digest}, as after step {before.step}"
+            )
     kinds: set[tuple[object, ...]] = set()
     for record in records:
         mode = None if record.microbatch is None else record.microbatch.mode
@@ -60,6 +66,7 @@ def check_digests(records: Sequence[StepRecord]) -> None:
         if kind not in kinds:
             kinds.add(kind)
             check_digest(_digested(record))
+            _check_names(_digested(record))
 
 
 def _digested(record: StepRecord) -> DigestedStep:
@@ -72,6 +79,21 @@ def _check_moments(steps: Sequence[DigestedStep]) -> None:
     digests = {_digests_in_batches(steps, size) for size in (1, *_BATCHES, len(steps))}
     if len(digests) > 1:
         raise Violation(f"the digest of {len(steps)} steps depends on how often it was asked for: {sorted(digests)}")
+
+
+def _check_names(step: DigestedStep) -> None:
+    """How a front end numbers its calls does not matter."""
+    events, microbatch, replies, sizes = step
+    others = (_renamed(events), microbatch, _renamed(replies), sizes)
+    if _digests(others) != _digests(step):
+        raise Violation(f"the digest depends on the ids of calls: {_digests(step)} with those of {[*events, *replies]}")
+
+
+def _renamed(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        msgspec.structs.replace(item, call_id=f"other-{item.call_id}") if getattr(item, "call_id", None) else item
+        for item in items
+    )
 
 
 def _digests_in_batches(steps: Sequence[DigestedStep], size: int) -> tuple[str, str]:

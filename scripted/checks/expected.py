@@ -15,7 +15,10 @@ __all__ = ["Expected", "ExpectedSegment"]
 
 
 class ExpectedSegment(NamedTuple):
-    """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised."""
+    """One request's share of a microbatch. ``pages`` is a number: which pages they are is not promised.
+
+    ``window_pages`` says of each whether there is a window page beside it; of a model without window layers nothing.
+    """
 
     rid: str
     start: int
@@ -24,19 +27,22 @@ class ExpectedSegment(NamedTuple):
     pages: int
     emits: bool
     sampling: SamplingSpec | None
+    window_pages: Sequence[bool]
+    drafts: int
     lora: int
 
 
 class Expected(NamedTuple):
     """One step. ``number`` is that of the last microbatch, ``mode`` is None when this step launches none.
 
+    ``told`` is what a microbatch of no request tells the stages: the new weights, or where a profile goes.
     The messages of answers and refusals in ``replies`` are the part of them that is promised.
     """
 
     mode: ForwardMode | None
     number: int
     segments: Sequence[ExpectedSegment]
-    weights: str | None
+    told: str | None
     adapter: AdapterChange | None
     replies: Sequence[Reply]
     deadline: float | None

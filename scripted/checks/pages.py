@@ -68,10 +68,14 @@ class Pages:
 
     def launch(self, segments: Sequence[Segment], tenancies: Sequence[Tenancy]) -> None:
         """Follow one microbatch: first every page table, then what it writes and reads."""
-        fresh = [self._tell(segment, tenancy) for segment, tenancy in zip(segments, tenancies, strict=True)]
-        for segment, tenancy, pages in zip(segments, tenancies, fresh, strict=True):
-            for page in pages:
-                self._give(page, tenancy)
+        fresh: list[tuple[int, Tenancy]] = []
+        for segment, tenancy in zip(segments, tenancies, strict=True):
+            tenancy.in_flight += 1
+            if segment.pages:
+                fresh += [(page, tenancy) for page in self._tell(segment, tenancy)]
+        for page, tenancy in fresh:
+            self._give(page, tenancy)
+        for segment, tenancy in zip(segments, tenancies, strict=True):
             end = segment.start + len(segment.token_ids)
             if tenancy.lost and min(tenancy.lost) * self._size < end:
                 index = min(tenancy.lost)
@@ -79,15 +83,28 @@ class Pages:
             if len(tenancy.pages) != -(-end // self._size):
                 raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
 
-    def land(self, segment: Segment, tenancy: Tenancy, *, confirmed: bool) -> None:
-        """A segment came back. If it is ``confirmed``, the pages that it filled may be shared from now on."""
+    def land(self, segment: Segment, tenancy: Tenancy, *, confirmed: bool, rejected: int = 0) -> None:
+        """A segment came back. If it is ``confirmed``, the pages that it filled may be shared from now on.
+
+        The pages of its last ``rejected`` tokens, guesses that were wrong, are its tenant's no more.
+        """
         tenancy.in_flight -= 1
+        size, end = self._size, segment.start + len(segment.token_ids) - rejected
         if confirmed:
-            size = self._size
-            for index in range(segment.start // size, (segment.start + len(segment.token_ids)) // size):
+            # With drafts a request may have ended before the last token that was guessed right.
+            for index in range(segment.start // size, min(end, len(tenancy.ids)) // size):
                 self._content[tenancy.pages[index]] = self._hash_of(tenancy, index)
+        if rejected:
+            self._trim(tenancy, -(-end // size))
         if tenancy.leaving and not tenancy.in_flight:
             self.close(tenancy)
+
+    def _trim(self, tenancy: Tenancy, kept: int) -> None:
+        for index, page in enumerate(tenancy.pages[kept:], kept):
+            if index not in tenancy.lost:
+                self._forget_user(page)
+        del tenancy.pages[kept:]
+        tenancy.lost = frozenset(index for index in tenancy.lost if index < kept)
 
     def leave(self, tenancy: Tenancy) -> None:
         """A request gives its memory back, as soon as nothing with it is in flight."""
@@ -127,9 +144,6 @@ class Pages:
 
     def _tell(self, segment: Segment, tenancy: Tenancy) -> list[int]:
         """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
-        tenancy.in_flight += 1
-        if not segment.pages:
-            return []
         first, size = segment.page_start, self._size
         if first > len(tenancy.pages):
             raise Violation(f"{tenancy} has {len(tenancy.pages)} pages and is told of the one at {first}")

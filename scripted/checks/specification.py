@@ -16,6 +16,8 @@ from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_adapters import SpecifiedAdapters, Told
+from scripted.checks.specified_calls import Answer, SpecifiedCalls
+from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -28,7 +30,7 @@ TOTALS: Final = messages.EngineStats.__struct_fields__[
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[tuple[Request, bool]], int, ForwardMode]  # in flight: requests, each with whether it emits a token
+_Flight = tuple[list[tuple[Request, int, bool]], ForwardMode]  # in flight: of each request its end, if it emits a token
 
 
 class Specification:
@@ -36,15 +38,13 @@ class Specification:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
+        self.calls = SpecifiedCalls(self.memory)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
         self.flights: list[_Flight] = []
         self.paused: PauseMode | None = None
         self.failure: str | None = None
-        self.deferred: messages.FlushCache | messages.UpdateWeights | None = None
-        self.deadline: float | None = None
-        self.update: messages.UpdateWeights | None = None
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps = self.launched = 0
         self.totals = dict.fromkeys(TOTALS, 0)
@@ -55,23 +55,21 @@ class Specification:
         self.steps, self.now, self.replies = self.steps + 1, now, []
         for event in events:
             self._apply(event)
-        if self.deferred is not None and (self.is_quiescent or now >= (self.deadline or 0.0)):
-            call, self.deferred, self.deadline = self.deferred, None, None
-            self._do(call) if self.is_quiescent else self._answer(call, ok=False, says=self._busy_counts())
-        self._tell(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
+        if self.calls.deadline is not None:
+            self._answer_all(self.calls.due(now, self._busy()))
+        self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
         retractions = self.totals["retractions"]
-        mode, plan, weights = self._launch()
+        mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
-            parts = [(request, end == len(request.ids)) for request, _, end in plan]
-            self.flights.append((parts, self.launched, mode))
+            parts = [(request, end, end == len(request.ids)) for request, _, end in plan]
+            self.flights.append((parts, mode))
             self.launched += 1
         changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
         change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
-        deadline = min([one for one in (self.deadline, self.adapters.deadline) if one is not None], default=None)
-        return Expected(
-            mode, self.launched - 1, segments, weights, change, self.replies, deadline, changed and self._may_plan()
-        )
+        deadline = min([one for one in (self.calls.deadline, self.adapters.deadline) if one is not None], default=None)
+        again = changed and self._may_plan()
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -88,8 +86,8 @@ class Specification:
                 self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
             case messages.AbortAll():
                 self._answer(event, ok=True, says=f"aborted {self._abort_all()} requests")
-            case messages.FlushCache() | messages.UpdateWeights():
-                self._on_quiescent_call(event)
+            case messages.FlushCache() | messages.UpdateWeights() | messages.StartProfile() | messages.StopProfile():
+                self._answer_all(self.calls.ask(event, self.now, self._busy()))
             case messages.PauseGeneration():
                 self._on_pause(event.mode)
                 self._answer(event, ok=True, says=self._busy_counts())
@@ -99,7 +97,7 @@ class Specification:
             case messages.GetStats():
                 self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
             case messages.LoadAdapter() | messages.UnloadAdapter():
-                self._tell(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
+                self._answer_all(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
@@ -113,13 +111,16 @@ class Specification:
     @property
     def is_quiescent(self) -> bool:
         """**Quiescent**: nothing is in flight and no request owns memory."""
-        return not (self.memory.owners or self.flights or self.update)
+        return not (self.memory.owners or self.flights or self.calls.update)
+
+    def _busy(self) -> str:
+        return "" if self.is_quiescent else self._busy_counts()
 
     def _busy_counts(self) -> str:
         leaving = sum([request.is_leaving or request.end is not None for request in self.memory.owners])
         return (
             f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
-            f"in_flight={len(self.flights) or int(self.update is not None)} releasing={leaving}"
+            f"in_flight={len(self.flights) or int(self.calls.update is not None)} releasing={leaving}"
         )
 
     def _ready(self) -> list[Request]:
@@ -130,35 +131,45 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            loras_resident=len(self.adapters.resident), **self.memory.sizes(), **self.totals,
+            loras_resident=len(self.adapters.resident), **self.memory.sizes(),
+            **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
     # -- results --
 
     def _on_completion(self, completion: messages.Completion) -> None:
         """**Result**: for each request of the microbatch, in its order; with an error, all of them end."""
-        if not self.flights or completion.microbatch_id < self.flights[0][1]:
+        if self.failure is not None:
             return  # It was in flight when the pipeline failed.
-        (parts, _, mode), error = self.flights.pop(0), completion.error
-        if mode is ForwardMode.UPDATE:
-            self._finish_update(error)
-        if mode is ForwardMode.ADAPTER:
+        (parts, mode), error = self.flights.pop(0), completion.error
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
+            self._answer_all(self.calls.finish(mode, error))
+        elif mode is ForwardMode.ADAPTER:
             answers, left = self.adapters.land(error, self.launched, self.waiting)
-            self._tell(answers)
+            self._answer_all(answers)
             for request in left:
                 self._end(request, FinishReason.ERROR, error=error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
-        for request, emits in parts:
+        computed: list[tuple[Request, int]] = []
+        for request, end, emits in parts:
             request.in_flight -= 1
-            token, logprob = (next(tokens, None), next(logprobs, None)) if emits else (None, None)
+            count = 0
+            if emits and error is None:
+                count = 1 + verify(request, self, next(accepted) if request.drafts else 0)
+                request.guesses = next(guesses, ())
+            computed.append((request, end + max(0, count - 1)))
+            for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
+                if request.end is None:
+                    self._take_token(request, token, logprob)
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif token is not None:
-                    self._take_token(request, token, logprob)
                 elif request is self.chunked and not request.in_flight:
-                    self.memory.publish(request, request.planned_tokens)
+                    self.memory.publish(request, request.planned_tokens, counts=False)
             self._leave_if_landed(request)
+        for request, end in computed if error is None else ():
+            self.memory.slide(request, end)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):
@@ -206,7 +217,7 @@ class Specification:
             return
         if request.end is None:
             self.totals["retractions"] += 1
-            request.was_retracted = True
+            request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
 
@@ -251,9 +262,9 @@ class Specification:
         if call.call_id is not None:
             self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing))
 
-    def _tell(self, answers: Iterable[Told]) -> None:
-        for call, ok, says, missing in answers:
-            self._answer(call, ok=ok, says=says, missing=missing)
+    def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
+        for answer in answers:
+            self._answer(answer[0], ok=answer[1], says=answer[2], missing=len(answer) > 3)
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode
@@ -263,48 +274,27 @@ class Specification:
             for request in [one for one in self.memory.owners if one.end is None and not one.is_leaving]:
                 self._retract(request)
 
-    def _on_quiescent_call(self, call: messages.FlushCache | messages.UpdateWeights) -> None:
-        """**Deferred**: at once, or refused, or as soon as the engine is quiescent; one at a time."""
-        if self.is_quiescent:
-            self._do(call)
-        elif call.timeout_s is None or self.deferred is not None:
-            self._answer(call, ok=False, says=self._busy_counts() if call.timeout_s is None else "")
-        else:
-            self.deferred, self.deadline = call, self.now + call.timeout_s
-
-    def _do(self, call: messages.FlushCache | messages.UpdateWeights) -> None:
-        if isinstance(call, messages.UpdateWeights):
-            self.update = call
-        else:
-            self._answer(call, ok=True, says=f"flushed {self.memory.flush()} cached pages")
-
-    def _finish_update(self, error: str | None) -> None:
-        call, self.update = self.update, None
-        self.totals["weights_version"] += error is None
-        done = f"flushed {self.memory.flush()} cached pages" if error is None else ""
-        self._answer(call, ok=error is None, says=error or done)
-
     # -- launching --
 
     def _may_plan(self) -> bool:
-        is_free = self.paused is None and self.update is None and len(self.flights) < self.limits.depth
+        is_free = self.paused is None and self.calls.update is None and len(self.flights) < self.limits.depth
         return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
-        """**Launch**: an update of the weights by itself, or a change of adapters, or prompts, or decodes."""
+        """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
         if self.failure is not None:
-            self._tell(self.adapters.give_up(self.failure))
-        has_slot = self.failure is None and self.update is None and len(self.flights) < self.limits.depth
+            self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
+            return None, [], None
+        told = self.calls.launch(len(self.flights), self.limits.depth)
+        has_slot = told is None and self.calls.update is None and len(self.flights) < self.limits.depth
         changes = self.adapters.change(
             self.waiting, self.memory, self.memory.owners, has_slot=has_slot, goes_on=self.paused is None
         )
-        if self.update is not None and self.failure is not None:
-            self._finish_update(self.failure)
-        elif self.update is not None and not self.flights:
-            return ForwardMode.UPDATE, [], self.update.model_path
-        elif changes:
+        if told is not None:
+            return told[0], [], told[1]
+        if changes:
             return ForwardMode.ADAPTER, [], None
-        elif self.failure is None and self._may_plan():
+        if self._may_plan():
             prompts, decodes = self._plan()
             if prompts or decodes:
                 mode = ForwardMode.PREFILL if not decodes else ForwardMode.MIXED if prompts else ForwardMode.DECODE
@@ -315,22 +305,26 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits = tuple(request.ids[start:end]), end == len(request.ids)
+        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
+        window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
         version = request.use_adapter(self.launched)
-        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, sampling, version)
+        return ExpectedSegment(
+            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, window, len(drafts), version
+        )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
         budget, limits = self.limits.prefill_budget_tokens, self.limits
         if not limits.mixed_chunk:
             prompts = self._prompts(budget)
-            return prompts, [] if prompts else self._decodes(limits.rows)
+            return prompts, [] if prompts else self._decodes(limits.rows, with_drafts=True)
         left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
         has_prompts = self.chunked is not None or bool(self.waiting)
         count = len(self._choose(budget - left_to_prompts)) if has_prompts else 0
         prompts = self._prompts(budget - count)
         taken = sum([end - start for _, start, end in prompts])
-        return prompts, self._decodes(budget - taken if prompts else limits.rows)
+        most = budget - taken if prompts else limits.rows
+        return prompts, self._decodes(most, with_drafts=not prompts)
 
     def _prompts(self, budget: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
@@ -375,21 +369,13 @@ class Specification:
         return may_split and budget >= self.limits.page_size
 
     def _admit(self, request: Request) -> bool:
-        """**Room**: for all of its tokens, and a page for each request that runs; beside what it hits."""
+        """**Room**: for all of its tokens, and a page for each request that runs."""
         memory = self.memory
         if self.limits.priority_preemption:
             self._preempt_for(request)
-        if not memory.free_rows:
+        if not memory.free_rows or not memory.admit(request, len(self.running)):
             return False
-        hit = memory.match(request.ids, request.version)
-        memory.use(hit)
-        if memory.pages_for(len(request.ids)) - len(hit) + len(self.running) > memory.available_pages(
-            memory.owners, hit
-        ):
-            return False
-        memory.owners.append(request)
-        request.owns_memory, request.prefix, request.pages, request.told_pages = True, hit, len(hit), 0
-        request.hit_tokens = request.planned_tokens = len(hit) * self.limits.page_size
+        request.hit_tokens = request.planned_tokens = request.pages * self.limits.page_size
         request.goal_tokens = len(request.ids)
         if not request.was_retracted:
             request.cached_tokens = request.hit_tokens
@@ -405,12 +391,14 @@ class Specification:
                 chosen.append(request)
         return chosen
 
-    def _decodes(self, most: int) -> list[_Part]:
+    def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
         chosen = self._choose(most)
         for request in chosen:
-            request.planned_tokens, request.in_flight = request.planned_tokens + 1, 1
+            request.drafts = drafts_of(request, self) if with_drafts else ()
+            request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
+            self.memory.extend(request, request.planned_tokens)
         self.running = [request for request in self.running if request not in chosen] + chosen
-        return [(request, request.planned_tokens - 1, request.planned_tokens) for request in chosen]
+        return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
 
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
         """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""
@@ -427,11 +415,10 @@ class Specification:
 
     def _preempt_for(self, request: Request) -> None:
         """**Preempt**: as many of lower priority as it takes, or none if all of them are not enough."""
-        memory, victims = self.memory, self._lower_than(request)
-        need = memory.pages_for(len(request.ids)) + len(self.running)
-        if need > memory.available_pages([owner for owner in memory.owners if owner not in victims]):
+        memory, victims, need = self.memory, self._lower_than(request), (len(request.ids), len(self.running))
+        if not memory.has_room(*need, [owner for owner in memory.owners if owner not in victims]):
             return
-        while victims and not (memory.free_rows and need <= memory.available_pages(memory.owners)):
+        while victims and not (memory.free_rows and memory.has_room(*need, memory.owners)):
             victim = max(victims, key=gives_way)
             victims.remove(victim)
             self._retract(victim)

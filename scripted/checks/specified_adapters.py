@@ -19,7 +19,8 @@ from scripted.checks.specified_request import SpecifiedRequest as Request
 __all__ = ["SpecifiedAdapters", "SpecifiedChange", "Told"]
 
 _Call = LoadAdapter | UnloadAdapter
-Told = tuple[_Call, bool, str, bool]  # a call, whether it was done, what its answer says, whether it names nothing
+# A call, whether it was done, what its answer says; and one thing more where it names what is not there.
+Told = tuple[_Call, bool, str] | tuple[_Call, bool, str, bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ class SpecifiedAdapters:
         users = _users_of(adapter, everyone)
         waiting = f"waiting={sum([not one.owns_memory for one in users])} "
         if not self._limits.max_loras:
-            yield call, False, "no adapters", False
+            yield call, False, "no adapters"
         elif isinstance(call, LoadAdapter):
             coming = [
                 *self.known,
@@ -69,13 +70,13 @@ class SpecifiedAdapters:
                 *[self.flight.says.name for _ in "1" if self.flight],
             ]
             if call.name in coming:
-                yield call, False, "already been loaded", False
+                yield call, False, "already been loaded"
             else:
                 self.due.append(call)
         elif adapter is None:
             yield call, False, "cannot be found", True
         elif adapter.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
-            yield call, False, "being unloaded" if adapter.is_leaving else waiting, False
+            yield call, False, "being unloaded" if adapter.is_leaving else waiting
         else:
             adapter.is_leaving = True
             if users:
@@ -94,7 +95,7 @@ class SpecifiedAdapters:
         self.unload = self.deadline = None
         if users:
             adapter.is_leaving = False
-            yield call, False, "still in use", False
+            yield call, False, "still in use"
         else:
             self.due.append(call)
 
@@ -104,7 +105,7 @@ class SpecifiedAdapters:
         calls = [call for call in (flying, *self.due, self.unload) if call is not None]
         self.due, self.flight, self.unload, self.deadline = [], None, None, None
         for call in calls:
-            yield call, False, why, False
+            yield call, False, why
 
     # -- **Changes** --
 
@@ -140,7 +141,7 @@ class SpecifiedAdapters:
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
         call, adapter, says, victim = landed.call, landed.adapter, landed.says, landed.victim
-        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", False)]
+        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully")]
         if error is not None:
             adapter.is_leaving = adapter.is_leaving and says.path is not None
             if victim is not None:

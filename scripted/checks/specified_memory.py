@@ -11,19 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine.limits import Limits
 from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
 from scripted.checks.specified_request import Page, SpecifiedRequest
+from scripted.checks.specified_window import SpecifiedWindow
 
 __all__ = ["SpecifiedMemory"]
 
 
 class SpecifiedMemory:
-    """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not."""
+    """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not.
+
+    ``cache`` is the page above all cached ones, ``window`` the window pool of a model with window layers. ``evictions``
+    counts the times that something was to be evicted.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._cache, self._pins = Page(None, ()), list[Page]()
+        self.window = SpecifiedWindow(limits) if limits.window_tokens else None
+        self.cache, self._pins = Page(None, ()), list[Page]()
         self._uses = 0
         self.owners: list[SpecifiedRequest] = []
-        self.cached_pages = self.kept_pages = self.kept_rows = 0
+        self.cached_pages = self.kept_pages = self.kept_rows = self.evictions = 0
 
     # -- what there is --
 
@@ -55,11 +61,24 @@ class SpecifiedMemory:
         """Pages that this many tokens take."""
         return -(-tokens // self._limits.page_size)
 
+    def has_room(
+        self, tokens: int, spare_pages: int, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()
+    ) -> bool:
+        """**Room**: for these tokens and pages to spare, if ``owners`` were all who own memory; beside what is hit."""
+        pages = self.pages_for(tokens)
+        return pages - len(hit) + spare_pages <= self.available_pages(owners, hit) and (
+            self.window is None
+            or self.window.need(pages, hit) + spare_pages <= self.window.available_pages(owners, hit)
+        )
+
     # -- the prefix cache --
 
-    def match(self, ids: Sequence[int], version: int = 0) -> list[Page]:
-        """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token."""
-        size, page = self._limits.page_size, self._cache
+    def match(self, ids: Sequence[int], version: int = 0) -> Sequence[Page]:
+        """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token.
+
+        What windows see of it is there too.
+        """
+        size, page = self._limits.page_size, self.cache
         hit: list[Page] = []
         for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
             below = page.below.get((version, *ids[start : start + size]))
@@ -67,7 +86,7 @@ class SpecifiedMemory:
                 break
             page = below
             hit.append(page)
-        return hit
+        return hit if self.window is None else self.window.usable(hit)
 
     def use(self, prefix: Sequence[Page]) -> None:
         """**Use**: a prefix is used as a whole, by every attempt to admit and by every publication."""
@@ -77,14 +96,14 @@ class SpecifiedMemory:
         if prefix:
             prefix[-1].ends_node = True
 
-    def publish(self, request: SpecifiedRequest, tokens: int) -> None:
+    def publish(self, request: SpecifiedRequest, tokens: int, *, counts: bool = True) -> None:
         """**Publish**: its full pages go to the cache; of a page that is there already, its own is given back."""
         size, prefix = self._limits.page_size, request.prefix
         if not self._limits.radix_cache:
             return
         for index in range(len(prefix), tokens // size):
             above, key = (
-                prefix[-1] if prefix else self._cache,
+                prefix[-1] if prefix else self.cache,
                 (request.version, *request.ids[index * size : (index + 1) * size]),
             )
             if key in above.below:
@@ -96,38 +115,86 @@ class SpecifiedMemory:
                 )  # A page that was there before, where this leaves it.
                 self.cached_pages += 1
             prefix.append(above.below[key])
+            if self.window is not None and index >= request.window_start:
+                self.window.beside.setdefault(prefix[-1])
+        for page in prefix:
+            page.hits += counts
         self.use(prefix)
+
+    def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
+        """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
+        hit, window, tokens = self.match(request.ids, request.version), self.window, len(request.ids)
+        self.use(hit)
+        if not self.has_room(tokens, spare_pages, self.owners, hit):
+            if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
+                self.owners, hit
+            ):
+                window.leave(window.seen_of(hit))  # It had its pages, and looked for its window pages.
+            return False
+        self.owners.append(request)
+        request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0
+        request.window_start = 0 if window is None else len(hit) - len(window.seen_of(hit))
+        return True
 
     def extend(self, request: SpecifiedRequest, tokens: int) -> bool:
         """Give a request the pages for this many tokens; False, and nothing done, when there are not enough."""
-        need = self.pages_for(tokens) - request.pages
+        need, window = self.pages_for(tokens) - request.pages, self.window
         if need > 0:
             short = need - self.free_pages
             if short > 0 and need > self.available_pages(self.owners):
                 return False
+            if window is not None and need > window.available_pages(self.owners):
+                return False
             self.evict(short)
+            if window is not None:
+                window.evict(need - window.free_pages(self.owners), self.owners)
             request.pages += need
         return True
+
+    def free_tokens(self, request: SpecifiedRequest, *, spare_pages: int) -> int:
+        """Tokens that a request could have pages for from what is free, but for some pages."""
+        window = self.window
+        free = self.free_pages if window is None else min(self.free_pages, window.free_pages(self.owners))
+        return (request.pages + max(0, free - spare_pages)) * self._limits.page_size
+
+    def trim(self, request: SpecifiedRequest) -> None:
+        """Take the pages after its planned tokens from a request."""
+        request.pages = self.pages_for(request.planned_tokens)
+        request.told_pages = min(request.told_pages, request.pages)
 
     def evict(self, count: int) -> None:
         """**Evict**: least recently used first, of one prefix its end first, never what is in use."""
         if count <= 0:
             return
+        self.evictions += 1
         for page in sorted(self._idle_pages(), key=lambda page: (page.used, -page.depth))[:count]:
             assert page.above is not None, "the root of the cache is no page"
             del page.above.below[page.tokens]
             page.above.ends_node = True
             self.cached_pages -= 1
+            if self.window is not None:
+                self.window.beside.pop(page, None)
+
+    def slide(self, request: SpecifiedRequest, position: int) -> None:
+        """**Slide**: it gives back the window pages that its token at ``position``, and those after it, do not see."""
+        if self.window is not None:
+            start = max(request.window_start, min(self.window.first_page(position), request.pages))
+            self.window.leave(request.prefix[request.window_start : start])
+            request.window_start = start
 
     def release(self, request: SpecifiedRequest) -> None:
         """Take everything from a request."""
+        if self.window is not None:
+            self.window.leave(request.prefix[request.window_start :])
         self.owners.remove(request)
-        request.prefix, request.pages, request.told_pages = [], 0, 0
+        request.prefix, request.pages, request.told_pages, request.window_start = [], 0, 0, 0
 
     def flush(self) -> int:
         """Forget the cache and what of it an operator pinned; returns how many pages it had."""
         dropped, self.cached_pages = self.cached_pages, 0
-        self._cache, self._pins = Page(None, ()), []
+        self.cache, self._pins = Page(None, ()), []
+        if self.window is not None:
+            self.window.beside.clear()
         return dropped
 
     # -- operators --
@@ -138,6 +205,8 @@ class SpecifiedMemory:
             self.evict(self.cached_pages if event.pages is None else event.pages)
         elif isinstance(event, ReleasePressure):
             self.kept_pages, self.kept_rows, self._pins = 0, 0, []
+            if self.window is not None:
+                self.window.kept_pages = 0
         else:
             self._keep(event)
 
@@ -146,6 +215,12 @@ class SpecifiedMemory:
             self.kept_pages -= min(self.kept_pages, max(0, event.leave_pages - self.free_pages))
             self.evict(event.leave_pages - self.free_pages)
             self.kept_pages += max(0, self.free_pages - event.leave_pages)
+        window = self.window
+        if event.leave_window_pages is not None and window is not None:
+            more = event.leave_window_pages - window.free_pages(self.owners)
+            window.kept_pages -= min(window.kept_pages, max(0, more))
+            window.evict(event.leave_window_pages - window.free_pages(self.owners), self.owners)
+            window.kept_pages += max(0, window.free_pages(self.owners) - event.leave_window_pages)
         if event.leave_rows is not None:
             self.kept_rows -= min(self.kept_rows, max(0, event.leave_rows - self.free_rows))
             self.kept_rows += max(0, self.free_rows - event.leave_rows)
@@ -166,7 +241,7 @@ class SpecifiedMemory:
 
     def _idle_pages(self) -> Iterator[Page]:
         """Cached pages that nothing uses: those above before those below, neighbours in order of publication."""
-        used, stack = self._used_by(self.owners), [*reversed(self._cache.below.values())]
+        used, stack = self._used_by(self.owners), [*reversed(self.cache.below.values())]
         while stack:
             page = stack.pop()
             if page not in used:

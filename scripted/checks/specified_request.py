@@ -18,12 +18,15 @@ _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.
 
 
 class Page:
-    """A page of the prefix cache: ``tokens``, after those of the pages above. ``ends_node`` where a node ends."""
+    """A page of the prefix cache: ``tokens``, after those of the pages above. ``ends_node`` where a node ends.
 
-    __slots__ = ("above", "below", "depth", "ends_node", "tokens", "used")
+    ``used`` is the number of its last use, ``hits`` counts what **Hit count** says.
+    """
+
+    __slots__ = ("above", "below", "depth", "ends_node", "hits", "tokens", "used")
 
     def __init__(self, above: Page | None, tokens: tuple[int, ...]) -> None:
-        self.above, self.tokens, self.used, self.ends_node = above, tokens, 0, False
+        self.above, self.tokens, self.used, self.hits, self.ends_node = above, tokens, 0, 0, False
         self.depth: int = 0 if above is None else above.depth + 1
         self.below: dict[tuple[int, ...], Page] = {}
 
@@ -39,8 +42,9 @@ class SpecifiedRequest:
     """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
 
     Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
-    Of its tokens, ``hit_tokens`` were in the cache when it was admitted, those before ``planned_tokens`` are launched,
-    and ``goal_tokens`` are computed before it decodes. ``cached_tokens`` were hit when it was admitted first.
+    With window layers it uses a window page beside each page from ``window_start`` on. Of its tokens, ``hit_tokens``
+    were in the cache when it was admitted, those before ``planned_tokens`` are launched, and ``goal_tokens`` are
+    computed before it decodes. ``cached_tokens`` were hit when it was admitted first.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class SpecifiedRequest:
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = 0
+        self.overtaken = self.cached_tokens = self.window_start = 0
+        self.drafts: tuple[int, ...] = ()  # guesses that are in flight
+        self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.adapter = adapter
 
     @property

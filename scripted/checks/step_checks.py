@@ -12,11 +12,11 @@ from engine.limits import Limits
 from engine.messages import Event
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks.client_account import ClientAccount
-from scripted.checks.conformance import Conformance, why_not_covered
-from scripted.checks.counters import check_hits, check_idle, compare_counts
-from scripted.checks.fairness import Fairness
+from scripted.checks.conformance import Conformance
+from scripted.checks.counters import check_idle, compare_counts
 from scripted.checks.growth import check_growth
 from scripted.checks.pages import check_leases
+from scripted.checks.restoring import check_checkpoint
 from scripted.subject.violation import Violation
 
 __all__ = ["Checks"]
@@ -26,15 +26,14 @@ class Checks:
     """Made for a new or reset engine. ``clients`` is the account of what each client was told.
 
     ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
-    own audit after each step.
+    own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest.
     """
 
-    def __init__(self, limits: Limits, *, audits: bool = True) -> None:
+    def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True) -> None:
         self._limits = limits
         self._audits = audits
+        self._restores = restores
         self.clients = ClientAccount(limits)
-        # The specification says all of what fairness can only bound.
-        self.fairness = None if why_not_covered(limits) is None else Fairness(limits, self.clients)
         self.conformance: Conformance | None = Conformance(limits)
 
     def after_step(
@@ -54,8 +53,6 @@ class Checks:
             compare_counts(self.clients, scheduler)
             self.clients.pages.compare(scheduler, result.microbatch)
             check_leases(scheduler.books, self._limits)
-            if self.fairness is not None:
-                self.fairness.check(result, scheduler)
         if self.conformance is not None:
             self.conformance.check(events, scheduler.now, result, scheduler)
         if corruptions:
@@ -64,7 +61,10 @@ class Checks:
     def at_rest(self, scheduler: Scheduler) -> None:
         """Everything has ended, and the cache is still there. Raises Violation."""
         self.clients.check_end()
-        check_hits(scheduler)
+        if self.conformance is not None:
+            self.conformance.check_cache(scheduler)
+        if self._restores:
+            check_checkpoint(scheduler)
 
     def at_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""

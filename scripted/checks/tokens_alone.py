@@ -20,7 +20,7 @@ from engine.scheduler import Scheduler
 from scripted.checks.client_account import Life
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.simulated_pipeline import SimulatedPipeline, alphabet_of
 from scripted.subject.violation import Violation
 
 __all__ = ["Compared", "Oracle", "check_tokens"]
@@ -51,21 +51,22 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
+    version = weights[life.versions[0]]
     roomy = _roomy(limits) if life.lora_path is None else _with_adapter(limits, life.lora_path)
-    alone = tokens_alone(message.prompt_ids, message.sampling, weights[life.versions[0]], roomy)
+    alone = tokens_alone(message.prompt_ids, message.sampling, version, roomy, alphabet_of(limits))
     if said != alone[: len(said)]:
         raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
 
 
 @functools.lru_cache(maxsize=4096)
 def tokens_alone(
-    prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None, limits: Limits
+    prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None, limits: Limits, alphabet: int
 ) -> tuple[int, ...]:
     """The output of a request, alone, on a simulated engine of these limits with these weights.
 
     Where that engine has an adapter, it computes the request.
     """
-    scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits)
+    scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
     update = UpdateWeights(call_id="weights", model_path=weights)
     lora = limits.loras[0][0] if limits.loras else None
     message = Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling, lora=lora)
@@ -204,7 +205,7 @@ def _with_adapter(limits: Limits, path: str) -> Limits:
 
 @functools.lru_cache(maxsize=1024)
 def _roomy(limits: Limits) -> Limits:
-    """One stage of the same model, with room for a whole context."""
+    """One stage of the same model, with room for a whole context, and without speculation."""
     roomy = Limits.of(EngineConfig(), EMBEDDED_FACTS)
     return msgspec.structs.replace(
         roomy,

@@ -14,7 +14,7 @@ from scripted.explore.campaign import Campaign, Report
 from scripted.explore.execution import Prefixes
 from scripted.explore.mutant_search import Found, find_mutant
 from scripted.explore.shrinking import shrink
-from scripted.explore.targets import target_named, workload_named
+from scripted.explore.targets import target_named
 from scripted.explore.units import Finding, SearchPlan
 from scripted.subject.named import subject_named
 from scripted.subject.schedule import Schedule
@@ -33,7 +33,7 @@ def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
     report = _run_with_progress(plan, console)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
-    console.print(_summary(report, plan.subject))
+    console.print(_summary(report))
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
         if _show_finding(console, finding, plan, to_script):
             to_script = None
@@ -74,26 +74,13 @@ def _run_with_progress(plan: SearchPlan, console: Console) -> Report:
         return Campaign(plan, show).run()
 
 
-def _summary(report: Report, of: str) -> str:
+def _summary(report: Report) -> str:
     how = "complete" if report.complete else "stopped before the end"
     return (
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
         f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
         f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
-        f"{_not_covered(report, of)}"
     )
-
-
-def _not_covered(report: Report, of: str) -> str:
-    """How many runs the executable specification does not cover, and of which workloads."""
-    subject = subject_named(of)
-    names = [
-        name
-        for name in report.by_target
-        if name in subject.workloads and subject.why_not_covered(workload_named(name, of).config) is not None
-    ]
-    runs = sum(report.by_target[name] for name in names)
-    return f"; {runs} runs without the specification, of {', '.join(names)}" if names else ""
 
 
 def save_test(

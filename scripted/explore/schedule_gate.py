@@ -6,7 +6,7 @@ come, a pause ends, a deadline passes. It knows no scheduler: the subject of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,6 +16,7 @@ from scripted.refusals import HarnessError
 from scripted.subject.action import Action
 from scripted.subject.clock import VirtualClock
 from scripted.subject.common_actions import AdvanceClock, ReleaseResults
+from scripted.subject.named import subject_named
 from scripted.subject.placed import Placed
 from scripted.subject.protocol import Subject
 from scripted.subject.results import Results
@@ -36,8 +37,14 @@ class Phase(Enum):
     JUDGE = "judging a step"
 
 
+# Constants, because an enum's member costs four times as much to look up, and every step sets three of them.
+_HARNESS: Final = Phase.HARNESS
+_SUBJECT: Final = Phase.SUBJECT
+_JUDGE: Final = Phase.JUDGE
+
+
 class ScheduleGate:
-    """One run of one schedule, with its machine, pipeline and judge. ``outbox`` of the loop is the gate itself.
+    """One run of one schedule, with its machine, pipeline and judge.
 
     ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
     to act on. ``watch`` is called before each step is composed: the place where a run can be forked.
@@ -59,7 +66,7 @@ class ScheduleGate:
         self.unreached: list[Placed] = []
         self.cells: list[Cell] = []
         self.step = 0
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
         self._results = Results(self.machine.depth)
         self._events: list[Any] = []
@@ -85,7 +92,7 @@ class ScheduleGate:
     @property
     def subject(self) -> Subject:
         """What is run. Neither it nor its configuration is an attribute: a fork copies those."""
-        return self._schedule.subject
+        return subject_named(self._schedule.of)
 
     @property
     def was_settled(self) -> bool:
@@ -110,7 +117,7 @@ class ScheduleGate:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc is not None and self.records is not None and self.phase is Phase.SUBJECT:
+        if exc is not None and self.records is not None and self.phase is _SUBJECT:
             step = self.subject.new_step(tuple(self._events), self.clock.now())
             error = f"{type(exc).__name__}: {exc}"
             self.records.append(self.subject.record_step(step, None, self.machine, error))
@@ -120,7 +127,7 @@ class ScheduleGate:
         if previous is not None:
             self._previous = previous
             self._judge(previous)
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         if self.watch is not None:
             self.watch(self)
         if self.step >= self._steps_limit:
@@ -136,21 +143,18 @@ class ScheduleGate:
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
             self._check_end()
             return None
-        self.phase = Phase.SUBJECT
+        self.phase = _SUBJECT
         return self.subject.new_step(tuple(self._events), self.clock.now())
-
-    def send(self, replies: Sequence[Any]) -> None:
-        """The loop's outbox: the replies are judged with their step."""
 
     def fault(self, text: str) -> None:
         """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
-        self.phase = Phase.HARNESS
+        self.phase = _HARNESS
         raise HarnessError(text)
 
     # -- judging --
 
     def _judge(self, stepped: Any) -> None:
-        self.phase = Phase.JUDGE
+        self.phase = _JUDGE
         if stepped.microbatch is not None:
             self._results.launched(stepped.microbatch.id, self.step)
         if self.records is not None:
@@ -159,7 +163,7 @@ class ScheduleGate:
         self.judge.after_step(self._events, stepped, self.machine, self.pipeline)
 
     def _check_end(self) -> None:
-        self.phase = Phase.JUDGE
+        self.phase = _JUDGE
         self.judge.at_end(self.machine)
 
     # -- composing --
@@ -175,7 +179,7 @@ class ScheduleGate:
         previous = self._previous
         moving = previous is not None and previous.again
         held = self._holding or self._results.stalled
-        return not moving and (bool(held) or not self._results.due_steps())
+        return not moving and (bool(held) or not len(self._results))
 
     def _settle(self) -> bool:
         """Undo one thing that stands in the way of an end; False when nothing does."""
@@ -196,9 +200,9 @@ class ScheduleGate:
         """Give the next of the last events; False when there are no more."""
         turn, self._turn = self._turn, self._turn + 1
         if not turn:
-            self.phase = Phase.JUDGE
+            self.phase = _JUDGE
             self.judge.at_rest(self.machine)
-            self.phase = Phase.HARNESS
+            self.phase = _HARNESS
         self._events.extend(self.subject.finale(self, turn))
         return bool(self._events)
 

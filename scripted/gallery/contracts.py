@@ -48,7 +48,7 @@ __all__ = ["CONTRACTS"]
 
 _CORE = "tests/registered/core"
 _SMALL_CHUNK = 64
-_SMALL_HEAP = 64
+_SMALL_HEAP = 32
 
 _request_of = Admission.request_of
 _microbatch = Controls.microbatch
@@ -111,18 +111,16 @@ def _last_come_first_served(name: str) -> Policy:
     return _LastCome()
 
 
-def _uncounted_chunk(this: Planner, plan: Plan, request: Request) -> bool:
+def _uncounted_chunk(this: Planner, plan: Plan, request: Request) -> None:
     before = request.chunks_done
-    added = _add_chunk(this, plan, request)
+    _add_chunk(this, plan, request)
     request.chunks_done = before
-    return added
 
 
-def _count_every_pass(this: Planner, plan: Plan, request: Request) -> bool:
-    before = request.chunks_done
-    added = _add_chunk(this, plan, request)
-    request.chunks_done = before + added
-    return added
+def _count_every_pass(this: Planner, plan: Plan, request: Request) -> None:
+    before, planned = request.chunks_done, request.planned_tokens
+    _add_chunk(this, plan, request)
+    request.chunks_done = before + (request.planned_tokens > planned)
 
 
 def _plan_with(this: Planner, **changes: Any) -> Plan | None:

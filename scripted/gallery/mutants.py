@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from scripted.gallery.adapters import ADAPTERS
 from scripted.gallery.contracts import CONTRACTS
+from scripted.gallery.drafting import DRAFTING
 from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
@@ -26,7 +27,7 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *ADAPTERS)
+RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING, *ADAPTERS)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

@@ -49,11 +49,10 @@ def _admissions_without_a_bound(planner: Planner) -> Iterator[Request]:
         request.overtaken = 0
 
 
-def _add_chunk_of_the_whole_budget(planner: Planner, plan: Plan, request: Request) -> bool:
+def _add_chunk_of_the_whole_budget(planner: Planner, plan: Plan, request: Request) -> None:
     planned, plan.tokens = plan.tokens, 0
-    added = _add_chunk(planner, plan, request)
+    _add_chunk(planner, plan, request)
     plan.tokens += planned
-    return added
 
 
 def _add_prefill_into_a_free_row(planner: Planner, plan: Plan) -> None:

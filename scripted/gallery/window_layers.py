@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 from engine.instruments import Pressure
 from engine.memory import KVMemory, Lease, SlidingWindowPool
+from engine.memory.sliding_window import NO_WINDOW_PAGE
 from scripted.subject.mutant import Mutant
 
 __all__ = ["WINDOW_LAYERS"]
 
 _TESTS = "tests/registered/pressure/test_window_layers.py"
+_POOL_TESTS = "tests/registered/pressure/test_window_pool.py"
 _TOO_EARLY_TOKENS = 32
 
 _slide = KVMemory.slide
+_publish = SlidingWindowPool.publish
 
 
 def _slide_ahead(memory: KVMemory, lease: Lease, position: int) -> None:
@@ -36,6 +39,27 @@ def _forget_what_is_kept(pressure: Pressure) -> int:
 def _use_everything(window: SlidingWindowPool, pages: Sequence[int]) -> int:
     del window
     return len(pages)
+
+
+def _never_replace(window: SlidingWindowPool, own: int, cached: int) -> None:
+    if own == cached or window.beside[own] == NO_WINDOW_PAGE or window.beside[cached] != NO_WINDOW_PAGE:
+        _publish(window, own, cached)
+        return
+    window.pages.release((window.beside[own],))
+    window.beside[own] = NO_WINDOW_PAGE
+
+
+def _use_it_alone(window: SlidingWindowPool, page: int) -> None:
+    window.idle.pop(page, None)
+    window.users[window.beside[page]] = 1
+
+
+def _drop_nothing(window: SlidingWindowPool, pages: Sequence[int]) -> None:
+    del window, pages
+
+
+def _evict_nothing(window: SlidingWindowPool, count: int) -> None:
+    del window, count
 
 
 WINDOW_LAYERS = (
@@ -88,5 +112,45 @@ WINDOW_LAYERS = (
         owner=Pressure,
         attribute="_kept_window_pages",
         replacement=property(_forget_what_is_kept),
+    ),
+    Mutant(
+        name="lost-window-page-is-not-replaced",
+        origin="SGLang pull request 27586: an insert that meets a node without its window pages frees the wrong ones",
+        bug="who computes a prefix again whose window pages the tree lost frees its own instead of handing them over",
+        signature="but no lease uses it",
+        test=f"{_POOL_TESTS}::test_a_prefix_that_lost_window_pages_is_computed_again",
+        owner=SlidingWindowPool,
+        attribute="publish",
+        replacement=_never_replace,
+    ),
+    Mutant(
+        name="first-to-leave-gives-window-pages-back",
+        origin="B18: a prefix whose window pages several requests see",
+        bug="the first of several requests that leaves a cached prefix makes its window pages free for eviction",
+        signature="but no lease uses it",
+        test=f"{_POOL_TESTS}::test_a_shared_prefix_is_left_in_turn",
+        owner=SlidingWindowPool,
+        attribute="_use",
+        replacement=_use_it_alone,
+    ),
+    Mutant(
+        name="evicted-pages-keep-their-window-pages",
+        origin="SGLang issue 27789: the window pool leaks page by page",
+        bug="a page that leaves the tree leaves its window page taken",
+        signature="without a cached page no window page is cached",
+        test=f"{_POOL_TESTS}::test_a_page_that_is_evicted_leaves_no_window_page",
+        owner=SlidingWindowPool,
+        attribute="drop",
+        replacement=_drop_nothing,
+    ),
+    Mutant(
+        name="window-pages-are-counted-but-not-evicted",
+        origin="SGLang pull request 29662: what could be evicted from the window pool is counted as room, and stays",
+        bug="a request has room because of window pages that no request uses, but these are not evicted for it",
+        signature="ask first",
+        test=f"{_POOL_TESTS}::test_a_prefix_that_lost_window_pages_is_computed_again",
+        owner=SlidingWindowPool,
+        attribute="evict",
+        replacement=_evict_nothing,
     ),
 )

@@ -217,9 +217,6 @@ class PortableSubject:
     def check_records(self, records: Sequence[Record]) -> None:
         """Everything was judged step by step."""
 
-    def why_not_covered(self, config: Any) -> None:
-        """All checks hold for every configuration."""
-
     def freeze(self, run: Any) -> _Frozen | None:
         """As it is now, where it can be copied."""
         return None if self._copier is None else _Frozen(run, self._copier)

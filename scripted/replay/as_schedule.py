@@ -1,17 +1,17 @@
 """A recording as a schedule: the same events at the same steps, with prompts and names of its own.
 
-What a schedule cannot say is left out and named: filters of sampling, prompts that share only their beginning. A
+What a schedule cannot say is left out and named: some filters of sampling, prompts that share only their beginning. A
 translation is run, and says up to which step the engine does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EngineConfig
+from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig
 from engine.errors import ConfigError
 from engine.limits import Limits
 from engine.messages import (
@@ -106,6 +106,8 @@ class _Translator:
 
     def notes(self) -> Iterator[str]:
         """What the schedule does not say."""
+        if self._limits.draft_tokens:
+            yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
         if self._partly_shared:
             yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
         if self._sampled:
@@ -157,12 +159,17 @@ class _Translator:
 
 
 def _can_be_said(sampling: SamplingParams) -> bool:
-    """Whether a schedule has words for all of this: temperature, seed, frequency penalty, stop ids."""
+    """Whether a schedule has words for all of this: not for the filters top_p and top_k, nor for several biases."""
     said = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         seed=sampling.seed,
+        min_p=sampling.min_p,
         frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_new_tokens=sampling.min_new_tokens,
+        logit_bias=sampling.logit_bias[:1],
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )
@@ -171,7 +178,10 @@ def _can_be_said(sampling: SamplingParams) -> bool:
 
 def _config_of(limits: Limits) -> EngineConfig:
     """The configuration of the embedded model that has these limits. Raises RecordingError when none has."""
+    windowed = bool(limits.window_tokens)
     config = EngineConfig(
+        model=EMBEDDED_WINDOW_MODEL if windowed else EMBEDDED_MODEL,
+        max_window_tokens=limits.window_pages * limits.page_size if windowed else None,
         pp_size=limits.pp_size,
         pp_async_depth=limits.depth - limits.pp_size,
         page_size=limits.page_size,
@@ -188,14 +198,30 @@ def _config_of(limits: Limits) -> EngineConfig:
         schedule_policy=limits.schedule_policy,
         priority_preemption=limits.priority_preemption,
         seed=limits.seed,
+        **_speculation_of(limits),
         max_loras=limits.max_loras or None,
         lora=",".join(f"{name}={path}" for name, path in limits.loras),
     )
     try:
-        limits_of(config)
+        window_tokens = limits_of(config).window_tokens
     except ConfigError as exc:
         raise RecordingError(f"the simulated engine cannot stand for the recorded one: {exc}") from exc
+    if window_tokens != limits.window_tokens:
+        raise RecordingError(
+            f"the simulated engine cannot stand for the recorded one: its window layers see {window_tokens} tokens, "
+            f"those of the recorded one {limits.window_tokens}; replay the recording itself"
+        )
     return config
+
+
+def _speculation_of(limits: Limits) -> dict[str, Any]:
+    if not limits.draft_tokens:
+        return {}
+    guessing = {"speculative_num_draft_tokens": limits.draft_tokens}
+    if limits.has_draft_model:
+        return guessing | {"speculative_algorithm": "draft_model", "speculative_draft_model": EMBEDDED_MODEL}
+    patterns = {"speculative_ngram_max": limits.ngram_max, "speculative_ngram_min": limits.ngram_min}
+    return guessing | patterns | {"speculative_algorithm": "ngram"}
 
 
 def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:

@@ -90,9 +90,9 @@ def microbatch_in_full(microbatch: Microbatch) -> str:
 
 
 def segment_positions(segment: Segment, mode: ForwardMode) -> str:
-    """Where in its request a segment is: ``[64:125]`` of a prompt, ``@125`` of a decode."""
+    """Where in its request a segment is: ``[64:125]`` of a prompt, ``@125`` of a decode, ``@125+4`` with drafts."""
     if mode is ForwardMode.DECODE:
-        return f"@{segment.start}"
+        return f"@{segment.start}" + (f"+{segment.drafts}" if segment.drafts else "")
     return f"[{segment.start}:{segment.start + len(segment.token_ids)}]"
 
 

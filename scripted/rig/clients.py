@@ -13,7 +13,7 @@ import msgspec
 from engine.messages import FinishReason, Reply
 from scripted.actions import AdministrativeCall
 from scripted.errors import BadCall
-from scripted.rig.values import Listed, Nameless, Word
+from scripted.rig.values import Listed, Nameless, Status, Word
 
 __all__ = ["FINISH_REASONS", "Call", "Chunk", "ClientView", "Clients", "finish_reason_of"]
 
@@ -48,11 +48,20 @@ class ClientView(Nameless):
     def __init__(self, rid: str, *, streams: bool = True) -> None:
         self.rid = rid
         self.streams = streams
-        self.status: int | None = None
+        self._status: Status | None = None
         self.error: str | None = None
         self.closed = False
         self.dropped = False
         self._chunks: list[Chunk] = []
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status."""
+        return self._status
+
+    @status.setter
+    def status(self, status: int | None) -> None:
+        self._status = None if status is None else Status(status)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -113,7 +122,7 @@ class Call(Nameless):
         self.arrived = False
         self.done = False
         self.was_read = False
-        self._status = 0
+        self._status = Status(0)
         self._text = ""
 
     @property
@@ -130,7 +139,7 @@ class Call(Nameless):
 
     def answer(self, status: int, text: str) -> None:
         """Note the HTTP answer."""
-        self._status, self._text, self.done = status, text, True
+        self._status, self._text, self.done = Status(status), text, True
 
     def _read(self, what: str) -> None:
         if not self.done:

@@ -11,7 +11,7 @@ from typing import Final
 from engine.messages import FinishReason, Generate, Refusal, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request
 from scripted.rig.clients import ClientView, finish_reason_of
-from scripted.rig.values import Listed, Nameless, Word
+from scripted.rig.values import Condition, Listed, Nameless
 
 __all__ = ["STATUSES", "RequestHandle", "status_of"]
 
@@ -22,7 +22,7 @@ _RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Pla
 
 def status_of(word: str) -> str:
     """A status that can only be compared with one of ``STATUSES``."""
-    return Word(word, "status", STATUSES)
+    return Condition(word, "status", STATUSES)
 
 
 class RequestHandle(Nameless):

@@ -5,13 +5,13 @@ A comparison that can only come out one way is refused where it is written, beca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from scripted.errors import BadCall
 from scripted.phrases import nearest
 
-__all__ = ["Listed", "ListedList", "Nameless", "Word"]
+__all__ = ["Condition", "Listed", "ListedList", "Named", "Nameless", "Status", "Word"]
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -28,6 +28,9 @@ class Nameless:
     def __bool__(self) -> bool:
         raise BadCall(f"{self!r} is always true, so asking it tests nothing; ask {self._ask}, or compare it with None")
 
+    def __iter__(self) -> Iterator[Any]:
+        raise BadCall(f"{self!r} is no wait and no sequence; write it without 'yield from', and ask {self._ask}")
+
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, Nameless):
             return self is other
@@ -42,7 +45,7 @@ class Listed(tuple[T_co, ...]):
     __slots__ = ()
 
     def __contains__(self, item: object) -> bool:
-        return tuple.__contains__(self, _looked_for(item))
+        return tuple.__contains__(self, _looked_for(self, item))
 
     def __eq__(self, other: object) -> bool:
         return _same(self, other)
@@ -59,7 +62,7 @@ class ListedList(list[T]):
     __slots__ = ()
 
     def __contains__(self, item: object) -> bool:
-        return list.__contains__(self, _looked_for(item))
+        return list.__contains__(self, _looked_for(self, item))
 
     def __eq__(self, other: object) -> bool:
         return _same(self, other)
@@ -70,9 +73,51 @@ class ListedList(list[T]):
     __hash__ = None
 
 
-def _looked_for(item: object) -> object:
+class Named(dict[str, T]):
+    """Values by the names that there are: asked for any other name it raises BadCall with the nearest."""
+
+    def __init__(self, what: str, values: Mapping[str, T]) -> None:
+        super().__init__(values)
+        self._what = what
+
+    def __getitem__(self, name: str) -> T:
+        return super().__getitem__(self._known(name))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(self._known(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict, of a name that there is."""
+        return super().get(self._known(name), default)
+
+    def _known(self, name: Any) -> Any:
+        if name in self.keys():
+            return name
+        raise BadCall(f"{self._what} has {', '.join(self)}, and no {name!r}{nearest(str(name), self)}")
+
+
+class Status(int):
+    """A status of HTTP: comparing it with a text, which it can never be, raises BadCall."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            raise BadCall(f"the status {int(self)} is a number; it can never be the text {other!r}")
+        return int.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def _looked_for(ours: Sequence[Any], item: object) -> object:
     if isinstance(item, Nameless):
         raise BadCall(f"{item!r} is looked for among rids or numbers, where it can never be; look for its .rid")
+    if ours and item is not None and ours[0] is not None and isinstance(item, str) is not isinstance(ours[0], str):
+        kind = type(ours[0]).__name__
+        raise BadCall(f"{item!r} is looked for among values of type {kind}, where it can never be; look into them")
     return item
 
 
@@ -116,3 +161,12 @@ class Word(str):
         return not self == other
 
     __hash__ = str.__hash__
+
+
+class Condition(Word):
+    """A word that always is there, so that to ask for its truth says nothing."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        raise BadCall(f"a {self._what} is always true, so asking it tests nothing; compare it with one of its words")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from scripted.errors import BadCall, UnknownName
@@ -30,8 +30,29 @@ class Method(Nameless):
     def _ask(self) -> str:  # type: ignore[override]
         return f"what it returns: {self._name}(...)"
 
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return False
+        raise BadCall(f"{self!r} is compared with {other!r}, which says nothing of the engine; compare {self._ask}")
+
+    __hash__ = Nameless.__hash__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
+        try:
+            return self._function(*args, **kwargs)
+        except TypeError as exc:
+            self._check_arguments(exc, args, kwargs)
+            raise
+
+    def _check_arguments(self, exc: TypeError, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise BadCall if the call does not fit the method."""
+        signature = inspect.signature(self._function)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as why:
+            strange = [name for name in kwargs if name not in signature.parameters]
+            guess = nearest(strange[0], signature.parameters) if strange else ""
+            raise BadCall(f"{self._name}(): {why}{guess}; it takes {_parameters(signature)}") from exc
 
     def __iter__(self) -> Iterator[Any]:
         raise BadCall(f"{self._name} is a method; call it: yield from {self._name}(...)")
@@ -84,6 +105,10 @@ def check_count(call: str, name: str, value: object) -> None:
     """Raise BadCall for what is no whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    return ", ".join(signature.parameters) or "nothing"
 
 
 def _name_of(value: object) -> str:

@@ -12,7 +12,7 @@ from scripted.errors import BadCall
 from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle, status_of
 from scripted.rig.rig import Rig
-from scripted.rig.values import Listed, ListedList
+from scripted.rig.values import Listed, ListedList, Named
 from scripted.script.asked import Asked
 from scripted.script.clock import ScriptClock
 from scripted.script.state import State, mode_of, take_state
@@ -110,12 +110,13 @@ class Queries(Asked):
         decoding = (
             set(last) if mode is ForwardMode.DECODE else set(books.running) if mode is ForwardMode.MIXED else set()
         )
-        return {
+        parts: dict[str, list[str]] = {
             "prefill": ListedList(rid for rid in last if rid not in decoding),
             "decode": ListedList(rid for rid in last if rid in decoding),
             "chunked": ListedList(chunked),
             "running": ListedList(books.running),
         }
+        return Named("t.batch_composition()", parts)
 
     def engine_stats(self) -> EngineStats:
         """The scheduler's counters; what has arrived waits."""

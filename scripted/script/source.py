@@ -15,6 +15,8 @@ __all__ = ["idle_statements"]
 
 _DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
+# Attributes whose values are words.
+_WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
 
@@ -58,16 +60,46 @@ def _why_idle(statement: ast.stmt, function: Callable[..., Any]) -> str | None:
     idle = isinstance(value, _DROPPED) or (isinstance(value, _DROPPED_WITHOUT_CALLS) and not _acts(value))
     if idle or (isinstance(value, ast.Constant) and not isinstance(value.value, (str, type(...)))):
         return f"'{text}' does nothing; call it, or assert something of it"
-    return _why_never_run(value, function)
+    return _why_no_predicate(value) or _why_never_run(value, function)
+
+
+def _why_no_predicate(value: ast.expr) -> str | None:
+    """A wait for what is always so, or never."""
+    if not isinstance(value, ast.YieldFrom) or not isinstance(value.value, ast.Call):
+        return None
+    waited = value.value.args[0] if value.value.args else None
+    if isinstance(waited, ast.Lambda) and isinstance(waited.body, ast.Constant):
+        return f"'{ast.unparse(value)}' waits for a constant; let the predicate ask something of the engine"
+    return None
 
 
 def _why_always_true(test: ast.expr) -> str | None:
     text = ast.unparse(test)
     if isinstance(test, ast.Tuple) and test.elts:
         return f"'assert {text}' always holds, because a tuple is true; leave the parentheses out"
-    always = isinstance(test, (ast.Lambda, ast.GeneratorExp, ast.JoinedStr))
-    if always or (isinstance(test, ast.Constant) and test.value):
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) and any(map(_is_true, test.values)):
+        return f"'assert {text}' always holds, because a part of it is always true; compare each part"
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _why_no_comparison(test, text)
+    if isinstance(test, (ast.Lambda, ast.GeneratorExp, ast.JoinedStr)) or _is_true(test):
         return f"'assert {text}' always holds"
+    return None
+
+
+def _is_true(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and bool(value.value)
+
+
+def _why_no_comparison(test: ast.Compare, text: str) -> str | None:
+    """Identity of what is only equal; a part of a text where one of several words is meant."""
+    operator, right = test.ops[0], test.comparators[0]
+    if not isinstance(right, ast.Constant) or not isinstance(right.value, (str, int)) or isinstance(right.value, bool):
+        return None
+    if isinstance(operator, (ast.Is, ast.IsNot)):
+        return f"'assert {text}' asks whether it is the very same object; write == or !="
+    is_word = isinstance(test.left, ast.Attribute) and test.left.attr in _WORDS
+    if is_word and isinstance(operator, (ast.In, ast.NotIn)):
+        return f"'assert {text}' looks for a part of a text; write a tuple of words"
     return None
 
 

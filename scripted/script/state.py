@@ -40,7 +40,27 @@ def mode_of(mode: ForwardMode) -> str:
     return Word(mode.value, "a microbatch's mode", MODES)
 
 
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class _Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what is equal to others of its kind only, and refuses to be compared with anything else."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is type(self):
+            return all(getattr(self, name) == getattr(other, name) for name in self.__struct_fields__)
+        if other is None:
+            return False
+        fields = ", ".join(f".{name}" for name in self.__struct_fields__)
+        raise BadCall(
+            f"{type(self).__name__} is compared with {other!r}, which it can never be; compare one of {fields}"
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(msgspec.structs.astuple(self))
+
+
+class _Snapshot(_Copy, frozen=True, kw_only=True):
     """Base of what is always there, and so says nothing as a condition."""
 
     def __bool__(self) -> bool:
@@ -48,8 +68,11 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         raise BadCall(f"{type(self).__name__} is always true, so asking it tests nothing; ask one of {fields}")
 
 
-class MicrobatchInFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later."""
+class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
+    """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
+
+    ``drafts`` of the tokens are guesses that it verifies.
+    """
 
     id: int
     mode: str
@@ -57,9 +80,10 @@ class MicrobatchInFlight(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     launched_at_step: int
     due_at_step: int
+    drafts: int = 0
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class Arrival(_Copy, frozen=True, kw_only=True):
     """A client's message that no step has seen: its kind, and its rid if it is about one request."""
 
     kind: str
@@ -158,6 +182,7 @@ def take_state(rig: Rig) -> State:
                 rids=Listed(launched.microbatch.rids),
                 tokens=launched.microbatch.tokens,
                 launched_at_step=launched.step,
+                drafts=sum(launched.microbatch.drafts),
                 due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight

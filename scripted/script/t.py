@@ -10,7 +10,7 @@ from typing import NoReturn, cast
 
 from engine.messages import Completion
 from engine.scheduler import StepRecord
-from scripted.errors import BadCall
+from scripted.errors import BadCall, BudgetSpent
 from scripted.report.trace import Note
 from scripted.rig.rig import Rig
 from scripted.script.verbs import Verbs
@@ -38,6 +38,7 @@ class ScriptContext(Verbs):
         self.reached: dict[str, int] = {}
         self.notes: list[Note] = []
         self._bad_calls_before = BadCall.made
+        self._budgets_before = BudgetSpent.made
         self._seal()
 
     def loose_ends(self) -> dict[str, int]:
@@ -53,6 +54,7 @@ class ScriptContext(Verbs):
             "aborts of rids that never were": self._aborted_in_vain,
             "failures of a stage that no step met": self._failures_not_met(),
             "bad calls that the script caught": BadCall.made - self._bad_calls_before,
+            "spent budgets that the script caught": BudgetSpent.made - self._budgets_before,
             "scripts without a step": not history,
             "scripts in which no step had anything to do": bool(history) and not any(map(_did_something, history)),
         }

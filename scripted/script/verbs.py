@@ -6,7 +6,7 @@ the next step. Effects are checked, and a refused call raises with status and bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.messages import Abort, Generate, PauseMode
@@ -32,6 +32,7 @@ from scripted.prompts import prompt_of
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
+from scripted.script.asked import check_count
 from scripted.script.waits import Steps, Wait, Waits
 from scripted.subject.violation import Violation
 
@@ -86,16 +87,16 @@ class Verbs(Waits):
         sampling: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "min_new_tokens": min_new_tokens,
-            "temperature": float(temperature),
-            "top_p": float(top_p),
+            "temperature": _number(temperature),
+            "top_p": _number(top_p),
             "top_k": top_k,
-            "min_p": float(min_p),
-            "frequency_penalty": float(frequency_penalty),
-            "presence_penalty": float(presence_penalty),
-            "repetition_penalty": float(repetition_penalty),
-            "logit_bias": {str(token): float(bias) for token, bias in (logit_bias or {}).items()},
-            "stop": stop if isinstance(stop, str) else list(stop),
-            "stop_token_ids": list(stop_token_ids),
+            "min_p": _number(min_p),
+            "frequency_penalty": _number(frequency_penalty),
+            "presence_penalty": _number(presence_penalty),
+            "repetition_penalty": _number(repetition_penalty),
+            "logit_bias": _biases(logit_bias),
+            "stop": _items(stop),
+            "stop_token_ids": _items(stop_token_ids),
             "ignore_eos": ignore_eos,
         }
         if seed is not None:
@@ -136,6 +137,7 @@ class Verbs(Waits):
 
     def flush_cache(self, timeout_s: float | None = None) -> Call:
         """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
+        _check_timeout("flush_cache()", timeout_s)
         return self._call(Flush(timeout_s=timeout_s))
 
     def update_weights(self, model_path: str, timeout_s: float | None = None) -> Call:
@@ -144,6 +146,9 @@ class Verbs(Waits):
         ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine. The configured weights are
         back before the next script.
         """
+        if not isinstance(model_path, str):
+            raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
+        _check_timeout("update_weights()", timeout_s)
         return self._call(Update(path_of_weights=model_path, timeout_s=timeout_s))
 
     def load_lora(self, name: str, path: str) -> Call:
@@ -220,8 +225,8 @@ class Verbs(Waits):
     def evict(self, pages: int | None = None) -> int:
         """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns how many."""
         before = self.scheduler.memory.tree.evictable_pages
-        if pages is not None and not 0 <= pages <= before:
-            raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages}")
+        if pages is not None and (not isinstance(pages, int) or not 0 <= pages <= before):
+            raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages!r}")
         self._rig.intervene(Evict(pages=pages).operator_event())
         return before - self.scheduler.memory.tree.evictable_pages
 
@@ -233,8 +238,8 @@ class Verbs(Waits):
 
     def release_results(self, n: int | None = None) -> None:
         """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
-        if n is not None and n < 1:
-            raise BadCall(f"release_results() takes n >= 1, or None for all, got {n}")
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+            raise BadCall(f"release_results() takes n >= 1, or None for all, got {n!r}")
         self._rig.results.release(n)
 
     def kill_stage(self, i: int) -> None:
@@ -329,7 +334,30 @@ def _one_prompt(
             f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
         )
     if prompt_len is not None:
-        if prompt_len < 1:
-            raise BadCall(f"start_req() takes prompt_len >= 1, got {prompt_len}")
+        check_count("start_req()", "prompt_len", prompt_len)
+        if not isinstance(prompt_seed, int):
+            raise BadCall(f"start_req() takes prompt_seed, a whole number, got {prompt_seed!r}")
         return {"input_ids": prompt_of(prompt_len, prompt_seed)}
-    return {"input_ids": list(prompt_ids)} if prompt_ids is not None else {"text": text}
+    return {"input_ids": _items(prompt_ids)} if prompt_ids is not None else {"text": text}
+
+
+# -- bodies: what is of another type goes to the server as it is, and the server says what it takes --
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _items(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _biases(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return {} if value is None else value
+    return {str(token): _number(bias) for token, bias in value.items()}
+
+
+def _check_timeout(call: str, timeout_s: Any) -> None:
+    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
+        raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")

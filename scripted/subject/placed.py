@@ -9,6 +9,7 @@ import msgspec
 
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.action import Action
+from scripted.subject.clause_words import quoted, words_of_clause
 
 __all__ = ["Placed", "parse_placed"]
 
@@ -23,13 +24,13 @@ class Placed(msgspec.Struct, frozen=True):
         values = msgspec.to_builtins(self.action)
         rid = values.pop("rid", None)
         words = [str(self.step), values.pop("type")] + ([] if rid is None else [rid])
-        return " ".join(words + [f"{name}={value}" for name, value in values.items()])
+        return " ".join(words + [f"{name}={quoted(value)}" for name, value in values.items()])
 
 
 def parse_placed(text: str, actions: Iterable[type[Action]]) -> Placed:
     """The inverse of ``str(placed)``, among these actions. Raises ScriptDefinitionError that names the clause."""
     step, _, rest = text.strip().partition(" ")
-    kind, *words = rest.split() or [""]
+    kind, *words = words_of_clause(rest) or [""]
     kinds = {str(action.__struct_config__.tag): action for action in actions}
     values: dict[str, Any] = {}
     for word in words:

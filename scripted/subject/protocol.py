@@ -214,10 +214,6 @@ class Subject(Protocol):
         """What can only be judged from a whole run that was written down. Raises Violation."""
         ...
 
-    def why_not_covered(self, config: Any) -> str | None:
-        """Why some check says nothing of such a machine, for the search's summary; None when all of them do."""
-        ...
-
     def freeze(self, run: Any) -> Freezer | None:
         """The run as it is now, to be gone on from any number of times; None when it cannot be copied."""
         ...

@@ -7,7 +7,6 @@ and a stalled stage holds all of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 __all__ = ["Results"]
 
@@ -25,16 +24,18 @@ class Results:
     def launched(self, microbatch_id: int, step: int) -> None:
         self._in_flight.append((microbatch_id, step + self._depth))
 
-    def take_due(self, step: int) -> Iterator[int]:
+    def take_due(self, step: int) -> list[int]:
         """The ids of the microbatches whose completions this step gets, in launch order; they leave the flight."""
+        taken: list[int] = []
         while self._in_flight and not self.stalled:
             microbatch_id, due = self._in_flight[0]
-            if (self._held and not self._released) or due > step:
-                return
+            if due > step or (self._held and not self._released):
+                break
             if self._held:
                 self._released -= 1
             self._in_flight.popleft()
-            yield microbatch_id
+            taken.append(microbatch_id)
+        return taken
 
     @property
     def is_holding(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from scripted.refusals import ScriptDefinitionError
+from scripted.subject.clause_words import clauses_of, quoted, words_of_clause
 from scripted.subject.named import OWN, subject_named
 from scripted.subject.placed import Placed, parse_placed
 from scripted.subject.protocol import Subject
@@ -34,7 +35,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         words = [] if self.of == OWN else [f"{_SUBJECT}={self.of}"]
-        words += [f"{name}={value}" for name, value in self.subject.config_words(self.config).items()]
+        words += [f"{name}={quoted(value)}" for name, value in self.subject.config_words(self.config).items()]
         return f"{_SEPARATOR} ".join([" ".join(words) or _DEFAULT, *map(str, self.placed)])
 
     @classmethod
@@ -48,7 +49,7 @@ class Schedule(msgspec.Struct, frozen=True):
                 "a schedule is not empty: its configuration, or 'default', and then its actions, as in "
                 "'pp_size=4; 1 start a prompt=125 new=2; 4 flush'"
             )
-        first, *clauses = text.strip().split(_SEPARATOR)
+        first, *clauses = clauses_of(text.strip())
         words = _read_config(first)
         of = words.pop(_SUBJECT, of)
         subject = subject_named(of)
@@ -81,7 +82,7 @@ class Schedule(msgspec.Struct, frozen=True):
 def _read_config(text: str) -> dict[str, str]:
     if text.strip() == _DEFAULT:
         return {}
-    pairs = [word.partition("=") for word in text.split()]
+    pairs = [word.partition("=") for word in words_of_clause(text)]
     for name, separator, _ in pairs:
         if not separator and name != _DEFAULT:
             raise ScriptDefinitionError(

@@ -155,7 +155,8 @@ class _Walk:
             self._statement = node
         yield from self._here(node)
         for name, child in _children(node):
-            inside, self._guard = self._guard, self._guard or (name == "test" and _only_objects(node))
+            objects = (name == "test" and _only_objects(node)) or _is_strictness(node)
+            inside, self._guard = self._guard, self._guard or objects
             yield from self._visit(child)
             self._guard = inside
         self._statement, self._guard = outside
@@ -176,7 +177,7 @@ class _Walk:
                 if not _is_text(statement) and _can_be_missing(statement):
                     outside = self._statement, self._guard
                     self._statement = statement
-                    self._guard = outside[1] or isinstance(statement, ast.Assert)
+                    self._guard = outside[1] or isinstance(statement, ast.Assert) or _only_checks(statement)
                     yield self._edit("remove", (node, name, index), statement, ast.Pass())
                     self._statement, self._guard = outside
 
@@ -269,6 +270,20 @@ def _only_objects(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return not node.orelse and all(isinstance(inner, ast.Raise) for inner in node.body)
     return isinstance(node, ast.Assert)
+
+
+def _is_strictness(node: ast.AST) -> bool:
+    """``strict=True`` of a zip."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
+
+
+def _only_checks(statement: ast.stmt) -> bool:
+    """A call of what only objects."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    function = statement.value.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return _GUARD_FUNCTIONS.match(name) is not None
 
 
 def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:

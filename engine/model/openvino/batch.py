@@ -6,7 +6,7 @@ A page of ours is one block of OpenVINO's or several that follow each other. Bui
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -15,51 +15,61 @@ from numpy.typing import NDArray
 
 from engine.config import OPENVINO_BLOCK_TOKENS
 from engine.limits import Limits
+from engine.model.batch import emitters_of
 from engine.model.kv_pool import KVPool, Slots
 from engine.plan import Segment
 
-__all__ = ["BlockBatch", "BlockPool", "block_names"]
+__all__ = ["BlockBatch", "BlockFormat", "BlockPool", "block_names"]
 
 # A port of the graph and what it is given.
 _Arrays = dict[str, NDArray[Any]]
 
-_BYTES_AS: Final = {torch.float32: (np.float32, ov.Type.f32), torch.bfloat16: (np.uint16, ov.Type.bf16)}
+_KINDS: Final = {"f32": (np.float32, ov.Type.f32), "bf16": (np.uint16, ov.Type.bf16), "u8": (np.uint8, ov.Type.u8)}
+
+
+class BlockFormat(NamedTuple):
+    """What OpenVINO keeps the keys or the values of a layer in: its name of the type, and the shape of one block.
+
+    Blocks of 8 bits have room for scales and offsets in them.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    def empty(self, blocks: int) -> tuple[NDArray[Any], ov.Tensor]:
+        """Blocks of zeros, as an array and as the tensor that lies in it.
+
+        Zeros, as in every pool; the system gives the memory when it is first written.
+        """
+        numbers, kind = _KINDS[self.kind]
+        array = np.zeros((blocks, *self.shape), numbers)
+        return array, ov.Tensor(array, ov.Shape(array.shape), kind)
 
 
 class BlockPool(KVPool):
-    """The page tables of a stage, with its KV in OpenVINO's layout.
+    """The page tables of a stage, with its KV in OpenVINO's blocks.
 
-    ``caches`` has keys and values of each layer, each [blocks, kv heads, tokens of a block, head size].
+    ``formats`` are those of keys and values of each layer that keeps them here; ``caches`` has the tensors.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        window_tokens: int = 0,
+        self, limits: Limits, formats: Sequence[tuple[BlockFormat, BlockFormat]], *, window_tokens: int = 0
     ) -> None:
         super().__init__(
             limits,
             layers=0,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=dtype,
+            kv_heads=0,
+            head_dim=0,
+            dtype=torch.float32,
             device=torch.device("cpu"),
             window_tokens=window_tokens,
         )
         self._blocks_a_page = self.page_size // OPENVINO_BLOCK_TOKENS
-        shape = (self.total_slots // OPENVINO_BLOCK_TOKENS, kv_heads, OPENVINO_BLOCK_TOKENS, head_dim)
-        numbers, kind = _BYTES_AS[dtype]
-        # Zeros, as in every pool; the system gives the memory when it is first written. The tensors lie in the arrays.
-        self._arrays = [(np.zeros(shape, numbers), np.zeros(shape, numbers)) for _ in range(layers)]
-        self.caches = [
-            (ov.Tensor(keys, ov.Shape(shape), kind), ov.Tensor(values, ov.Shape(shape), kind))
-            for keys, values in self._arrays
-        ]
+        blocks = self.total_slots // OPENVINO_BLOCK_TOKENS
+        made = [(keys.empty(blocks), values.empty(blocks)) for keys, values in formats]
+        # The tensors lie in the arrays.
+        self._arrays = [(keys[0], values[0]) for keys, values in made]
+        self.caches = [(keys[1], values[1]) for keys, values in made]
 
     def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
         """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,
@@ -83,34 +93,37 @@ class BlockPool(KVPool):
 
 
 class BlockBatch:
-    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted."""
+    """See ``Batch``. ``arrays`` has what each input of the graph is given, the hidden states and caches excepted.
+
+    ``id_range`` has the smallest and the largest token id.
+    """
 
     def __init__(self, segments: Sequence[Segment], pool: BlockPool) -> None:
         self.segments = segments
+        self._pool = pool
         ids = [token for segment in segments for token in segment.token_ids]
         self.tokens = len(ids)
-        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.emits) for segment in segments]
-        rows, starts, counts, emits = np.array(numbers, np.int64).T.copy()
-        begins = _begins(counts)
+        self.id_range = min(ids), max(ids)
+        numbers = [(segment.row, segment.start, len(segment.token_ids), segment.choosers) for segment in segments]
+        self._rows, starts, self._counts, choosers = np.array(numbers, np.int64).T.copy()
+        begins = _begins(self._counts)
         self.token_ids_array = np.array(ids, np.int64)
-        if self.tokens == len(segments):  # Decodes: a token a row.
+        self._decodes = self.tokens == len(segments)
+        if self._decodes:
             self.positions_array: Slots = starts
-            self._slots = pool.slots_at(rows, starts)
         else:
-            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], counts)
-            self._slots = pool.slots_at(np.repeat(rows, counts), self.positions_array)
+            self.positions_array = np.arange(self.tokens) + np.repeat(starts - begins[:-1], self._counts)
         self.arrays: _Arrays = {
             "input_ids": self.token_ids_array,
             "position_ids": self.positions_array,
-            "emitting": begins[1:][emits > 0] - 1,
+            "emitting": _last_of_each(begins[1:], choosers),
             "subsequence_begins": begins.astype(np.int32),
         }
-        for windowed, own in ((False, pool), (True, pool.window)):
-            if own is not None:
-                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
-                table = own.block_table(rows, starts, counts)
-                values = [np.asarray(part, np.int32) for part in table]
-                self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
+        # How many steps this batch has gone on since its segments were looked at, all of which choose a token then.
+        self._steps = 0
+        self._first = [(row, start) for row, start, _, _ in numbers]
+        self._may_go_on = self._decodes and bool(choosers.all()) and pool.window is None
+        self._look_up(starts)
 
     @property
     def slots_array(self) -> Slots:
@@ -119,8 +132,46 @@ class BlockBatch:
 
     @property
     def emitters(self) -> list[Segment]:
-        """The segments that choose a token, in order."""
-        return [segment for segment in self.segments if segment.emits]
+        """See ``Batch``."""
+        return emitters_of(self.segments)
+
+    def goes_on_with(self, segments: Sequence[Segment]) -> bool:
+        """Become the next step's batch, if that is one more token of each of the same rows; False if it is not.
+
+        Only after the forward of the step before: the arrays stay the same, and what they hold does not.
+        """
+        if not self._may_go_on or len(segments) != len(self._first):
+            return False
+        step = self._steps + 1
+        for segment, (row, start) in zip(segments, self._first, strict=True):
+            if segment.row != row or segment.start != start + step or len(segment.token_ids) > 1 or not segment.emits:
+                return False
+        ids = [segment.token_ids[0] for segment in segments]
+        self.segments, self.id_range, self._steps = segments, (min(ids), max(ids)), step
+        self.token_ids_array[:] = ids
+        self.positions_array += 1
+        self._room -= 1
+        if self._room < 0 or self._changes != self._pool.changes:
+            self._look_up(self.positions_array)
+        else:
+            self._slots += 1
+            self.arrays["past_lens"] += 1
+            self.arrays["max_context_len"] += 1
+        return True
+
+    def _look_up(self, starts: Slots) -> None:
+        """Take slots and blocks from the page tables."""
+        pool, rows = self._pool, self._rows
+        self._slots = pool.slots_at(rows if self._decodes else np.repeat(rows, self._counts), self.positions_array)
+        for windowed, own in ((False, pool), (True, pool.window)):
+            if own is not None:
+                assert isinstance(own, BlockPool), "the window pool of a block pool is one too"
+                table = own.block_table(rows, starts, self._counts)
+                values = [np.array(part, np.int32) for part in table]
+                self.arrays.update(zip(block_names(windowed=windowed), values, strict=True))
+        # Last, so that a failure is met again: steps for which each row stays in its last block if the batch goes on.
+        self._room = OPENVINO_BLOCK_TOKENS - 1 - int((starts % OPENVINO_BLOCK_TOKENS).max())
+        self._changes = pool.changes
 
 
 def _begins(counts: Slots) -> Slots:
@@ -128,6 +179,12 @@ def _begins(counts: Slots) -> Slots:
     begins = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=begins[1:])
     return begins
+
+
+def _last_of_each(ends: Slots, counts: Slots) -> Slots:
+    """The last ``counts`` indices of runs with these ends, run after run."""
+    before = _begins(counts)
+    return np.arange(before[-1]) + np.repeat(ends - before[1:], counts)
 
 
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:

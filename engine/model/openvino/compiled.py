@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from engine.errors import OpenVINOError
-from engine.model.openvino.batch import BlockBatch, BlockPool
+from engine.limits import Limits
+from engine.model.openvino.batch import BlockBatch, BlockFormat, BlockPool
 from engine.model.openvino.paging import with_paged_attention
 from engine.model.stage_slice import StageFacts
 
 __all__ = ["CompiledStage"]
 
-_PRECISIONS: Final = {torch.float32: ("f32", ov.Type.f32), torch.bfloat16: ("bf16", ov.Type.bf16)}
+_HINTS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_KINDS: Final = ("key", "value")
 
 
 class CompiledStage:
@@ -27,11 +29,12 @@ class CompiledStage:
     Raises OpenVINOError when this CPU cannot.
     """
 
-    def __init__(self, graph: ov.Model, facts: StageFacts) -> None:
-        hint, kind = _PRECISIONS[facts.dtype]
+    def __init__(self, graph: ov.Model, facts: StageFacts, *, kv_cache_dtype: str = "auto") -> None:
+        hint = _HINTS[facts.dtype]
+        kept_in = hint if kv_cache_dtype == "auto" else kv_cache_dtype
         settings = {
             "INFERENCE_PRECISION_HINT": hint,
-            "KV_CACHE_PRECISION": hint,
+            "KV_CACHE_PRECISION": kept_in,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -43,16 +46,24 @@ class CompiledStage:
         except RuntimeError as exc:
             raise OpenVINOError(f"OpenVINO {ov.__version__} cannot compile the model for this CPU: {exc}") from exc
         ports = {port.any_name: port for port in compiled.inputs}
-        types = {str(port.get_element_type()) for name, port in ports.items() if "_cache." in name}
-        if types != {str(kind)}:
-            raise OpenVINOError(
-                f"OpenVINO must keep the KV in {facts.dtype} here, but takes {', '.join(sorted(types))}"
-            )
+        self._formats = {name: _format(port) for name, port in ports.items() if "_cache." in name}
+        kinds = {block.kind for block in self._formats.values()}
+        if kinds != {kept_in}:
+            raise OpenVINOError(f"OpenVINO must keep the KV in {kept_in} here, but takes {', '.join(sorted(kinds))}")
         self._facts = facts
         self._request = compiled.create_infer_request()
         self._given: dict[str, NDArray[Any]] = {}
-        self._caches = [name for name in ports if "_cache." in name]
         self._small = [name for name in ports if "_cache." not in name and name != "hidden"]
+
+    def new_pool(self, limits: Limits) -> BlockPool:
+        """A pool of the blocks that this stage's layers keep their KV in, with one of their own for window layers.
+
+        Raises MemoryError.
+        """
+        pool = BlockPool(limits, self._formats_of(windowed=False))
+        if limits.window_tokens:
+            pool.window = BlockPool(limits, self._formats_of(windowed=True), window_tokens=limits.window_tokens)
+        return pool
 
     def take_pool(self, pool: BlockPool) -> None:
         """Keep the KV in the caches of a pool from now on."""
@@ -61,19 +72,33 @@ class CompiledStage:
             own = pool.window if windowed else pool
             assert isinstance(own, BlockPool), "a stage with window layers has a window pool of blocks"
             layers.append(own.caches[self._facts.windowed[:index].count(windowed)])
-        for name in self._caches:
+        for name in self._formats:
             kind, _, index_text = name.partition("_cache.")
-            self._request.set_tensor(name, layers[int(index_text)][kind == "value"])
+            self._request.set_tensor(name, layers[int(index_text)][_KINDS.index(kind)])
+
+    def _give(self, name: str, array: NDArray[Any]) -> None:
+        """Have the request read an array where it lies. It is held, and one that is held already needs no telling."""
+        if self._given.get(name) is not array:
+            self._given[name] = array
+            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
+    def _formats_of(self, *, windowed: bool) -> list[tuple[BlockFormat, BlockFormat]]:
+        layers = [index for index, own in enumerate(self._facts.windowed) if own is windowed]
+        keys, values = ([self._formats[f"{kind}_cache.{index}"] for index in layers] for kind in _KINDS)
+        return list(zip(keys, values, strict=True))
 
     def forward(self, batch: BlockBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states or logits in fp32; a view of memory that the next call overwrites."""
-        given = {name: batch.arrays[name] for name in self._small}
+        for name in self._small:
+            self._give(name, batch.arrays[name])
         if hidden is not None:
-            given["hidden"] = hidden.float().contiguous().numpy()
-        # The request reads the arrays where they lie: they are held until the next call.
-        self._given = given
-        for name, array in given.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+            self._give("hidden", hidden.float().contiguous().numpy())
         # Computed in this thread: a hand-over to another one and back took as long as the step on a busy machine.
         self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor().data)
+
+
+def _format(port: ov.ConstOutput) -> BlockFormat:
+    """What a compiled cache input takes; the number of blocks is left open."""
+    _, *shape = port.get_partial_shape()
+    return BlockFormat(port.get_element_type().get_type_name(), tuple(size.get_length() for size in shape))

@@ -7,7 +7,9 @@ stage: the graph is kept.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -17,14 +19,14 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.errors import OpenVINOError, StepFailedError
-from engine.model.openvino.paging import Place, mark
+from engine.model.openvino.paging import Place, StageGraph, mark
 from engine.model.stage_slice import OnLoad, StageFacts, StageSlice, attach
 
-__all__ = ["StageGraph", "TracedStage"]
+__all__ = ["TracedStage"]
 
 IMPLEMENTATION: Final = "lockstep_openvino"
 _TRACED_TOKENS: Final = 5
@@ -39,13 +41,6 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 
 
-class StageGraph(NamedTuple):
-    """A graph, with marks where attention goes, and what its constants lie in: it must live as long as the graph."""
-
-    graph: ov.Model
-    owner: object = None
-
-
 class TracedStage(nn.Module):
     """A stage with the graph's inputs in the order of ``names``; also computes one sequence in fp32, uncached."""
 
@@ -56,6 +51,8 @@ class TracedStage(nn.Module):
         AttentionInterface.register(IMPLEMENTATION, _traced_attention)
         self._facts = facts
         self._int8 = int8
+        # In the 16 bits that they come in: in fp32 they would take twice the memory of the model.
+        narrow = torch.bfloat16 if facts.dtype is torch.bfloat16 and not int8 else None
         self._slice = StageSlice(
             facts,
             # Traced in fp32: of a graph traced in bfloat16 the results were wrong by more than half.
@@ -64,8 +61,11 @@ class TracedStage(nn.Module):
             implementation=IMPLEMENTATION,
             trust_remote_code=trust_remote_code,
             on_load=on_load,
+            matrix_dtype=narrow,
         )
         self.module = self._slice.model
+        if narrow is not None:
+            _widen_where_used(self.module)
         for index, layer in enumerate(self._slice.decoder.layers):
             attach(layer, index)
         self.names = [
@@ -135,6 +135,24 @@ class TracedStage(nn.Module):
         return tuple(hidden if name == "hidden" else count for name in self.names)
 
 
+def _widen_where_used(module: nn.Module) -> None:
+    """Let plain layers compute in fp32 with matrices that stay in 16 bits, in memory and in the graph."""
+    for part in module.modules():
+        weight = part._parameters.get("weight")  # noqa: SLF001 - its own, not that of a part of it
+        if weight is not None and weight.dtype is torch.bfloat16:
+            compute: Callable[..., torch.Tensor] = _linear if isinstance(part, nn.Linear) else _embedding
+            part.forward = partial(compute, part)
+
+
+def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    return functional.linear(inputs, layer.weight.to(torch.float32), layer.bias)
+
+
+def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    # Widened afterwards: a table in fp32 would be kept beside the one that the head multiplies with.
+    return functional.embedding(ids, layer.weight).to(torch.float32)
+
+
 def _traced_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -177,7 +195,9 @@ def _one_sequence(
     positions = torch.arange(len(query))
     distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
-    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True
+    )
     return attended.transpose(0, 1).reshape(query.shape)
 
 
@@ -213,7 +233,7 @@ def _round_matrices_to_int8(graph: ov.Model) -> None:
 
 
 def _store_matrices_as_bf16(graph: ov.Model) -> None:
-    """Keep matrices in the 16 bits that they had in the checkpoint; they are widened where they are used."""
+    """Keep what is left of matrices in fp32 in the 16 bits of the checkpoint; they are widened where they are used."""
     for node in _matrices(graph):
         narrow = torch.tensor(node.data, dtype=torch.float32).to(torch.bfloat16).view(torch.uint16).numpy()
         kept = op.Constant(ov.Tensor(narrow, ov.Shape(narrow.shape), ov.Type.bf16), shared_memory=False)

@@ -19,7 +19,7 @@ from typing import Final
 
 import openvino as ov
 
-from engine.model.openvino.conversion import StageGraph
+from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import StageFacts
 
 __all__ = ["default_folder", "kept_graph"]
@@ -62,7 +62,8 @@ def _read(place: Path) -> StageGraph | None:
     if not (place / _NAME).is_file():
         return None
     try:
-        return StageGraph(ov.Core().read_model(place / _NAME))
+        weights = (place / _NAME).with_suffix(".bin").resolve()
+        return StageGraph(ov.Core().read_model(place / _NAME), file=weights)
     except RuntimeError as exc:
         _log.warning("the model is converted for OpenVINO anew, because %s cannot be read: %s", place, exc)
         shutil.rmtree(place)

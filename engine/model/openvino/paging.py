@@ -5,7 +5,8 @@ A graph with the nodes themselves can be compiled but not read from a file, so g
 
 from __future__ import annotations
 
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,9 +20,19 @@ from engine.model.checkpoint import heads_of
 from engine.model.openvino.batch import block_names
 from engine.model.stage_slice import StageFacts
 
-__all__ = ["Place", "mark", "with_paged_attention"]
+__all__ = ["Place", "StageGraph", "mark", "with_paged_attention"]
 
 _PREFIX: Final = "lockstep.paged_attention:"
+
+
+class StageGraph(NamedTuple):
+    """A graph, with marks where attention goes, and what its constants lie in: an owner, which must live as long as
+    the graph, or a file.
+    """
+
+    graph: ov.Model
+    owner: object = None
+    file: Path | None = None
 
 
 class Place(msgspec.Struct, frozen=True):

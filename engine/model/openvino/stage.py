@@ -19,13 +19,13 @@ from engine.config import EngineConfig
 from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch
-from engine.model.checkpoint import heads_of
-from engine.model.kv_pool import KVPool, Slots
+from engine.model.kv_pool import KVPool
 from engine.model.lora import StageAdapters
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
-from engine.model.openvino.conversion import StageGraph, TracedStage
 from engine.model.openvino.kept import kept_graph
+from engine.model.openvino.memory import forget_read_pages, give_back_garbage
+from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 from engine.process.control import Loading
@@ -59,9 +59,19 @@ class OpenVINOStage:
         self.device, self.dtype = torch.device("cpu"), facts.dtype
         self.hidden_size = facts.hidden_size
         convert = partial(_converted, config, facts, limits, on_load)
-        self._kept = kept_graph(facts, convert, weights=config.weights)
-        self._compiled = CompiledStage(self._kept.graph, facts)
-        self.pool: KVPool = _pool(facts, limits)
+        kept = kept_graph(facts, convert, weights=config.weights)
+        give_back_garbage()
+        # What the constants of a graph lie in outlives the graph itself.
+        self._owner = kept.owner
+        self._compiled = CompiledStage(kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
+        # OpenVINO packs the weights in the first forward, not in the first one of a client.
+        _try_once(self._compiled, facts, limits)
+        if kept.file is not None:
+            forget_read_pages(kept.file)
+        del kept
+        give_back_garbage()
+        self._batch: BlockBatch | None = None
+        self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
         if on_load is not None:
             dtype = str(self.dtype).removeprefix("torch.")
@@ -70,60 +80,58 @@ class OpenVINOStage:
 
     def batch(self, segments: Sequence[Segment]) -> BlockBatch:
         assert isinstance(self.pool, BlockPool), "OpenVINO computes over a pool of blocks"
-        return BlockBatch(segments, self.pool)
+        if self._batch is None or not self._batch.goes_on_with(segments):
+            self._batch = BlockBatch(segments, self.pool)
+        return self._batch
 
     def take_pool(self, pool: KVPool) -> None:
         assert isinstance(pool, BlockPool), "OpenVINO computes over a pool of blocks"
         self.pool = pool
+        self._batch = None
         self._compiled.take_pool(pool)
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states in the stage's type, or logits in fp32, which the next call overwrites."""
         assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
         if self.is_first:
-            self._require_known(batch.token_ids_array)
+            self._require_known(*batch.id_range)
             hidden = None
         else:
             hidden = _require_hidden(hidden, batch, self.hidden_size)
         output = self._compiled.forward(batch, hidden)
         return output if self.is_last else output.to(self.dtype, copy=True)
 
-    def _require_known(self, ids: Slots) -> None:
+    def _require_known(self, least: int, most: int) -> None:
         """OpenVINO would read beside the embedding."""
         last = int(self._facts.model_config.vocab_size) - 1
-        if int(ids.min()) < 0 or int(ids.max()) > last:
-            raise StepFailedError(f"token ids must be in 0..{last}, got {int(ids.min())}..{int(ids.max())}")
+        if least < 0 or most > last:
+            raise StepFailedError(f"token ids must be in 0..{last}, got {least}..{most}")
 
 
-def _pool(facts: StageFacts, limits: Limits) -> BlockPool:
-    kv_heads, head_dim = heads_of(facts.model_config, facts.folder)
-    pool_of = partial(BlockPool, limits, kv_heads=kv_heads, head_dim=head_dim, dtype=facts.dtype)
+def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
     try:
-        pool = pool_of(layers=facts.windowed.count(False))
-        if limits.window_tokens:
-            pool.window = pool_of(layers=facts.windowed.count(True), window_tokens=limits.window_tokens)
+        return compiled.new_pool(limits)
     except MemoryError as exc:
         raise OpenVINOError(
             f"the KV of {limits.total_pages} pages must fit, but: {exc}; lower max_total_tokens"
         ) from exc
-    return pool
 
 
 def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> StageGraph:
     """Convert, and compare what a chunk and the chunk after it give with one sequence of transformers."""
+    from engine.model.openvino.conversion import TracedStage  # with the models of transformers, for a conversion only
+
     int8 = config.weights == "int8"
     traced = TracedStage(facts, trust_remote_code=config.trust_remote_code, int8=int8, on_load=on_load)
     converted = traced.convert()
     first, expected = traced.compute(sum(_COMPARED_TOKENS))
-    pages = limits.pages_for(sum(_COMPARED_TOKENS))
-    window_pages = pages if limits.window_tokens else 0
-    small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
-    pool, compiled = _pool(facts, small), CompiledStage(converted.graph.clone(), facts)
-    compiled.take_pool(pool)
+    # What the cache is kept in is no part of the graph, so it is compared without.
+    compiled = CompiledStage(converted.graph.clone(), facts)
+    pool = _small_pool(compiled, limits)
     start, differences = 0, []
     for count in _COMPARED_TOKENS:
         part = first[start : start + count]
-        batch = _compared_batch(start, count, pages, pool, windowed=bool(limits.window_tokens))
+        batch = _compared_batch(start, count, pool)
         output = compiled.forward(batch, None if facts.is_first else part)
         wanted = expected[start : start + count][-len(output) :]
         differences.append(float((output - wanted).norm() / wanted.norm()))
@@ -138,10 +146,26 @@ def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load:
     return converted
 
 
-def _compared_batch(start: int, count: int, pages: int, pool: BlockPool, *, windowed: bool) -> BlockBatch:
+def _small_pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
+    """A pool for one row of the compared sequence, which the stage is given."""
+    pages = limits.pages_for(sum(_COMPARED_TOKENS))
+    window_pages = pages if limits.window_tokens else 0
+    small = msgspec.structs.replace(limits, total_pages=pages, window_pages=window_pages, rows=1)
+    pool = _pool(compiled, small)
+    compiled.take_pool(pool)
+    return pool
+
+
+def _try_once(compiled: CompiledStage, facts: StageFacts, limits: Limits) -> None:
+    """Compute a token in a pool of its own."""
+    batch = _compared_batch(0, 1, _small_pool(compiled, limits))
+    compiled.forward(batch, None if facts.is_first else torch.zeros(1, facts.hidden_size))
+
+
+def _compared_batch(start: int, count: int, pool: BlockPool) -> BlockBatch:
     """Tokens ``start .. start + count - 1`` of the compared sequence, each token its own position."""
-    places = tuple(range(pages))
-    window_pages = places if windowed else ()
+    places = tuple(range(pool.total_slots // pool.page_size))
+    window_pages = places if pool.window is not None else ()
     ids = tuple(range(start, start + count))
     segment = Segment("compare", 0, start, ids, 0, places, emits=True, window_pages=window_pages)
     pool.adopt(segment)

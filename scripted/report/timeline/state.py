@@ -72,6 +72,8 @@ def _launched(microbatch: Microbatch | None) -> tuple[str, ...]:
 def _segment(segment: Segment) -> str:
     end = segment.start + len(segment.token_ids)
     samples = ", samples a token" if segment.emits else ""
+    if segment.drafts:
+        samples = f", verifies {plural(segment.drafts, 'draft')}{samples}"
     pages = f", new pages {_numbers(segment.pages)}" if segment.pages else ""
     return f"{printable(segment.rid)}[{segment.start}:{end}] in row {segment.row}{pages}{samples}"
 

@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.limits import Limits
-from engine.messages import Event
+from engine.messages import Event, Reply
 from engine.scheduler import StepResult
 from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import check_tokens
 from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.subject.violation import Violation
 from scripted.subjects.lockstep.machine import EngineMachine
 
 __all__ = ["EngineJudge"]
 
 
 class EngineJudge:
-    """``checks`` are those of scripts."""
+    """``checks`` are those of scripts. It is also the loop's outbox.
 
-    def __init__(self, limits: Limits) -> None:
-        self.checks = Checks(limits)
+    ``restores`` is for few runs: it costs as much as a run.
+    """
+
+    def __init__(self, limits: Limits, *, restores: bool) -> None:
+        self.checks = Checks(limits, restores=restores)
         self._limits = limits
+        self._sent: Sequence[Reply] = ()
+
+    def send(self, replies: Sequence[Reply]) -> None:
+        """The outbox of the loop."""
+        self._sent = replies
 
     @property
     def is_settled(self) -> bool:
@@ -44,7 +53,9 @@ class EngineJudge:
     def after_step(
         self, events: Sequence[Event], stepped: StepResult, machine: EngineMachine, pipeline: SimulatedPipeline
     ) -> None:
-        """Look at one step. Raises Violation or IntegrityError."""
+        """Look at one step, and whether its replies were sent. Raises Violation or IntegrityError."""
+        if stepped.replies and self._sent is not stepped.replies:
+            raise Violation(f"step {stepped.step} has replies that the loop has not sent: {stepped.replies}")
         self.checks.after_step(events, stepped, machine.scheduler, corruptions=pipeline.corruptions)
 
     def at_rest(self, machine: EngineMachine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from engine.instruments import DigestChain
 
@@ -10,13 +10,9 @@ __all__ = ["SilentDigests"]
 
 
 class SilentDigests(DigestChain):
-    """Takes steps and forgets them. It has no hash, which could not be copied with a fork."""
+    """Is given no steps. It has no hash, which could not be copied with a fork."""
+
+    keeps_steps: ClassVar[bool] = False
 
     def __init__(self) -> None:
         pass
-
-    def add(self, entry: Any) -> None:
-        """Forget a step."""
-
-    def add_quiet(self) -> None:
-        """Forget a step in which nothing happened."""

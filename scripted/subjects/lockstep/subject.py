@@ -13,7 +13,6 @@ from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
 from scripted.actions import Flush, Relieve, Resume, ResumeStage, all_actions
-from scripted.checks.conformance import why_not_covered
 from scripted.checks.digests import check_digests
 from scripted.explore.mutant_search import Found
 from scripted.explore.schedule_gate import ScheduleGate
@@ -70,16 +69,16 @@ class LockstepSubject:
     # -- a run --
 
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineJudge]:
-        """The scheduler, the simulated pipeline, all checks. Digests are kept by runs that are recorded only."""
+        """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
         limits = limits_of(config)
-        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineJudge(limits)
+        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineJudge(limits, restores=record)
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
 
     def drive(self, run: ScheduleGate) -> None:
         """The loop that runs the server."""
-        run_loop(run, run.machine.scheduler, run.pipeline, run)
+        run_loop(run, run.machine.scheduler, run.pipeline, run.judge)
 
     def what_is_busy(self, run: ScheduleGate) -> str:
         """The scheduler's own words."""
@@ -121,10 +120,6 @@ class LockstepSubject:
     def check_records(self, records: Sequence[StepRecord]) -> None:
         """The digests stand for their steps. Raises Violation."""
         check_digests(records)
-
-    def why_not_covered(self, config: EngineConfig) -> str | None:
-        """Where the executable specification says nothing."""
-        return why_not_covered(limits_of(config))
 
     def freeze(self, run: ScheduleGate) -> FrozenRun:
         """As it is now."""

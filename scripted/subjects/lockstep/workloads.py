@@ -22,6 +22,9 @@ _PP1: Final = "chunked_prefill_size=32 max_total_tokens=512"
 
 _SMALL: Final = "page_size=4 chunked_prefill_size=16 max_total_tokens=48"
 
+# A window of 64 tokens in pages of 16: one request uses 6 window pages at most, or 7 with chunks of 32 tokens.
+_WINDOWED: Final = "model=embedded-window page_size=16 chunked_prefill_size=16"
+
 
 def _boundaries() -> Iterator[tuple[str, str]]:
     """Every number that a limit is compared with, and its two neighbours: pages, rows, budget, queue, deadline."""
@@ -63,6 +66,26 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         yield (
             f"{name}-the-deadline",
             f"{_SMALL}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
+        )
+        # One that is more urgent, in a window pool that the other one has to leave first.
+        yield (
+            f"{name}-the-window-pool",
+            (
+                f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens={176 + 16 * beside}; "
+                "1 start a prompt=70 new=5; 7 start b prompt=75 seed=1 new=3 priority=1; 14 start c prompt=75 seed=1 new=2"
+            ),
+        )
+        # One that hits more than a window, beside one that runs.
+        yield (
+            f"{name}-the-window-pool-after-a-hit",
+            (
+                f"{_WINDOWED} max_total_tokens=512 max_window_tokens={192 + 16 * beside}; 1 start a prompt=110 new=1; "
+                "9 start b prompt=70 seed=1 new=9; 15 start c prompt=130 new=2"
+            ),
+        )
+        yield (
+            f"{name}-a-window",
+            f"{_WINDOWED} pp_async_depth=1 max_total_tokens=256 max_window_tokens=112; 1 start a prompt={80 + beside} new=3; 11 start b prompt={80 + beside} new=2",
         )
 
 
@@ -169,11 +192,90 @@ TEXTS: Final[dict[str, str]] = {
         "max_total_tokens=512 max_window_tokens=360; 1 start a prompt=150 new=6; 3 start b prompt=150 seed=1 new=6; "
         "20 start c prompt=150 new=3"
     ),
+    # Guesses that are verified several at once: alone, beside others, in little memory, over window layers.
+    "drafts": (
+        "speculative_algorithm=ngram page_size=4 chunked_prefill_size=16 max_total_tokens=160; 1 start a prompt=20 new=20; "
+        "3 start b prompt=9 seed=1 new=14; 20 start c prompt=20 new=9"
+    ),
+    "drafts-deep": (
+        "pp_size=4 pp_async_depth=1 speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=200; 1 start a prompt=13 new=16; 2 start b prompt=12 seed=1 new=12; 3 start c prompt=30 seed=2 new=8"
+    ),
+    "drafts-tight": (
+        "pp_size=2 speculative_algorithm=ngram speculative_ngram_min=1 speculative_num_draft_tokens=6 page_size=4 "
+        "chunked_prefill_size=16 max_total_tokens=48; 1 start a prompt=13 new=14; 1 start b prompt=12 seed=1 new=14"
+    ),
+    "drafts-stop": (
+        "speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=32 max_total_tokens=128; "
+        "1 start a prompt=20 new=20 stop=35; 2 start b prompt=20 seed=3 new=20 stop=34"
+    ),
+    # Guesses of a draft model, among them tokens at which a request stops.
+    "drafts-of-a-model": (
+        "speculative_algorithm=draft_model speculative_draft_model=embedded page_size=4 chunked_prefill_size=64 "
+        "max_total_tokens=200; 1 start a prompt=40 new=8 stop=120; 2 start b prompt=40 new=14; 12 start c prompt=40 new=8 stop=91; "
+        "13 start d prompt=44 seed=1 new=20"
+    ),
+    "drafts-windowed": (
+        "model=embedded-window speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=64 "
+        "max_prefill_tokens=64 max_total_tokens=512 max_window_tokens=280; 1 start a prompt=100 new=16; 9 start b prompt=90 seed=1 new=12"
+    ),
+    # Of a prefix that another one pushed out of the window pool only the beginning is hit, until it is computed again.
+    "windowed-lost": (
+        "model=embedded-window page_size=16 chunked_prefill_size=32 max_total_tokens=640 max_window_tokens=128; 1 start a prompt=100 new=2; "
+        "8 start b prompt=80 seed=1 new=2; 14 start c prompt=100 new=2; 20 start d prompt=120 new=3"
+    ),
+    # Several requests see the same window pages, and leave them one after another.
+    "windowed-shared": (
+        "model=embedded-window pp_async_depth=1 page_size=16 chunked_prefill_size=32 max_total_tokens=640 max_window_tokens=240; "
+        "1 start a prompt=100 new=2; 8 start b prompt=110 new=8; 9 start c prompt=110 shared=100 tail=1 new=3; 10 start d prompt=90 new=2; "
+        "11 start e prompt=110 shared=70 tail=2 new=2; 24 start f prompt=110 new=2"
+    ),
+    # Window pages of requests that share a prefix, and are less urgent than one that has no room beside them.
+    "windowed-priorities": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=128; 1 start a prompt=70 new=5; "
+        "7 start b prompt=75 seed=1 new=3 priority=1; 13 start c prompt=40 seed=1 new=9; 16 start d prompt=75 seed=2 new=2 priority=2"
+    ),
+    "windowed-priorities-shared": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=160; 1 start w prompt=60 new=1; "
+        "6 start a prompt=60 new=7; 6 start b prompt=60 new=7; 10 start c prompt=100 seed=1 new=2 priority=1"
+    ),
+    # Both pools are too small: what leaves the tree leaves the window pool.
+    "windowed-eviction": (
+        f"{_WINDOWED} max_total_tokens=160 max_window_tokens=128; 1 start a prompt=70 new=2; 8 start b prompt=75 seed=1 new=2; "
+        "16 start c prompt=70 new=12; 17 start d prompt=40 seed=2 new=8; 19 start e prompt=35 seed=3 new=2; 40 evict pages=1; 41 evict pages=3"
+    ),
+    "windowed-longest-prefix": (
+        f"{_WINDOWED} schedule_policy=lpm max_running_requests=1 max_total_tokens=640 max_window_tokens=112; 1 start a prompt=70 new=2; "
+        "2 start b prompt=75 seed=1 new=2; 3 start c prompt=70 new=2; 3 start d prompt=40 seed=1 new=2; 3 start e prompt=90 new=2"
+    ),
+    "windowed-no-cache": f"{_WINDOWED} radix_cache=False pp_size=2 max_total_tokens=256; 1 start a prompt=70 new=3; 2 start b prompt=70 new=3",
+    "windowed-mixed": (
+        "model=embedded-window pp_size=2 pp_async_depth=1 mixed_chunk=True page_size=4 chunked_prefill_size=16 max_total_tokens=512 "
+        "max_window_tokens=200; 1 start a prompt=20 new=12; 2 start b prompt=66 seed=1 new=8; 6 start c prompt=90 seed=2 new=2"
+    ),
+    "windowed-pressed": (
+        f"{_WINDOWED} max_total_tokens=512 max_window_tokens=192; 1 start a prompt=70 new=4; 3 pressure window=3; 6 start b prompt=70 new=3; "
+        "8 pressure window=5; 9 pressure window=1; 11 relieve; 16 pressure window=8; 17 start c prompt=75 seed=1 new=2; 22 pressure window=99; "
+        "24 pressure window=9; 25 start d prompt=70 new=2; 30 relieve"
+    ),
     # An operator presses on pages, rows and locks while requests come and go, and evicts.
     "pressed": (
         "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=13 new=6; 4 pressure pages=2; "
         "5 start b prompt=13 new=3; 7 pressure rows=0; 8 start c prompt=9 seed=1 new=2; 12 relieve; 20 pressure unlocked=0; "
         "21 start d prompt=9 seed=2 new=2; 24 relieve; 26 evict; 27 start e prompt=13 new=2"
+    ),
+    # To leave some, or more than there are.
+    "pressed-to-a-number": (
+        "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=13 new=2; 2 start b prompt=13 shared=6 tail=1 new=2; "
+        "3 start c prompt=9 seed=2 new=6; 5 pressure unlocked=1; 6 pressure pages=3; 7 pressure unlocked=2; 8 pressure pages=99; "
+        "9 pressure rows=3; 10 pressure unlocked=99; 11 pressure rows=9999; 12 start d prompt=13 new=2; 14 pressure pages=5; 15 evict pages=1; "
+        "16 evict pages=2; 17 relieve; 18 pressure unlocked=1; 19 evict; 20 start e prompt=13 new=2"
+    ),
+    # Leaves are locked and left far more often than there are leaves; after that the one that was used longest ago still goes first.
+    "left-often": (
+        "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=9 new=1; 3 start b prompt=9 seed=1 new=1; "
+        "5 start c prompt=9 seed=2 new=1; 7 start d prompt=9 new=1; " + "9 pressure unlocked=0; 9 relieve; " * 40
+        + "10 evict pages=1; 11 start e prompt=9 seed=1 new=1; 13 evict pages=2; 14 start f prompt=9 seed=2 new=1"
     ),
     "late-results": f"{_PP4}; 1 start a prompt=100 new=3; 2 hold; 3 start b prompt=100 new=2; 12 release count=1; 14 release",
     "full-pages-deep": (
@@ -206,6 +308,16 @@ TEXTS: Final[dict[str, str]] = {
         "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=25 new=1; 3 start b prompt=25 shared=13 tail=1 new=1; "
         "5 start c prompt=25 shared=6 tail=2 new=1; 7 start d prompt=25 shared=21 tail=3 new=2; 9 start e prompt=25 new=2"
     ),
+    # What comes after a page that differs is the same again.
+    "rejoining": (
+        "page_size=4 chunked_prefill_size=32 max_total_tokens=128; 1 start a prompt=20 shared=8 tail=5 new=1; "
+        "3 start b prompt=20 shared=8 tail=6 new=1; 5 start c prompt=20 shared=4 tail=5 new=2; 8 start d prompt=24 shared=12 tail=5 new=2"
+    ),
+    # More are ready to decode than the share of a stage, beside a prompt that leaves room for them.
+    "mixed-shares": (
+        "pp_size=2 mixed_chunk=True page_size=4 chunked_prefill_size=32 max_total_tokens=256; "
+        + "; ".join(f"1 start r{i} prompt=5 seed={i} new=5" for i in range(5)) + "; 3 start p prompt=9 seed=9 new=2; 4 start q prompt=70 seed=10 new=2"
+    ),
     # Profiles take a place in the pipeline beside requests; one at a time.
     "profiled": (
         f"{_PP1} pp_size=2; 1 start a prompt=40 new=4; 2 profile; 3 profile; 5 profile-end; 6 profile-end; 7 start b prompt=20 seed=1 new=2; "
@@ -215,6 +327,15 @@ TEXTS: Final[dict[str, str]] = {
     "sampled": (
         f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "
         "1 start b prompt=12 seed=1 new=10 temperature=1.0 draw=8 penalty=1.5; 3 start c prompt=9 seed=2 new=6 temperature=0.5 penalty=0.5"
+    ),
+    "sampled-otherwise": (
+        f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 presence=0.5 min_p=0.25; "
+        "1 start b prompt=12 seed=1 new=10 repetition=1.5 temperature=1.0; 3 start c prompt=9 seed=2 new=6 biased=65 bias=-100.0"
+    ),
+    # Ended by the token that ends a text: at once, not before there are three, not at all.
+    "ends-of-text": (
+        f"{_PP1} pp_size=2; 1 start a prompt=40 new=6 biased=257 bias=100.0; 1 start b prompt=9 new=6 biased=257 bias=100.0 new_least=3; "
+        "2 start c prompt=9 seed=1 new=3 biased=257 bias=100.0 ignore_eos=True; 3 start d prompt=9 seed=2 new=4 stop=257 biased=257 bias=100.0 ignore_eos=True"
     ),
     # One prompt, several answers.
     "choices": f"{_PP1} pp_size=2; " + "; ".join(f"1 start n{i} prompt=40 new=4 temperature=1.0 draw={i}" for i in range(4)),

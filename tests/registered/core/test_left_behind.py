@@ -38,6 +38,8 @@ LEAVE = {
     actions.StallStage: lambda t, r: t.stall_stage(0),
     actions.ResumeStage: lambda t, r: (t.stall_stage(0), t.resume_stage(0)),
     actions.AdvanceClock: lambda t, r: t.clock.advance(5.0),
+    actions.LoadLora: lambda t, r: t.load_lora("left", "embedded-lora:3"),
+    actions.UnloadLora: lambda t, r: t.unload_lora("x"),
 }
 KINDS = {kind.__name__: leave for kind, leave in LEAVE.items()}
 

@@ -32,6 +32,10 @@ HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = En
         ("yield\n    assert (r.finished for r in ())", "always holds"),
         ("yield\n    assert 'no retraction'", "always holds"),
         ("helper(t)\n    yield", "makes a generator that never runs; write 'yield from helper"),
+        ("yield\n    assert r.status == 'finished' or 'aborted'", "always holds, because a part of it is always true"),
+        ("yield\n    assert r.status is not 'aborted'", "asks whether it is the very same object; write == or !="),
+        ("yield\n    assert r.finish_reason in 'length or stop'", "looks for a part of a text; write a tuple"),
+        ("yield from t.run_until(lambda: 'finished')", "waits for a constant"),
     ],
 )
 def test_what_comes_to_nothing_is_refused_at_collection(body: str, words: str, tmp_path) -> None:

@@ -139,7 +139,8 @@ def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]
 def without_detail(action: Action | None) -> Action | None:
     if not isinstance(action, StartRequest):
         return action
-    return StartRequest(**values_of(action) | {"stop": None, "temperature": 0.0, "draw": None, "penalty": 0.0})
+    kept = {name: getattr(action, name) for name in ("rid", "prompt", "new", "seed", "priority", "shared", "tail")}
+    return StartRequest(**kept)
 
 
 def values_of(action: Action) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.instruments import DigestChain
@@ -43,6 +44,20 @@ def test_a_field_that_the_digest_of_plans_leaves_out_is_named() -> None:
         with pytest.raises(Violation, match=r"the digest of plans leaves out microbatch\.segments"):
             check_digests(records)
         check_digest(STEP)  # It has no microbatch, so nothing of it is left out.
+
+
+def test_a_step_that_is_not_in_the_digest_is_named() -> None:
+    records = record(workload_named(FLAGSHIP))[1]
+    records[2] = msgspec.structs.replace(records[2], digest=records[1].digest)
+    with pytest.raises(Violation, match="step 3 is not in the digest"):
+        check_digests(records)
+
+
+def test_call_ids_that_are_in_the_digest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = record(workload_named("deferred-flush"))[1]
+    monkeypatch.setattr("engine.instruments.digest._CALLS", frozenset())
+    with pytest.raises(Violation, match="the digest depends on the ids of calls"):
+        check_digests(records)
 
 
 def test_call_ids_may_be_left_out() -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
+from engine.memory import Node
 from engine.messages import CallAnswer, EngineStats, FlushCache, Generate, Reply, SamplingParams, TokenOutput
 from engine.plan import Microbatch
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks import conformance, specification
-from scripted.checks.conformance import RULES, Conformance, Nonconformance, why_not_covered
+from scripted.checks.conformance import RULES, Conformance, Nonconformance
+from scripted.explore.schedule_gate import ScheduleGate
 from scripted.explore.strategies import Exhaustive
+from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.copies import SPECIFIED_EVERY_RUNS, is_specified
 from scripted.subjects.lockstep.schedules import WORKLOADS
 
@@ -60,18 +64,11 @@ def test_a_difference_is_named_in_the_words_of_the_page_of_rules() -> None:
     assert not missing
 
 
-def test_window_layers_are_not_covered_and_it_says_so() -> None:
-    windowed = Limits.of(EngineConfig(model="embedded-window"), EMBEDDED_WINDOW_FACTS)
-    assert why_not_covered(windowed) is not None
-    assert Conformance(windowed).is_over
-    assert why_not_covered(_LIMITS) is None
-
-
 @pytest.mark.parametrize("policy", get_args(EngineConfig.model_fields["schedule_policy"].annotation))
 def test_every_policy_has_a_workload_that_is_compared(policy: str) -> None:
     """B10: a new policy without one would be in no search."""
     configs = [base.config for base in WORKLOADS.values()]
-    assert [one for one in configs if one.schedule_policy == policy and not one.model.endswith("-window")]
+    assert [one for one in configs if one.schedule_policy == policy]
 
 
 def test_a_share_of_the_forked_runs_is_compared_the_same_ones_in_every_process() -> None:
@@ -167,6 +164,62 @@ def test_every_counter_and_size_is_compared(name: str, monkeypatch: pytest.Monke
     other = msgspec.structs.replace(stats, **{name: _another(getattr(stats, name))})
     monkeypatch.setattr(scheduler, "stats", lambda: other)
     assert _judged(result, scheduler, events) in RULES
+
+
+_CACHED = "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=9 new=1; 3 start b prompt=9 seed=1"
+
+
+def _cached(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Node]], None]) -> str:
+    """The rule that is broken by a change of the cache of an engine at rest."""
+    gate = ScheduleGate(Schedule.parse(_CACHED))
+    at_rest = gate.judge.at_rest
+
+    def changed(machine: Any) -> None:
+        at_rest(machine)
+        change(list(machine.scheduler.memory.tree.nodes()))
+        at_rest(machine)
+
+    monkeypatch.setattr(gate.judge, "at_rest", changed)
+    with pytest.raises(Nonconformance) as caught:
+        gate.subject.drive(gate)
+    return caught.value.rule
+
+
+def test_everything_of_the_cache_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(nodes: list[Node]) -> None:
+        nodes[0].hit_count += 1
+
+    def use(nodes: list[Node]) -> None:
+        nodes[0].last_used += 100
+
+    def swap(nodes: list[Node]) -> None:
+        nodes[1].tokens = (*nodes[1].tokens[:4], 1, 2, 3, 4)
+
+    assert [_cached(monkeypatch, change) for change in (count, use, swap)] == ["Hit count", "Use", "Evict"]
+
+
+@pytest.mark.parametrize(("attribute", "rule"), [("cached", "Window evict"), ("free", "Slide")])
+def test_the_window_pool_is_compared(attribute: str, rule: str) -> None:
+    limits = Limits.of(EngineConfig(model="embedded-window", max_total_tokens=256), EMBEDDED_WINDOW_FACTS)
+    scheduler, conformance = Scheduler(limits), Conformance(limits)
+    events = (Generate(rid="a", prompt_ids=tuple(range(1, 40)), sampling=SamplingParams(max_new_tokens=4)),)
+    result = scheduler.step(events, 0.0)
+    window = scheduler.memory.sliding_window
+    assert window is not None
+    setattr(window.pages, attribute, getattr(window.pages, attribute) + 1)
+    with pytest.raises(Nonconformance) as caught:
+        conformance.check(events, 0.0, result, scheduler)
+    assert caught.value.rule == rule
+
+
+def test_which_pages_have_a_window_page_is_compared() -> None:
+    limits = Limits.of(EngineConfig(model="embedded-window", max_total_tokens=256), EMBEDDED_WINDOW_FACTS)
+    scheduler = Scheduler(limits)
+    events = (Generate(rid="a", prompt_ids=tuple(range(1, 40)), sampling=SamplingParams(max_new_tokens=4)),)
+    result = _changed(scheduler.step(events, 0.0), window_pages=(-1, 1, 2))
+    with pytest.raises(Nonconformance) as caught:
+        Conformance(limits).check(events, 0.0, result, scheduler)
+    assert caught.value.rule == "Slide"
 
 
 def _another(value: object) -> object:

@@ -8,6 +8,7 @@ import pytest
 from scripted.explore.execution import Prefixes, execute
 from scripted.explore.shrinking import shrink
 from scripted.explore.targets import workload_named
+from scripted.gallery import mutant_named
 from scripted.portable import Capabilities, Limits, PortableSubject, Stepped
 from scripted.portable.judge import PortableJudge
 from scripted.refusals import HarnessError
@@ -115,3 +116,11 @@ def test_the_engine_is_a_subject_like_any_other() -> None:
     base = workload_named("twins")
     assert base.subject is own
     assert execute(base).failure is None
+
+
+def test_what_only_a_recorded_run_checks_is_a_finding() -> None:
+    """A base is run twice; the second time it is recorded, and its engine restored from a checkpoint."""
+    with mutant_named("most-recently-used-goes-first").switched_on():
+        failure = Prefixes(workload_named("names-with-a-common-prefix")).outcome.failure
+    assert failure is not None
+    assert "was used longest ago, but is not evicted" in failure.text

@@ -10,7 +10,7 @@ from engine.memory import Node, PagePool, PageState, RadixTree
 
 
 class Forest:
-    """A tree and its pool, published to as a finished request does."""
+    """A tree and its pool, used as requests do that come and go."""
 
     def __init__(self, pages: int = 16, page_size: int = 2) -> None:
         self.pool = PagePool(pages, page_size)
@@ -22,10 +22,17 @@ class Forest:
         node, _ = self.tree.publish(self.tree.root, tokens, pages, counts=counts)
         check_tree(self.tree, self.pool)
         check_pages(self.pool)
+        self._use(node)
         return node
 
     def match(self, text: str) -> tuple[Node, list[int]]:
-        return self.tree.match(tuple(text.encode()))
+        node, pages = self.tree.match(tuple(text.encode()))
+        self._use(node)
+        return node, pages
+
+    def _use(self, node: Node) -> None:
+        self.tree.lock(node)
+        self.tree.unlock(node)
 
     def texts(self) -> list[str]:
         return [bytes(node.tokens).decode() for node in self.tree.nodes()]

@@ -13,7 +13,7 @@ from tiny_checkpoints import FAMILIES
 
 @pytest.fixture(autouse=True)
 def _one_torch_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("engine.model.runner.limit_threads", lambda _: None)
+    monkeypatch.setattr("engine.model.runner.limit_threads", lambda *_: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -126,6 +126,9 @@ def test_eight_bits_need_openvino_to_be_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"weights='int8' needs backend='openvino', got backend='auto'; set it"):
         EngineConfig(weights="int8")
     assert EngineConfig(weights="int8", backend="openvino").weights == "int8"
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='u8' needs backend='openvino', got backend='torch'; set it"):
+        EngineConfig(kv_cache_dtype="u8", backend="torch")
+    assert EngineConfig(kv_cache_dtype="u8", backend="openvino").kv_cache_dtype == "u8"
 
 
 def test_pages_are_blocks_where_openvino_is_asked_for() -> None:

@@ -16,7 +16,8 @@ from engine.config import EngineConfig
 from engine.errors import StepFailedError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.model import lean
-from engine.model.lean import LeanDecoder, compute_dtype, why_not_lean
+from engine.model.arithmetic import compute_dtype
+from engine.model.lean import LeanDecoder, why_not_lean
 from engine.plan import SamplingSpec
 
 PROMPT = list(range(20, 61))

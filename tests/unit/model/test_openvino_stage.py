@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import IntegrityError, OpenVINOError, StepFailedError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion
+from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
@@ -187,6 +188,39 @@ def test_weights_of_8_bits_stay_close_and_are_kept_apart(
     whole, own = (chain.logits(chain.segment(0, PROMPT)) for chain in chains)
     assert 1e-4 < float((own - whole).norm() / whole.norm()) < 0.15
     assert len(list(kept.iterdir())) == 4
+
+
+def test_a_cache_of_8_bits_stays_close_whatever_the_chunks(kept: Path, checkpoint_of: Callable[[str], Path]) -> None:
+    """B01: it takes less than half of the memory of fp32, and the same graph."""
+    config = EngineConfig(model=str(checkpoint_of("llama")), backend="openvino", dtype="float32")
+    rounded = config.model_copy(update={"kv_cache_dtype": "u8"})
+    whole, own = (ChainedStages(one, limits_for(one)) for one in (config, rounded))
+    expected, *others = (last_logits(*place) for place in ((whole, 0, 64), (own, 0, 64), (own, 1, 7)))
+    for found in others:
+        assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.05
+    assert len(list(kept.iterdir())) == 1
+    pools = [chain.runners[0]._model.pool for chain in (whole, own)]
+    sizes = [sum(array.nbytes for pair in pool._arrays for array in pair) for pool in pools]
+    assert sizes[1] < sizes[0] / 2
+    facts = [read_configured_facts(one) for one in (config, rounded)]
+    assert sizes[1] / sizes[0] == pytest.approx(facts[1].kv_bytes_per_token / facts[0].kv_bytes_per_token)
+
+
+def last_logits(chain: ChainedStages, row: int, chunk: int) -> torch.Tensor:
+    for first in range(0, len(PROMPT), chunk):
+        logits = chain.logits(chain.segment(row, PROMPT[first : first + chunk]))
+    return logits[-1]
+
+
+def test_a_stage_has_packed_its_weights_before_its_first_microbatch(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
+) -> None:
+    """What is packed is not kept a second time, and no client waits for it; the pool is as it was."""
+    forgotten: list[Path] = []
+    monkeypatch.setattr("engine.model.openvino.stage.forget_read_pages", forgotten.append)
+    pool = chain_of().runners[0]._model.pool
+    assert forgotten == [next(kept.glob("*/stage.bin")).resolve()]
+    assert not any(array.any() for pair in pool._arrays for array in pair)
 
 
 def test_a_graph_that_cannot_be_read_is_converted_anew(kept: Path, caplog: pytest.LogCaptureFixture) -> None:

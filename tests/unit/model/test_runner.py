@@ -165,10 +165,11 @@ def test_without_the_sanitizer_nothing_is_checked() -> None:
     assert chain.forward(Segment("a", 0, 5, (6,), 0, (), True)).error is None
 
 
-@pytest.mark.parametrize(("pp_size", "expected"), [(1, 3), (2, 1)])
-def test_threads(pp_size: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pp_size", "threads", "expected"), [(1, None, 3), (2, None, 1), (1, 4, 4), (2, 2, 2)])
+def test_threads(pp_size: int, threads: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    limit_threads(Limits.of(EngineConfig(pp_size=pp_size), EMBEDDED_FACTS))
+    config = EngineConfig(pp_size=pp_size, threads=threads)
+    limit_threads(config, Limits.of(config, EMBEDDED_FACTS))
     assert torch.get_num_threads() == expected
 
 

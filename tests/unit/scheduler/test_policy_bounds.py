@@ -10,7 +10,7 @@ from simulated_engine import POLICIES, SimulatedEngine, generate, limits_of, pro
 from engine.memory import KVMemory
 from engine.scheduler import Request, Scheduler
 from engine.scheduler.admission import Admission
-from engine.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, Rank, policy_named
+from engine.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, policy_named
 
 
 def queue(*priorities: int, overdue: Sequence[int] = ()) -> list[Request]:
@@ -39,11 +39,6 @@ def cache(into: KVMemory, ids: Sequence[int]) -> None:
 
 def order(name: str, requests: Sequence[Request], into: KVMemory | None = None) -> list[int]:
     return [request.arrival for request in policy_named(name).order(requests, into or memory())]
-
-
-def test_each_policy_names_its_rank() -> None:
-    ranks = {"fcfs": Rank.ARRIVAL, "lpm": Rank.PREFIX, "priority": Rank.PRIORITY}
-    assert {name: policy_named(name).rank for name in POLICIES} == ranks
 
 
 def test_orders() -> None:

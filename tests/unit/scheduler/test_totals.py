@@ -35,6 +35,8 @@ def test_totals_of_a_life_of_everything() -> None:
         "lora_loads": 2,
         "lora_evictions": 1,
         "retractions": 0,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 

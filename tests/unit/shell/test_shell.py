@@ -82,7 +82,7 @@ def test_an_undo_of_more_than_there_is_changes_nothing():
     ("line", "why"),
     [
         ("start rid=r1", "rid must be unique among live requests"),
-        ("start prompt_len=0", "start_req() takes prompt_len >= 1, got 0"),
+        ("start prompt_len=0", "start_req() takes prompt_len >= 1, a whole number, got 0"),
         ("until missing.finished", "NameError: name 'missing' is not defined"),
         ("until state.step == 0", "the predicate never held within 400 steps"),
         ("until r1.finished and 1 / 0", "ZeroDivisionError"),

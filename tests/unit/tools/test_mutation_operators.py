@@ -35,10 +35,14 @@ class Box:
         if self.size and not kept:
             self.size += count
             self.log()
+            self._check_all(3)
         return self.size <= LIMIT
 
     def check_room(self) -> None:
         self.seen = min(self.size, 8)
+
+    def pairs(self) -> list:
+        return list(zip(self.a, self.b, strict=True))
 '''
 
 
@@ -55,7 +59,7 @@ def test_every_operator_has_its_changes():
     assert said(operator="boolean") == {"and -> or"}
     assert said(operator="arithmetic") == {"- -> +", "+ -> -"}
     assert said(operator="call") == {"min -> max"}
-    assert said(operator="return") == {"LIMIT - self.size -> None", "self.size <= LIMIT -> None"}
+    assert {"LIMIT - self.size -> None", "self.size <= LIMIT -> None"} <= said(operator="return")
     assert "kept -> not kept" in said(operator="negate")
     assert said(operator="remove", guard=False) == {"self.size += count -> pass", "self.log() -> pass"}
 
@@ -74,7 +78,9 @@ def test_texts_class_bodies_and_what_is_raised_are_left_out():
 
 def test_what_only_objects_is_marked_as_a_guard():
     assert said(operator="compare", guard=True) == {"> -> >=", "> -> <="}
-    assert {one.function for one in found(guard=True)} == {"Box.put", "Box.check_room"}
+    assert {one.function for one in found(guard=True)} == {"Box.put", "Box.check_room", "Box.pairs"}
+    assert [one.before for one in found(guard=True, function="Box.pairs")] == ["True"]
+    assert "self._check_all(3)" in {one.before for one in found(operator="remove", guard=True)}
     assert any(one.before.startswith("assert") for one in found(operator="remove", guard=True))
     assert all(one.guard for one in mutants_of("engine/integrity/memory.py", SOURCE))
 

@@ -1,0 +1,71 @@
+"""The two checkpoints that benchmarks run on, with random weights: S, tiny, and M, in the shape of Qwen3-0.6B.
+
+Owns their shapes and a tokenizer with a token for each word, so that all servers count alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from engine.bench.workload import WORDS
+
+__all__ = ["SHAPES", "make_checkpoint", "save_tokenizer", "vocabulary_of"]
+
+# What both have, as transformers.Qwen3Config names it.
+_COMMON: Final[dict[str, Any]] = {"max_position_embeddings": 8192, "bos_token_id": None}
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    # 4.2 million weights in the layers and the head.
+    "S": {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "initializer_range": 0.08,
+        "tie_word_embeddings": False,
+    },
+    # 0.6 billion weights.
+    "M": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def vocabulary_of(shape: str) -> int:
+    """How many tokens a shape's vocabulary has; the last one ends a text."""
+    size: int = SHAPES[shape]["vocab_size"]
+    return size
+
+
+def make_checkpoint(folder: Path, dtype: str, shape: str = "S") -> None:
+    """A Qwen3 of one of the shapes, with random weights that are the same in every run."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**_COMMON, **SHAPES[shape], eos_token_id=vocabulary_of(shape) - 1)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
+
+
+def save_tokenizer(folder: Path, shape: str = "S") -> None:
+    """A word is a token; ids without a word of the workload have one of their own."""
+    unknown, end = "<unk>", "<eos>"
+    others = vocabulary_of(shape) - len(WORDS) - 2
+    words = [*WORDS, *[f"w{number}" for number in range(others)], unknown, end]
+    known = models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=unknown)
+    tokenizer = Tokenizer(known)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown, eos_token=end)
+    saved.save_pretrained(folder)

@@ -1,0 +1,240 @@
+"""Throughput at 1, 8 and 32 clients, first tokens, CPU, memory, start and idleness of servers, beside each other.
+
+Servers run at the same time and take turns; ``engine bench``'s client asks them. What generates without a server is
+asked in the same rounds. Peers come from environments of their own. Run: ``python -m benchmarks.peers --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import transformers
+from rich.console import Console
+
+from benchmarks.checkpoints import SHAPES, make_checkpoint, save_tokenizer
+from benchmarks.peers.machine import Machine
+from benchmarks.peers.offline import Offline, OfflinePeer
+from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
+from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
+from benchmarks.peers.shown import console_tables, write_page
+
+_MIB: Final = 2**20
+_CONTEXT_TOKENS: Final = 2048
+# All run at once: none may take what is free of the machine's memory for itself.
+_OWN_KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
+_VLLM_KV_GIB: Final = 2
+_WORKLOADS: Final = {
+    "S": Workload(output_tokens=64, requests_a_client=2),
+    "M": Workload(output_tokens=32, requests_a_client=1),
+}
+_OWN: Final = ("openvino", "torch", "compile", "offline")
+_RESULTS: Final = Path("out/peers.json")
+# The module has no main of its own.
+_TRANSFORMERS_SERVE: Final = "from transformers.cli.transformers import main; main()"
+# A peer's environment must have these.
+_NEEDED: Final = {
+    "vllm": ("vllm",),
+    "transformers": ("transformers", "uvicorn"),
+    "genai": ("openvino_genai", "optimum.intel"),
+    "llama": ("llama_cpp", "gguf"),
+}
+
+
+def main() -> None:
+    """Start what was named, measure it in turns, print tables and who is ahead, write the JSON and the page."""
+    arguments = _arguments()
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    transformers.utils.logging.disable_progress_bar()
+    machine = Machine.here()
+    console.print(f"{machine.processor_class}: {machine}")
+    with tempfile.TemporaryDirectory() as scratch_name, ExitStack() as stack:
+        scratch = Path(scratch_name)
+        folder = scratch / "model"
+        make_checkpoint(folder, arguments.dtype, arguments.shape)
+        save_tokenizer(folder, arguments.shape)
+        asked = list(_started(arguments, folder, scratch, stack, console))
+        if not asked:
+            raise SystemExit("something to measure must be named; see --help")
+        run = PeersRun(
+            machine=machine,
+            began=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            shape=arguments.shape,
+            dtype=arguments.dtype,
+            prompt_tokens=PROMPT_WORDS + 1,
+            output_tokens=_WORKLOADS[arguments.shape].output_tokens,
+            rounds=arguments.rounds,
+            weights_mib=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / _MIB,
+            results=[one.result for one in asked],
+        )
+        for _ in _rounds(asked, _WORKLOADS[arguments.shape], arguments.rounds, console):
+            # After every round: a run that is broken off keeps what it has.
+            run.load_after = round(os.getloadavg()[0], 1)
+            _write(run, arguments.json)
+    for table in console_tables(run):
+        console.print(table)
+    for line in _ahead(run.results):
+        console.print(line)
+    if arguments.page is not None:
+        write_page(run, arguments.page)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--vllm-python", type=Path, help="the python of an environment with vLLM for CPUs")
+    parser.add_argument("--transformers-python", type=Path, help="the python of one with transformers[serving]")
+    parser.add_argument("--genai-python", type=Path, help="the python of one with openvino-genai and optimum-intel")
+    parser.add_argument("--llama-python", type=Path, help="the python of one with llama-cpp-python and gguf")
+    parser.add_argument("--generate", action="store_true", help="transformers.generate too, without a server")
+    parser.add_argument("--own", default=",".join(_OWN), help=f"some of {', '.join(_OWN)}: how this engine is measured")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'OPTIONS'",
+        help="one more server of ours with OpenVINO, with these options of `engine serve`; may be repeated",
+    )
+    parser.add_argument("--tree", type=Path, help="one more server of ours with OpenVINO, of another source tree")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=_RESULTS, help="where the numbers go")
+    parser.add_argument("--page", type=Path, help="a page with a table for each class of machines, to be brought up")
+    arguments = parser.parse_args()
+    arguments.own = [name for name in arguments.own.split(",") if name]
+    unknown = set(arguments.own) - set(_OWN)
+    if unknown:
+        parser.error(f"--own must name some of {', '.join(_OWN)}, got {', '.join(sorted(unknown))}")
+    for name, modules in _NEEDED.items():
+        if (python := getattr(arguments, f"{name}_python")) is not None and (why := _why_not(python, modules)):
+            parser.error(f"--{name}-python must be able to import {' and '.join(modules)}, but: {why}")
+    return arguments
+
+
+def _why_not(python: Path, modules: Sequence[str]) -> str | None:
+    """Why an environment lacks a module, in a line; None when it has all."""
+    try:
+        tried = subprocess.run(  # noqa: S603 - the user's environments
+            [python, "-c", f"import {', '.join(modules)}"], capture_output=True, text=True, check=False
+        )
+    except OSError as exc:
+        return str(exc)
+    return None if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+
+
+def _started(
+    arguments: argparse.Namespace, folder: Path, scratch: Path, stack: ExitStack, console: Console
+) -> Iterator[Served | Offline]:
+    """All peers, running; the servers' idleness is measured before anything else is asked."""
+    servers = []
+    for served in _served_peers(arguments, folder, scratch):
+        console.print(f"starting: {served.name}")
+        server = started(served, folder, scratch)
+        stack.callback(server.family.stop)
+        servers.append(server)
+    for server in servers:
+        server.idle()
+    yield from servers
+    for offline in _offline_peers(arguments):
+        console.print(f"starting: {offline.name}, offline")
+        worker = Offline(offline, folder, arguments.dtype, scratch)
+        stack.callback(worker.family.stop)
+        yield worker
+
+
+def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[ServedPeer]:
+    kv_tokens = str(_OWN_KV_TOKENS[arguments.shape])
+    own = (sys.executable, "-m", "engine", "serve", "--model", str(folder), "--max-total-tokens", kv_tokens)
+    # A folder of its own for what is kept, so that the first start is one.
+    kept = {"XDG_CACHE_HOME": str(scratch / "cache")}
+    if importlib.util.find_spec("openvino") is not None:
+        computed = (*own, "--backend", "openvino")
+        if "openvino" in arguments.own:
+            yield ServedPeer(name="lockstep, OpenVINO", command=computed, environment=kept, keeps=True)
+        for options in arguments.variant:
+            command = (*computed, *shlex.split(options))
+            yield ServedPeer(name=f"lockstep, OpenVINO {options}", command=command, environment=kept)
+        if arguments.tree is not None:
+            other = {"PYTHONPATH": str(arguments.tree), "XDG_CACHE_HOME": str(scratch / "other-cache")}
+            yield ServedPeer(
+                name="lockstep, OpenVINO, other tree",
+                command=computed,
+                environment=other,
+                keeps=True,
+                working_folder=arguments.tree,
+            )
+    if "torch" in arguments.own:
+        yield ServedPeer(name="lockstep, torch", command=(*own, "--backend", "torch"))
+    if "compile" in arguments.own:
+        command = (*own, "--backend", "torch", "--compile")
+        yield ServedPeer(name="lockstep, torch --compile", command=command, environment=kept)
+    if arguments.vllm_python is not None:
+        server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
+        limits = ("--max-model-len", str(_CONTEXT_TOKENS))
+        space = {"VLLM_CPU_KVCACHE_SPACE": str(_VLLM_KV_GIB), "VLLM_CACHE_ROOT": str(scratch / "vllm")}
+        yield ServedPeer(name="vLLM", command=(str(arguments.vllm_python), *server, *limits), environment=space)
+    if arguments.transformers_python is not None:
+        server = ("-c", _TRANSFORMERS_SERVE, "serve", str(folder), "--continuous-batching")
+        command = (str(arguments.transformers_python), *server)
+        yield ServedPeer(name="transformers serve", command=command, ignore_eos=False)
+
+
+def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
+    if "offline" in arguments.own:
+        yield OfflinePeer(name="lockstep", python=sys.executable, worker="own")
+    if arguments.genai_python is not None:
+        yield OfflinePeer(name="OpenVINO GenAI", python=str(arguments.genai_python), worker="genai")
+    if arguments.llama_python is not None:
+        python = str(arguments.llama_python)
+        yield OfflinePeer(name="llama.cpp", python=python, worker="llama", keeps_prefixes=False)
+    if arguments.generate:
+        name = "transformers.generate"
+        yield OfflinePeer(name=name, python=sys.executable, worker="transformers_generate", keeps_prefixes=False)
+
+
+def _rounds(asked: Sequence[Served | Offline], work: Workload, rounds: int, console: Console) -> Iterator[int]:
+    """All in turns, the other way round in every second round; yields after each.
+
+    What one round asks, no other round has asked before.
+    """
+    for one in asked:
+        one.warm_up()
+    for number in range(rounds):
+        console.print(f"round {number + 1} of {rounds}")
+        order = asked if number % 2 == 0 else asked[::-1]
+        for clients in CLIENTS:
+            for one in order:
+                one.throughput(clients, work, seed=1000 * number + clients)
+        for one in order:
+            one.first_tokens(seed=1000 * number + 500)
+        yield number
+
+
+def _write(run: PeersRun, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
+
+
+def _ahead(results: Sequence[PeerResult]) -> Iterator[str]:
+    """A line for each number in which another is better than the first of its kind."""
+    for served in (True, False):
+        of_a_kind = [result for result in results if result.served is served]
+        for other in of_a_kind[1:]:
+            for name, ratio in ratios(of_a_kind[0], other):
+                if ratio.median < 1:
+                    yield f"{other.name} is ahead of {of_a_kind[0].name} at {name}: {ratio}"
+
+
+if __name__ == "__main__":
+    main()

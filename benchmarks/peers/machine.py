@@ -1,0 +1,83 @@
+"""The machine that a benchmark runs on: its processor's features and the class that its numbers belong to.
+
+Numbers of two classes are never compared. Reads what the system says; measures nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+__all__ = ["Machine"]
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_GIB: Final = 2**30
+# The features that decide how fast a model is on a processor, as Linux names them: x86, then ARM.
+_FEATURES: Final = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+    "sve2",
+    "bf16",
+    "i8mm",
+)
+# A class and what a processor of it has, the best one first.
+_CLASSES: Final = (
+    ("AVX-512 with AMX", ("avx512f", "amx_bf16")),
+    ("AVX-512 with bf16", ("avx512f", "avx512_bf16")),
+    ("AVX-512", ("avx512f",)),
+    ("AVX2", ("avx2",)),
+    ("ARM with bf16", ("asimd", "bf16")),
+    ("ARM", ("asimd",)),
+)
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A processor and what it had to do at the moment. ``load`` is the load average of the last minute."""
+
+    model: str
+    cores: int
+    memory_gib: float
+    features: tuple[str, ...]
+    load: float
+    system: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, now."""
+        lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
+        described = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        flags = set(described.get("flags", described.get("Features", "")).split())
+        affinity = getattr(os, "sched_getaffinity", None)
+        return cls(
+            model=described.get("model name", platform.processor() or platform.machine()),
+            cores=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
+            memory_gib=round(psutil.virtual_memory().total / _GIB, 1),
+            features=tuple(feature for feature in _FEATURES if feature in flags),
+            load=round(os.getloadavg()[0], 1),
+            system=platform.system(),
+        )
+
+    @property
+    def processor_class(self) -> str:
+        """The class of the processor; its architecture where the features are not known."""
+        for name, needed in _CLASSES:
+            if set(needed) <= set(self.features):
+                return name
+        return platform.machine()
+
+    def __str__(self) -> str:
+        features = ", ".join(self.features) or "no known features"
+        return f"{self.cores} cores of {self.model} ({features}), {self.memory_gib:g} GiB, load {self.load:g}"

@@ -1,0 +1,89 @@
+"""What was measured of each peer, and how two of them compare within a round. Owns the numbers, not how they come."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from benchmarks.peers.machine import Machine
+
+__all__ = ["CLIENTS", "FIRST_TOKENS", "PeerResult", "PeersRun", "Ratio", "ratios"]
+
+CLIENTS: Final = (1, 8, 32)
+FIRST_TOKENS: Final = ("cold", "again")
+
+
+class PeerResult(msgspec.Struct, kw_only=True):
+    """What was measured of one peer. Lists have a value a round, by the number of clients or by the kind of prompt.
+
+    ``start_s`` is until /health answers, ``first_answer_s`` until a first token is there; ``kept_answer_s`` is that of
+    a second start. Memory is the largest proportional share (PSS) of all its processes together.
+    """
+
+    name: str
+    served: bool = True
+    start_s: float | None = None
+    first_answer_s: float | None = None
+    kept_answer_s: float | None = None
+    start_cpu_s: float | None = None
+    kept_cpu_s: float | None = None
+    idle_cpu_percent: float | None = None
+    load_mib: float | None = None
+    serving_mib: float | None = None
+    tokens_per_s: dict[int, list[float]] = {}
+    cpu_ms_per_token: dict[int, list[float]] = {}
+    ttft_ms: dict[str, list[float]] = {}
+    failed: int = 0
+
+
+class PeersRun(msgspec.Struct, kw_only=True):
+    """One run of the benchmark: where, of what, and its results; ``load_after`` is the load average at its end."""
+
+    machine: Machine
+    began: str
+    shape: str
+    dtype: str
+    prompt_tokens: int
+    output_tokens: int
+    rounds: int
+    weights_mib: float
+    results: list[PeerResult]
+    load_after: float | None = None
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """How many times better the first of two was, round by round: more tokens a second, or less time."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
+
+
+def ratios(own: PeerResult, other: PeerResult) -> Iterator[tuple[str, Ratio]]:
+    """By name, what both were asked in the same rounds. More than 1 means that the first one is ahead."""
+    for clients in CLIENTS:
+        pairs = _paired(own.tokens_per_s.get(clients), other.tokens_per_s.get(clients))
+        if pairs:
+            name = f"{clients} clients" if clients > 1 else "1 client"
+            yield name, Ratio(tuple(ours / theirs for ours, theirs in pairs))
+    for kind in FIRST_TOKENS:
+        pairs = _paired(own.ttft_ms.get(kind), other.ttft_ms.get(kind))
+        if pairs:
+            yield f"512 {kind}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+    for clients in CLIENTS:
+        pairs = _paired(own.cpu_ms_per_token.get(clients), other.cpu_ms_per_token.get(clients))
+        if pairs:
+            yield f"CPU a token, {clients}", Ratio(tuple(theirs / ours for ours, theirs in pairs))
+
+
+def _paired(ours: Sequence[float] | None, theirs: Sequence[float] | None) -> list[tuple[float, float]]:
+    # Not strict: a run that was broken off has a round of one more than of the other.
+    return list(zip(ours or (), theirs or (), strict=False))

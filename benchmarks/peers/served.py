@@ -1,0 +1,189 @@
+"""Peers that serve over HTTP: started, asked by the client of ``engine bench``, looked at, stopped.
+
+All run at the same time, idle but for the one that is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+
+from benchmarks.peers.family import Family
+from benchmarks.peers.results import FIRST_TOKENS, PeerResult
+from engine.bench.measures import Summary
+from engine.bench.plan import BenchPlan
+from engine.bench.run import run_bench
+
+__all__ = ["Served", "ServedPeer", "Workload", "started"]
+
+PROMPT_WORDS: Final = 127
+LONG_PROMPT_WORDS: Final = 511
+LONG_REQUESTS: Final = 3
+_START_TIMEOUT_S: Final = 300.0
+_LOOK_INTERVAL_S: Final = 0.05
+_LOOK_TIMEOUT_S: Final = 2.0
+_MEMORY_INTERVAL_S: Final = 0.5
+_IDLE_S: Final = 3.0
+_LOG_LINES: Final = 40
+_WARM_UP_CLIENTS: Final = 8
+_WARM_UP_TOKENS: Final = 8
+_FIRST_WORDS: Final = 8
+_WARM_UP_SEED: Final = 7_777
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked: output tokens of a request, and how many requests each client sends one after the other."""
+
+    output_tokens: int
+    requests_a_client: int
+
+
+class ServedPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server to start: its name, its command without the port, its environment, whether it takes ``ignore_eos``.
+
+    With ``keeps`` it keeps something for its next start, which is measured too. ``working_folder`` is where it runs.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = {}
+    ignore_eos: bool = True
+    keeps: bool = False
+    working_folder: Path | None = None
+
+
+class Served:
+    """A server that answers, and what has been measured of it so far."""
+
+    def __init__(self, peer: ServedPeer, folder: Path, log: Path) -> None:
+        self.name = peer.name
+        self._peer, self._folder = peer, folder
+        self.result = PeerResult(name=peer.name)
+        self._port = _free_port()
+        self._memory: list[float] = []
+        began = time.monotonic()
+        with log.open("wb") as output:
+            command = [*peer.command, "--port", str(self._port)]
+            process = subprocess.Popen(  # noqa: S603 - the user's servers
+                command,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **peer.environment},
+                cwd=peer.working_folder,
+            )
+        self.family = Family(process)
+        try:
+            with self.family.watched(_MEMORY_INTERVAL_S) as memory:
+                self._wait_healthy(began, log)
+                self.result.start_s = time.monotonic() - began
+                self._ask(clients=1, requests=1, words=_FIRST_WORDS, tokens=1, seed=_WARM_UP_SEED)
+                self.result.first_answer_s = time.monotonic() - began
+        except BaseException:
+            self.family.stop()
+            raise
+        self.result.start_cpu_s = self.family.cpu_s()
+        self.result.load_mib = max(memory)
+
+    def warm_up(self) -> None:
+        """Have it seen several requests at once."""
+        self._ask(
+            clients=_WARM_UP_CLIENTS,
+            requests=_WARM_UP_CLIENTS,
+            words=PROMPT_WORDS,
+            tokens=_WARM_UP_TOKENS,
+            seed=_WARM_UP_SEED,
+        )
+
+    def throughput(self, clients: int, work: Workload, seed: int) -> None:
+        """Tokens a second of ``clients`` clients, and the server's CPU for each token."""
+        before = self.family.cpu_s()
+        summary = self._ask(
+            clients=clients,
+            requests=clients * work.requests_a_client,
+            words=PROMPT_WORDS,
+            tokens=work.output_tokens,
+            seed=seed,
+        )
+        cpu_ms = (self.family.cpu_s() - before) * 1e3
+        self.result.tokens_per_s.setdefault(clients, []).append(summary.output_tokens_per_s)
+        self.result.cpu_ms_per_token.setdefault(clients, []).append(cpu_ms / max(1, summary.output_tokens))
+        self._note_memory()
+
+    def first_tokens(self, seed: int) -> None:
+        """The first token of a long prompt, then of the same prompt again."""
+        for kind in FIRST_TOKENS:
+            summary = self._ask(clients=1, requests=LONG_REQUESTS, words=LONG_PROMPT_WORDS, tokens=2, seed=seed)
+            if summary.ttft_ms is not None:
+                self.result.ttft_ms.setdefault(kind, []).append(summary.ttft_ms.p50)
+        self._note_memory()
+
+    def idle(self) -> None:
+        """CPU of all its processes while no request is alive."""
+        before = self.family.cpu_s()
+        time.sleep(_IDLE_S)
+        self.result.idle_cpu_percent = (self.family.cpu_s() - before) / _IDLE_S * 100
+
+    def _note_memory(self) -> None:
+        self._memory.append(self.family.memory_mib())
+        self.result.serving_mib = max(self._memory)
+
+    def _ask(self, *, clients: int, requests: int, words: int, tokens: int, seed: int) -> Summary:
+        """Load the server; failures are counted."""
+        plan = BenchPlan(
+            url=f"http://127.0.0.1:{self._port}",
+            model=str(self._folder),
+            clients=clients,
+            requests=requests,
+            warmup=0,
+            input_words=words,
+            output_tokens=tokens,
+            ignore_eos=self._peer.ignore_eos,
+            seed=seed,
+        )
+        summary = asyncio.run(run_bench(plan)).summary
+        self.result.failed += summary.failed
+        return summary
+
+    def _wait_healthy(self, began: float, log: Path) -> None:
+        while not self._answers():
+            if self.family.ended or time.monotonic() - began > _START_TIMEOUT_S:
+                lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                raise SystemExit(f"{self.name} did not start:\n" + "\n".join(lines))
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=_LOOK_TIMEOUT_S).is_success
+        except httpx.TransportError:
+            return False
+
+
+def started(peer: ServedPeer, folder: Path, scratch: Path) -> Served:
+    """The running server. What keeps something is started twice, the second time with what it kept."""
+    log = scratch / f"{peer.name.replace(os.sep, ' ')}.log"
+    first = Served(peer, folder, log)
+    if not peer.keeps:
+        return first
+    first.family.stop()
+    second = Served(peer, folder, log)
+    result = second.result
+    result.kept_answer_s, result.kept_cpu_s = result.first_answer_s, result.start_cpu_s
+    result.start_s, result.first_answer_s = first.result.start_s, first.result.first_answer_s
+    result.start_cpu_s = first.result.start_cpu_s
+    result.load_mib = max(first.result.load_mib or 0.0, result.load_mib or 0.0)
+    return second
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,126 @@
+"""A run as tables: on the console, and in the page of the project, one block for each class of machine.
+
+Owns the page's markers. A block is replaced by a newer run of the same class, shape and type; all others stay.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from benchmarks.peers.results import CLIENTS, FIRST_TOKENS, PeerResult, PeersRun, ratios
+
+__all__ = ["console_tables", "page_block", "write_page"]
+
+_COLUMNS: Final = 100
+_BEGIN: Final = "<!-- peers: {} -->"
+_END: Final = "<!-- end of peers -->"
+_BLOCK: Final = re.compile(r"<!-- peers: (?P<key>.*?) -->\n.*?<!-- end of peers -->\n", re.DOTALL)
+
+_Rows = list[list[str]]
+
+
+def console_tables(run: PeersRun) -> Iterator[Table]:
+    """The numbers, then the ratios."""
+    for title, rows in ((_caption(run), _numbers(run)), (f"{run.results[0].name} beside", _ratios(run))):
+        table = Table(*rows[0], title=title)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows[1:]:
+            table.add_row(*row)
+        yield table
+
+
+def page_block(run: PeersRun) -> str:
+    """What the page says of a run, its markers included."""
+    lines = [_BEGIN.format(_key(run)), *textwrap.wrap(_caption(run), _COLUMNS), ""]
+    lines += [*_markdown(_numbers(run)), ""]
+    lines += textwrap.wrap(
+        f"How many times better {run.results[0].name} was in the same round, median (smallest to largest): tokens a "
+        "second, first tokens, CPU a token.",
+        _COLUMNS,
+    )
+    lines += ["", *_markdown(_ratios(run)), _END]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(run: PeersRun, page: Path) -> None:
+    """Put a run's block in the place of its older one, or after the last block. Raises ValueError without any."""
+    text = page.read_text(encoding="utf-8")
+    blocks = list(_BLOCK.finditer(text))
+    if not blocks:
+        raise ValueError(f"{page} must have a block between {_BEGIN.format('...')} and {_END}; write the first by hand")
+    own = next((block for block in blocks if block["key"] == _key(run)), None)
+    if own is not None:
+        text = text[: own.start()] + page_block(run) + text[own.end() :]
+    else:
+        text = text[: blocks[-1].end()] + "\n" + page_block(run) + text[blocks[-1].end() :]
+    page.write_text(text, encoding="utf-8")
+
+
+def _key(run: PeersRun) -> str:
+    return f"{run.machine.processor_class}; {run.shape}; {run.dtype}"
+
+
+def _caption(run: PeersRun) -> str:
+    after = "" if run.load_after is None else f", {run.load_after:g} after"
+    return (
+        f"**{run.machine.processor_class}, {run.shape}, {run.dtype}**: {run.machine}{after}; "
+        f"{run.prompt_tokens} prompt and {run.output_tokens} new tokens, medians of {run.rounds} rounds, {run.began}; "
+        f"the weights are {run.weights_mib:,.0f} MiB."
+    )
+
+
+def _numbers(run: PeersRun) -> _Rows:
+    counts = [f"{clients} clients, tok/s" if clients > 1 else "1 client, tok/s" for clients in CLIENTS]
+    cpu = [f"CPU ms a token at {clients}" for clients in CLIENTS]
+    others = ["512 cold, ms", "512 again, ms", "first answer, s", "with what is kept, s", "MiB", "idle CPU, %"]
+    head = ["", *counts, *cpu, *others]
+    return [head, *(_row(result) for result in run.results)]
+
+
+def _row(result: PeerResult) -> list[str]:
+    return [
+        result.name if result.served else f"{result.name}, offline",
+        *(_median(result.tokens_per_s.get(clients), ",.0f") for clients in CLIENTS),
+        *(_median(result.cpu_ms_per_token.get(clients), ".2f") for clients in CLIENTS),
+        *(_median(result.ttft_ms.get(kind), ".0f") for kind in FIRST_TOKENS),
+        _shown(result.first_answer_s, ".1f"),
+        _shown(result.kept_answer_s, ".1f"),
+        _shown(result.serving_mib, ",.0f"),
+        _shown(result.idle_cpu_percent, ".1f"),
+    ]
+
+
+def _ratios(run: PeersRun) -> _Rows:
+    """Each peer's row of the first one's ratios. Served and offline ones are compared with their own kind."""
+    rows = []
+    for served in (True, False):
+        of_a_kind = [result for result in run.results if result.served is served]
+        for other in of_a_kind[1:]:
+            own = of_a_kind[0]
+            rows.append({"": f"{own.name} to {other.name}"} | {name: str(ratio) for name, ratio in ratios(own, other)})
+    names = list(dict.fromkeys(name for row in rows for name in row)) or [""]
+    return [names, *([row.get(name, "") for name in names] for row in rows)]
+
+
+def _markdown(rows: _Rows) -> Iterator[str]:
+    head, *others = rows
+    yield "| " + " | ".join(head) + " |"
+    yield "| --- |" + " ---: |" * (len(head) - 1)
+    for row in others:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _median(values: Sequence[float] | None, form: str) -> str:
+    return format(statistics.median(values), form) if values else ""
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

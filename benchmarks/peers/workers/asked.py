@@ -1,0 +1,43 @@
+"""The worker's side of the pipes: a line of JSON is a batch to generate, the answer is how long it took.
+
+Needs nothing but the standard library: workers run in environments of other projects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["Generate", "answer_asked", "model_config"]
+
+# Prompts as token ids, and how many new tokens each gets.
+Generate = Callable[[list[list[int]], int], None]
+
+
+def model_config(folder: Path) -> dict[str, object]:
+    """The checkpoint's own description."""
+    config: dict[str, object] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def answer_asked(load: Callable[[], Generate], vocabulary: int) -> None:
+    """Load, say so, and generate what is asked until the pipe is closed. Prompts come from the asked seed."""
+    # What libraries print goes to the log: the pipe belongs to the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    generate = load()
+    answers.write("{}\n")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        numbers = random.Random(asked["seed"])  # noqa: S311 - a workload, no secret
+        prompts = [
+            [numbers.randrange(vocabulary - 2) for _ in range(asked["prompt_tokens"])] for _ in range(asked["rows"])
+        ]
+        began = time.monotonic()
+        generate(prompts, asked["new_tokens"])
+        answers.write(json.dumps({"seconds": time.monotonic() - began}) + "\n")

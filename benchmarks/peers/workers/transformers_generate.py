@@ -1,0 +1,39 @@
+"""``transformers.generate`` over one static batch. Run: ``python -m ...transformers_generate FOLDER DTYPE``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+from benchmarks.peers.workers.asked import Generate, answer_asked
+
+
+def load(folder: Path) -> Generate:
+    """Generates greedily, all rows at once."""
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+    def generate(prompts: list[list[int]], new_tokens: int) -> None:
+        ids = torch.tensor(prompts)
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+        )
+
+    return generate
+
+
+def main() -> None:
+    """Answer until the pipe is closed."""
+    folder = Path(sys.argv[1])
+    answer_asked(lambda: load(folder), transformers.AutoConfig.from_pretrained(folder).vocab_size)
+
+
+if __name__ == "__main__":
+    main()

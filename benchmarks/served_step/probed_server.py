@@ -1,0 +1,140 @@
+"""A server whose processes add up the CPU time of their parts: run by its path, on any source tree of the engine.
+
+The parts are timed from outside: their functions are wrapped before the processes are forked, and write into a mapped
+file. Each thread counts its own CPU time; what a part calls counts for the part that it belongs to.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+__all__ = ["PARTS", "Part", "marks_of"]
+
+_WORD_BYTES: Final = 8
+# OpenVINO is imported late by the engine; its classes must be there to be wrapped.
+_EARLY: Final = ("engine.model.openvino.stage",)
+
+
+class Part(NamedTuple):
+    """A part of one process's work, and the functions that do it. Trees that lack one of them do it elsewhere."""
+
+    process: str
+    name: str
+    functions: tuple[str, ...]
+
+
+PARTS: Final = (
+    Part("scheduler", "gate: waiting, taking events", ("engine.scheduler_process.live_gate:LiveGate.next_step",)),
+    Part("scheduler", "messages of clients", ("engine.scheduler_process.inbox:Inbox.drain",)),
+    Part("scheduler", "scheduler's step", ("engine.scheduler.scheduler:Scheduler.step",)),
+    Part("scheduler", "replies: encoding, sending", ("engine.scheduler_process.outbox:ReplySocket.send",)),
+    Part("scheduler", "runner", ("engine.model.runner:StageRunner.forward",)),
+    Part(
+        "scheduler",
+        "page tables, metadata",
+        (
+            "engine.model.runner:StageRunner._adopt",
+            "engine.model.runner:StageRunner._batch",
+        ),
+    ),
+    Part(
+        "scheduler",
+        "forward",
+        (
+            "engine.model.openvino.compiled:CompiledStage.forward",
+            "engine.model.stage_model:StageModel.forward",
+        ),
+    ),
+    Part("scheduler", "sampling", ("engine.model.sampling:Sampler.sample",)),
+    Part(
+        "frontend",
+        "orders: bodies, tokenizing",
+        ("engine.frontend.orders:completion_order", "engine.frontend.orders:chat_order"),
+    ),
+    Part(
+        "frontend",
+        "replies: decoding, handing out",
+        ("engine.frontend.engine_client:decode_reply", "engine.frontend.engine_client:EngineClient._deliver"),
+    ),
+    Part("frontend", "text of tokens", ("engine.frontend.answer:Answer.piece",)),
+    Part("frontend", "metrics", ("engine.frontend.metrics:RequestTimes.note",)),
+    Part("frontend", "events as JSON", ("engine.frontend.responses:_joined",)),
+    Part("frontend", "HTTP framing", ("h11:Connection.send",)),
+    Part("frontend", "writing to sockets", ("asyncio.selector_events:_SelectorSocketTransport.write",)),
+)
+
+
+def marks_of(path: Path) -> memoryview:
+    """Two numbers for each part: how often it was called, and its nanoseconds of CPU. The file is made if need be."""
+    size = 2 * len(PARTS) * _WORD_BYTES
+    if not path.is_file():
+        path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), size)).cast("q")
+
+
+class _Clock(threading.local):
+    """What each thread has spent in the parts that its current one has called."""
+
+    def __init__(self) -> None:
+        self.inner_ns = 0
+
+
+def _wrap(function: Callable[..., Any], marks: memoryview, place: int, clock: _Clock) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def timed(*args: Any, **options: Any) -> Any:
+        outer_ns, clock.inner_ns = clock.inner_ns, 0
+        began = time.thread_time_ns()
+        try:
+            return function(*args, **options)
+        finally:
+            spent = time.thread_time_ns() - began
+            marks[place] += 1
+            marks[place + 1] += spent - clock.inner_ns
+            clock.inner_ns = outer_ns + spent
+
+    return timed
+
+
+def _install(marks: memoryview) -> None:
+    clock = _Clock()
+    for index, part in enumerate(PARTS):
+        for name in part.functions:
+            module_name, _, path = name.partition(":")
+            *owners, attribute = path.split(".")
+            try:
+                owner = functools.reduce(getattr, owners, importlib.import_module(module_name))
+                function = getattr(owner, attribute)
+            except (ImportError, AttributeError):
+                continue
+            setattr(owner, attribute, _wrap(function, marks, 2 * index, clock))
+
+
+def main() -> None:
+    """``MARKS engine-arguments...``: run the engine's command with its parts timed."""
+    marks = marks_of(Path(sys.argv[1]))
+    sys.argv = ["engine", *sys.argv[2:]]
+    from engine.launch.imports import import_engine
+
+    import_engine()
+    for name in _EARLY:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    _install(marks)
+    from engine.cli import main as engine_main
+
+    engine_main()
+
+
+if __name__ == "__main__":
+    main()

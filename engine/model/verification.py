@@ -1,0 +1,40 @@
+"""Verifying drafts: of the tokens that a forward chose, those that follow from tokens that are certain.
+
+What is chosen at a position depends on the tokens before it and on ``(seed, position)`` alone. So the tokens are those
+that would have been chosen one by one, at any temperature: a guess is accepted with the probability that the model
+gives it, as rejection sampling would accept it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.messages import Completion, TokenLogprob
+from engine.plan import Microbatch
+
+__all__ = ["verify"]
+
+
+def verify(microbatch: Microbatch, chosen: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Completion:
+    """The result of a microbatch. ``chosen`` has a token for each of its tokens that choose one.
+
+    ``logprobs`` is empty, or has one entry for each of these.
+    """
+    if not microbatch.drafts:
+        return Completion(microbatch_id=microbatch.id, token_ids=tuple(chosen), logprobs=tuple(logprobs))
+    tokens: list[int] = []
+    kept: list[TokenLogprob | None] = []
+    accepted: list[int] = []
+    first = 0
+    for segment in microbatch.segments:
+        if not segment.emits:
+            continue
+        right = segment.accepted(chosen[first : first + segment.choosers])
+        if segment.drafts:
+            accepted.append(right)
+        tokens += chosen[first : first + right + 1]
+        kept += logprobs[first : first + right + 1]
+        first += segment.choosers
+    return Completion(
+        microbatch_id=microbatch.id, token_ids=tuple(tokens), logprobs=tuple(kept), accepted=tuple(accepted)
+    )

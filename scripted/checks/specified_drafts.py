@@ -1,0 +1,49 @@
+"""The guesses of the executable specification: what is guessed, how far there is room, and what of it holds.
+
+Names in bold are the rules of docs/architecture.md, "The rules of a step".
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.limits import Limits
+from scripted.checks.specified_memory import SpecifiedMemory
+from scripted.checks.specified_request import SpecifiedRequest as Request
+
+__all__ = ["drafts_of", "verify"]
+
+
+class _Specified(Protocol):
+    limits: Limits
+    memory: SpecifiedMemory
+    running: list[Request]
+    totals: dict[str, int]
+
+
+def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
+    """**Drafts**: what is guessed, as far as free pages go, and what the request may still say."""
+    limits, ids = engine.limits, request.ids
+    room = engine.memory.free_tokens(request, spare_pages=len(engine.running)) - len(ids)
+    most = min(limits.draft_tokens, request.limit_tokens - len(ids) - 1, room)
+    if most <= 0 or limits.has_draft_model:
+        return request.guesses[: max(0, most)]
+    for count in range(limits.ngram_max, limits.ngram_min - 1, -1):
+        for place in range(len(ids) - count - 1, -1, -1):
+            if ids[place : place + count] == ids[-count:]:
+                text = [*ids]
+                for number in range(most):
+                    text.append(text[place + count + number])
+                return tuple(text[len(ids) :])
+    return ()
+
+
+def verify(request: Request, engine: _Specified, right: int) -> int:
+    """**Verify**: ``right`` drafts hold; the others were not computed, and have no pages."""
+    drafts, request.drafts = request.drafts, ()
+    engine.totals["drafted_tokens"] += len(drafts)
+    engine.totals["accepted_tokens"] += right
+    request.planned_tokens -= len(drafts) - right
+    if drafts:
+        engine.memory.trim(request)
+    return right

@@ -1,0 +1,199 @@
+"""Scripts that take one thing for another: a number for a text, a handle for a wait, one kind of value for another.
+
+Goal: what can have only one result is refused at its line, and so is an argument that would reach the engine as
+something else. Method: one mistake a script, written from the page of the contract by a reader of it, on one engine of
+each tier. Origin: scripts that were green, or that killed the engine; D08. Mutant: none, the harness is what is tested.
+"""
+
+import pytest
+from wrong_scripts import ONE_STAGE, Script, Table, check_refused, was_green
+
+from ci.register import register_cpu_ci
+from scripted import BudgetSpent, ScriptSucceeded
+
+register_cpu_ci(est_time=8, suite="base-cpu")
+
+TABLE = Table()
+refused = TABLE.add
+
+
+# -- answers --
+
+
+@refused("the status 200 is a number; it can never be the text '500'")
+@was_green
+def compares_a_client_s_status_with_a_text(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+    yield from t.run_until(lambda: r.client.closed)
+    assert r.client.status != "500"
+
+
+@refused("the status 200 is a number; it can never be the text '400'")
+@was_green
+def compares_an_answer_s_status_with_a_text(t):
+    call = t.flush_cache()
+    yield from t.run_until(lambda: call.done)
+    assert call.status != "400"
+
+
+@refused("a status is always true")
+@was_green
+def takes_a_status_for_an_end(t):
+    requests = [t.start_req(prompt_len=5) for _ in range(2)]
+    yield
+    assert all(r.status for r in requests)
+
+
+# -- what is looked into --
+
+
+@refused("'a' is looked for among values of type MicrobatchInFlight")
+@was_green
+def looks_for_a_rid_among_microbatches(t):
+    t.start_req(prompt_len=5, rid="a")
+    yield
+    assert "a" not in t.state.in_flight
+
+
+@refused("'a' is looked for among values of type StepRecord")
+@was_green
+def looks_for_a_rid_in_the_history(t):
+    t.start_req(prompt_len=5, rid="a")
+    yield
+    assert "a" not in t.history
+
+
+@refused("3 is looked for among values of type str")
+@was_green
+def looks_for_a_number_among_rids(t):
+    t.start_req(prompt_len=5, max_new_tokens=9)
+    yield from t.run_until(lambda: t.state.running)
+    assert 3 not in t.state.running
+
+
+@refused("t.batch_composition() has prefill, decode, chunked, running, and no 'prefil' (did you mean 'prefill'?)")
+@was_green
+def misspells_a_part_of_the_batch(t):
+    t.start_req(prompt_len=5)
+    yield
+    assert not t.batch_composition().get("prefil")
+
+
+@refused("KVState is compared with 0, which it can never be; compare one of .total, .free")
+@was_green
+def compares_all_counts_with_one(t):
+    t.start_req(prompt_len=5)
+    yield
+    assert t.state.kv != 0
+
+
+@refused("the method t.clock.now is compared with the method t.clock.now")
+@was_green
+def compares_a_method_with_itself(t):
+    t.start_req(prompt_len=5)
+    before = t.clock.now
+    yield
+    assert t.clock.now == before
+
+
+# -- what is no wait --
+
+
+@refused("is no wait and no sequence; write it without 'yield from'")
+def waits_for_a_handle(t):
+    yield from t.start_req(prompt_len=5)
+
+
+@refused("is no wait and no sequence; write it without 'yield from'")
+def waits_for_a_call(t):
+    yield
+    yield from t.flush_cache()
+
+
+# -- arguments --
+
+
+@refused("t.hold_results(): too many positional arguments; it takes nothing")
+def gives_too_much(t):
+    t.hold_results(3)
+    yield
+
+
+@refused("t.exhaust_kv(): missing a required argument: 'leave_pages'; it takes leave_pages")
+def gives_too_little(t):
+    t.exhaust_kv()
+    yield
+
+
+@refused("update_weights() takes model_path as a text, such as 'embedded:7', got 7")
+def gives_a_number_for_weights(t):
+    """It killed the engine."""
+    t.update_weights(7)
+    yield
+
+
+@refused("flush_cache() takes timeout_s in virtual seconds, or None, got '5'")
+@was_green
+def gives_a_text_for_seconds(t):
+    t.flush_cache(timeout_s="5")
+    yield
+
+
+@refused("start_req() takes prompt_len >= 1, a whole number, got '5'")
+def gives_a_text_for_a_length(t):
+    t.start_req(prompt_len="5")
+    yield
+
+
+@refused("sampling_params.temperature must be a number, got 'hot'")
+def gives_a_text_for_a_temperature(t):
+    t.start_req(prompt_len=5, temperature="hot")
+    yield
+
+
+@refused("sampling_params.logit_bias must be an object, got [1]")
+def gives_a_list_for_biases(t):
+    t.start_req(prompt_len=5, logit_bias=[1])
+    yield
+
+
+@refused("input_ids must be a list, got 5")
+def gives_a_number_for_a_prompt(t):
+    t.start_req(prompt_ids=5)
+    yield
+
+
+@refused("evict() takes 0 to 0 pages, which is all the unlocked cache there is, got 'all'")
+def gives_a_text_for_pages(t):
+    yield
+    t.evict("all")
+
+
+@pytest.mark.parametrize(("script", "words"), TABLE.cases)
+def test_what_is_of_another_type_is_refused_at_its_line(harness, script: Script, words: str) -> None:
+    """D08"""
+    with harness(ONE_STAGE) as engine:
+        check_refused(engine, script, words)
+
+
+def test_half_of_these_were_green() -> None:
+    assert TABLE.were_green() == 10
+
+
+def spends_a_budget_and_says_nothing(t):
+    r = t.start_req(prompt_len=5)
+    t.hold_results()
+    try:
+        yield from t.run_until_finished(r, max_steps=3)
+    except BudgetSpent:
+        t.release_results()
+    yield from t.run_until_finished(r)
+
+
+def test_a_budget_that_a_script_spends_and_catches_is_counted(harness) -> None:
+    """D08: it may be meant."""
+    with harness(ONE_STAGE) as engine:
+        outcome = engine.run(spends_a_budget_and_says_nothing)
+    assert isinstance(outcome, ScriptSucceeded)
+    assert outcome.loose_ends == {"spent budgets that the script caught": 1}
