@@ -102,7 +102,7 @@ class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     event: ClassVar = UnloadAdapter
     route: ClassVar = "/v1/unload_lora_adapter"
     shell_words: ClassVar = (
-        ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter, at once or in time", _read_unload),
+        ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter", _read_unload),
     )
 
     @property

@@ -90,6 +90,8 @@ class AdapterCalls:
         change, self._flight = self._flight, None
         assert change is not None, "the result of a change belongs to a microbatch that was launched"
         self._landed, self._call = (self._call, error), None
+        if change.path is None:
+            self._leaving.pop(change.name, None)
         if error is None:
             self._take(change)
         return change

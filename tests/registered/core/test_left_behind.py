@@ -14,7 +14,9 @@ from scripted import actions
 
 register_cpu_ci(est_time=20, suite="base-cpu")
 
-CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64, max_total_tokens=1024, page_size=16)
+CONFIG = EngineConfig(
+    pp_size=2, chunked_prefill_size=64, max_total_tokens=1024, page_size=16, lora="x=embedded-lora:1", max_loras=1
+)
 PROMPT_TOKENS = 40
 
 LEAVE = {
@@ -60,6 +62,7 @@ def finds_it_as_new(t):
     assert t.state.paused is None
     assert t.scheduler.counters.weights_version == 0
     assert not t.scheduler.memory.pages.cached
+    assert [(one.name, one.version) for one in t.scheduler.adapters.known.values()] == [("x", 0)]
     r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, ignore_eos=True)
     yield from t.run_until_finished(r)
     assert r.finish_reason == "length"
