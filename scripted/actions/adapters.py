@@ -101,9 +101,7 @@ class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     examples: ClassVar = ("unload-lora name=x", "unload-lora name=x timeout_s=2.5")
     event: ClassVar = UnloadAdapter
     route: ClassVar = "/v1/unload_lora_adapter"
-    shell_words: ClassVar = (
-        ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter", _read_unload),
-    )
+    shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter", _read_unload),)
 
     @property
     def kind(self) -> str:
