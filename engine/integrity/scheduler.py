@@ -34,7 +34,8 @@ def audit(scheduler: Scheduler) -> None:
     books, memory = scheduler.books, scheduler.memory
     live = books.live()
     _check_books(books, live)
-    _check_adapters(scheduler, live)
+    if scheduler.limits.max_loras:
+        _check_adapters(scheduler, live)
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)

@@ -131,8 +131,6 @@ class Adapters:
 
         In the step in which a change comes back none is launched for requests: those that waited for it go first.
         """
-        if not self._most:
-            return None
         has_landed, self._has_landed, self.is_postponed = self._has_landed, False, False
         if self._launched is not None or not has_slot:
             return None

@@ -32,6 +32,7 @@ class Controls:
 
     def __init__(self, limits: Limits, books: Books, flush_and_update: FlushAndUpdate, adapters: Adapters) -> None:
         self._depth = limits.depth
+        self._has_adapters = limits.max_loras > 0
         self._books = books
         self._flush_and_update = flush_and_update
         self.adapters = adapters
@@ -65,8 +66,10 @@ class Controls:
     def microbatch(self, number: int) -> Microbatch | None:
         """The next message to the stages, if it is due: an update alone in the pipeline, all others in a slot."""
         update, in_flight = self._books.update, len(self._books.in_flight)
-        has_slot = update is None and self._profiles.due is None and in_flight < self._depth
-        change = self.adapters.next_change(has_slot=has_slot)
+        change = None
+        if self._has_adapters:
+            has_slot = update is None and self._profiles.due is None and in_flight < self._depth
+            change = self.adapters.next_change(has_slot=has_slot)
         if update is not None:
             return None if in_flight else Microbatch(number, ForwardMode.UPDATE, (), weights=update.model_path)
         if self._profiles.due is not None and in_flight < self._depth:

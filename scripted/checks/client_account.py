@@ -592,7 +592,8 @@ class ClientAccount:
         """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
         start, known = segment.start, len(life.ids)
         end = start + len(segment.token_ids) - segment.drafts
-        self.adapters.computes(segment, life.message.lora)
+        if segment.lora or life.message.lora is not None:
+            self.adapters.computes(segment, life.message.lora)
         if segment.lora != tenancy.lora:
             raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
         if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:

@@ -57,7 +57,8 @@ class Specification:
             self._apply(event)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
-        self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
+        if self.adapters.unload is not None:
+            self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
         retractions = self.totals["retractions"]
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
@@ -287,7 +288,7 @@ class Specification:
             return None, [], None
         told = self.calls.launch(len(self.flights), self.limits.depth)
         has_slot = told is None and self.calls.update is None and len(self.flights) < self.limits.depth
-        changes = self.adapters.change(
+        changes = self.limits.max_loras > 0 and self.adapters.change(
             self.waiting, self.memory, self.memory.owners, has_slot=has_slot, goes_on=self.paused is None
         )
         if told is not None:
