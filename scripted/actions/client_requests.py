@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
@@ -157,6 +159,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs.
     """
 
     rid: str
@@ -170,6 +173,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     temperature: float = 0.0
     draw: int | None = None
     penalty: float = 0.0
+    logprobs_from: int | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -177,6 +181,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=40 new=0 logprobs_from=16",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -202,7 +207,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             seed=self.draw,
             stop_token_ids=stop,
         )
-        return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
+        first = self.logprobs_from
+        return Generate(
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            priority=self.priority,
+            return_logprob=first is not None,
+            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+        )
 
     def apply(self, run: Run) -> None:
         """The next step sees the message."""
@@ -220,6 +233,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"temperature": self.temperature} if self.temperature else {}
         more |= {"seed": self.draw} if self.draw is not None else {}
         more |= {"frequency_penalty": self.penalty} if self.penalty else {}
+        if self.logprobs_from is not None:
+            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -242,8 +257,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Shorter prompts and outputs, no priority, smaller seeds, fewer logprobs of the prompt."""
+        yield from smaller_requests(self)
+        if self.logprobs_from is not None:
+            yield msgspec.structs.replace(self, logprobs_from=None)
+            if self.logprobs_from:
+                yield msgspec.structs.replace(self, logprobs_from=0)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -260,6 +279,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             temperature=sampling.temperature,
             draw=sampling.seed,
             penalty=sampling.frequency_penalty,
+            logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
         )
 
     @classmethod

@@ -25,6 +25,8 @@ class ExpectedSegment(NamedTuple):
     emits: bool
     sampling: SamplingSpec | None
     drafts: int
+    logprobs_from: int
+    targets: tuple[int, ...]
 
 
 class Expected(NamedTuple):

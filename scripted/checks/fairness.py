@@ -131,7 +131,7 @@ class Fairness:
             return False
         if self._rank is Rank.PRIORITY:
             return self._priority(other) > self._priority(started)
-        return _cached_tokens(memory, other.ids, self._limits.page_size) > cached_tokens
+        return _cached_tokens(memory, other.ids, self._most_hit(other), self._limits.page_size) > cached_tokens
 
     def _note_overtaken(self, started: Sequence[Request], scheduler: Scheduler, *, certain: bool) -> None:
         """Count each start against the earlier requests that still wait. None is overtaken for ever."""
@@ -185,16 +185,21 @@ class Fairness:
         windows = memory.sliding_window
         return windows is None or min(need, self._limits.row_window_pages) + spare <= windows.available_pages
 
+    def _most_hit(self, request: Request) -> int:
+        """How many of its tokens may come from the cache, as far as its client has been told of its prompt."""
+        life = self._clients.live.get(request.rid)
+        return len(request.ids) - 1 if life is None else life.most_hit
+
     def _priority(self, request: Request) -> int:
         """What its client asked for."""
         life = self._clients.live.get(request.rid)
         return request.priority if life is None else life.message.priority
 
 
-def _cached_tokens(memory: KVMemory, ids: Sequence[int], size: int) -> int:
+def _cached_tokens(memory: KVMemory, ids: Sequence[int], most: int, size: int) -> int:
     """Looked up page by page, because the tree's own search may be what is wrong."""
     node, at = memory.tree.root, 0
-    usable = tuple(ids[:-1])
+    usable = tuple(ids[:most])
     while (child := node.children.get(usable[at : at + size])) is not None:
         inside = 0
         while inside < len(child.tokens) and child.tokens[inside : inside + size] == usable[at : at + size]:

@@ -28,7 +28,7 @@ TOTALS: Final = messages.EngineStats.__struct_fields__[
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[tuple[Request, bool]], int, ForwardMode]  # in flight: requests, each with whether it emits a token
+_Flight = tuple[list[tuple[Request, bool, int]], int, ForwardMode]  # in flight: see ``Request.in_microbatch``
 
 
 class Specification:
@@ -61,8 +61,7 @@ class Specification:
         mode, plan, weights = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
-            parts = [(request, end == len(request.ids)) for request, _, end in plan]
-            self.flights.append((parts, self.launched, mode))
+            self.flights.append(([*map(Request.in_microbatch, plan, segments)], self.launched, mode))
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
         return Expected(mode, self.launched - 1, segments, weights, self.replies, self.deadline, again)
@@ -136,7 +135,8 @@ class Specification:
         if mode is ForwardMode.UPDATE:
             self._finish_update(error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
-        for request, emits in parts:
+        self.replies += Request.told_parts(parts, completion)
+        for request, emits, _ in parts:
             request.in_flight -= 1
             count = 0
             if emits and error is None:
@@ -148,8 +148,10 @@ class Specification:
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif request is self.chunked and not request.in_flight:
+                elif not request.in_flight and (request is self.chunked or request.is_prefilled):
                     self.memory.publish(request, request.planned_tokens)
+                    if request.is_prefilled:
+                        self._end(request, FinishReason.LENGTH)
             self._leave_if_landed(request)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
@@ -159,10 +161,8 @@ class Specification:
             self.running.append(request)
         request.ids.append(token)
         self.totals["generated_tokens"] += 1
-        if token in request.stop_ids:
-            self._end(request, FinishReason.STOP, token, logprob)
-        elif len(request.ids) >= request.limit_tokens:
-            self._end(request, FinishReason.LENGTH, token, logprob)
+        if (reason := request.why_ended(token)) is not None:
+            self._end(request, reason, token, logprob)
         else:
             self.replies.append(request.output(token, logprob))
 
@@ -226,7 +226,7 @@ class Specification:
 
     def _refusal_of(self, message: messages.Generate) -> tuple[RefusalKind, str] | None:
         """**Refuse**: for the first of these reasons that holds."""
-        never = self.limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
+        never = self.limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         waiting = len(self.waiting)
         if self.failure is not None:
             return RefusalKind.UNAVAILABLE, self.failure
@@ -291,11 +291,10 @@ class Specification:
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
-        sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
-        return ExpectedSegment(
-            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, len(drafts)
-        )
+        more = request.sampling() if start == request.hit_tokens else None, len(request.drafts)
+        ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
+        ids, asked = ids + request.drafts, request.asked(start, end)
+        return ExpectedSegment(request.rid, start, ids, told, request.pages - told, emits, *more, *asked)
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
@@ -353,7 +352,7 @@ class Specification:
             self._preempt_for(request)
         if not memory.free_rows:
             return False
-        hit = memory.match(request.ids)
+        hit = memory.match(request.ids[: request.may_hit + 1])
         memory.use(hit)
         if memory.pages_for(len(request.ids)) - len(hit) + len(self.running) > memory.available_pages(
             memory.owners, hit
