@@ -283,6 +283,11 @@ TEXTS: Final[dict[str, str]] = {
         "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10 logprobs_from=0; "
         "1 start b prompt=12 seed=1 new=10 logprobs_from=4; 3 start c prompt=9 seed=2 new=6 logprobs_from=0"
     ),
+    # Beside requests that guess, and guessing themselves once their prompt is told.
+    "scored-with-guesses": (
+        "pp_size=2 mixed_chunk=True speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=160; 1 start a prompt=20 new=12; 6 start b prompt=30 seed=1 new=8 logprobs_from=2; 8 start c prompt=20 new=0"
+    ),
     # A cache warm-up: nothing is said. What it left is hit.
     "prefill-only": (
         f"{_PP1} pp_size=2; 1 start a prompt=70 new=0; 2 start b prompt=64 seed=1 new=0 logprobs_from=8; 12 start c prompt=70 new=2; "

@@ -19,6 +19,9 @@ CHUNK = 32
 PROMPT = 3 * CHUNK - 3
 ONE_STAGE = EngineConfig(chunked_prefill_size=CHUNK)
 FOUR_STAGES = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=CHUNK)
+GUESSING = EngineConfig(
+    speculative_algorithm="ngram", speculative_ngram_min=1, page_size=4, chunked_prefill_size=CHUNK, mixed_chunk=True
+)
 RAGGED = EngineConfig(pp_size=2, pp_async_depth=1, mixed_chunk=True, chunked_prefill_size=21)
 
 
@@ -58,6 +61,20 @@ def test_chunks_of_odd_length_beside_decodes(t):
     yield from t.run_until_all_finished(others)
     for other in others:
         assert_complete(other)
+
+
+@scripted(GUESSING, must_reach=["beside guesses"])
+def test_beside_guesses(t):
+    few = {33: 60.0, 34: 60.0, 35: 60.0}
+    other = t.start_req(prompt_len=20, prompt_seed=1, max_new_tokens=60, logit_bias=few)
+    yield from t.run_until(lambda: any(batch.drafts for batch in t.state.in_flight))
+    r = score(t, max_new_tokens=8, logit_bias=few)
+    while not r.finished:
+        yield
+        flights = t.state.in_flight
+        t.sometimes("beside guesses", any(batch.drafts and r.rid in batch.rids for batch in flights))
+    assert_complete(r)
+    yield from t.run_until_finished(other)
 
 
 @scripted(ONE_STAGE, must_reach=["most of the prompt is cached"])
