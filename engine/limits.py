@@ -201,18 +201,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"
-        if prompt_tokens >= self.context_length:
+        # A prompt alone may fill the context; one that is to be continued leaves room for a token.
+        longest = self.context_length if max_new_tokens == 0 else self.context_length - 1
+        if prompt_tokens > longest:
             return (
                 f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room "
-                f"for at most {self.context_length - 1}; shorten the prompt"
+                f"for at most {longest}; shorten the prompt"
             )
         if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
             return (
                 f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
                 "chunked prefill is off; shorten the prompt or switch chunking on"
             )
-        # At least one token is always computed, whatever was asked for.
-        total = min(prompt_tokens + max(1, max_new_tokens), self.context_length) - 1
+        # The KV of the whole prompt is written even for no new token.
+        total = max(prompt_tokens, min(prompt_tokens + max_new_tokens, self.context_length) - 1)
         if self.pages_for(total) > self.total_pages:
             return (
                 f"the request needs {self.pages_for(total)} pages of {self.page_size} tokens ({prompt_tokens} prompt + "

@@ -33,6 +33,7 @@ __all__ = [
     "PauseMode",
     "PipelineEvent",
     "PipelineFailed",
+    "PromptLogprob",
     "Refusal",
     "RefusalKind",
     "ReleasePressure",
@@ -114,7 +115,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1."""
+    """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1.
+
+    From position ``prompt_logprobs_from`` on each token of the prompt is given its logprob after the tokens before it,
+    that position itself excepted; -1 asks for none. With ``max_new_tokens=0`` the prompt is computed and cached only.
+    """
 
     rid: str
     prompt_ids: tuple[_TokenId, ...]
@@ -122,6 +127,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: _Priority = 0
     return_logprob: bool = False
     top_logprobs_num: _Count = 0
+    prompt_logprobs_from: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
+    prompt_top_logprobs_num: _Count = 0
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -211,13 +218,25 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The natural-log probability of one token of a prompt, its rank among all tokens, and the most likely ones.
+
+    The most likely token has rank 1; ``top`` has pairs of a token id and its logprob.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
     microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
     that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
-    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits.
+    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``prompt_logprobs`` has
+    one entry for each segment with targets, with a value for each of them.
     """
 
     microbatch_id: int
@@ -226,6 +245,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     error: str | None = None
     accepted: tuple[_Count, ...] = ()
     guesses: tuple[tuple[_TokenId, ...], ...] = ()
+    prompt_logprobs: tuple[tuple[PromptLogprob, ...], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -275,7 +295,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
-    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens.
+    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. ``prompt_logprobs`` are
+    those of a part of the prompt; the parts follow each other without a gap, and none comes twice.
     """
 
     rid: str
@@ -287,6 +308,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):

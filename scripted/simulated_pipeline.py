@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, embedded_seed, has_embedded_window
 from engine.limits import Limits
-from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
+from engine.messages import Completion, PipelineEvent, PipelineFailed, PromptLogprob, TokenLogprob
 from engine.pipeline.wire import StageView
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
@@ -188,8 +188,11 @@ class SimulatedPipeline:
         accepted: list[int] = []
         guesses: list[tuple[int, ...]] = []
         wanted = False
+        parts: list[tuple[PromptLogprob, ...]] = []
         for segment in microbatch.segments:
             links, row = self._forward(segment)
+            if segment.logprobs_from >= 0:
+                parts.append(_prompt_logprobs(segment, links, row.spec))
             if not segment.emits:
                 continue
             spec, before = row.spec, len(tokens)
@@ -216,6 +219,7 @@ class SimulatedPipeline:
             logprobs=tuple(logprobs) if wanted else (),
             accepted=tuple(accepted),
             guesses=tuple(guesses),
+            prompt_logprobs=tuple(parts),
         )
 
     def _guess(self, fingerprint: int, position: int, token: int, row: _Row) -> tuple[int, ...]:
@@ -265,7 +269,7 @@ class SimulatedPipeline:
         return digest
 
     def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
-        """Write one segment's KV; returns the fingerprint before it and those of its tokens."""
+        """Write one segment's KV; returns the fingerprint before it and the one after each of its tokens."""
         row = self._take_over(segment)
         if row.poisoned:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
@@ -401,6 +405,16 @@ def _choose(value: int, position: int, spec: SamplingSpec, alphabet: int) -> int
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % alphabet for step in range(1, alphabet))
     return next((other for other in others if other not in never), token)
+
+
+def _prompt_logprobs(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
+    """Made up as well, of the KV up to the position before a token and of the token: one out of place shows."""
+    first, values = segment.logprobs_from, []
+    for position, target in enumerate(segment.targets, first):
+        number = (links[position - segment.start + 1] ^ (target + 1) * _CHAIN) * _MIX >> 40 & 0xFFFF
+        best = [(_FIRST_TOKEN + (number + i) % _TOKENS, -i / 1000) for i in range(spec.prompt_top_logprobs_num)]
+        values.append(PromptLogprob(-number / 1000, 1 + number, tuple(best)))
+    return tuple(values)
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:

@@ -105,7 +105,8 @@ class Description:
         """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body."""
         shown = {"oneOf": [self._answer(event), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
-        return {"type": "object", "required": ["data"], "properties": {"data": data}}
+        last = {"const": "[DONE]"}
+        return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [last, data]}}}
 
     def _schemas(self) -> dict[str, Any]:
         bodies = sorted(self._bodies, key=lambda body: body.__name__)

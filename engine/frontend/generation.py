@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from engine.frontend.answer import Answer, joined
+from engine.frontend.answer import Answer, is_shown, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType, public
@@ -50,7 +50,7 @@ class Generation:
             piece = self._answer.piece(output)
             if self._answer.stop_found and not stopped_before:
                 self.abort(FinishReason.STOP)
-            if finished or piece.output_ids:
+            if is_shown(piece):
                 yield piece
 
     async def whole(self) -> GenerateAnswer:

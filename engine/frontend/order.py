@@ -19,7 +19,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
-    ``echo`` the prompts' texts that its choices begin with.
+    ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
+    the most likely tokens a completion's logprobs and those of its prompt show.
     """
 
     rid: str
@@ -29,6 +30,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     include_usage: bool = False
     echo: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -25,6 +25,8 @@ __all__ = [
     "Body",
     "GenerateAnswer",
     "GenerateBody",
+    "InputLogprob",
+    "InputTopLogprob",
     "LogitBias",
     "MetaInfo",
     "OutputLogprob",
@@ -83,7 +85,9 @@ class StrictBody(BaseModel):
 class SamplingBody(StrictBody):
     """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
 
-    max_new_tokens: int = Field(default=_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
+    max_new_tokens: int = Field(
+        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
+    )
     min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
@@ -139,6 +143,9 @@ class GenerateBody(StrictBody):
     priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    logprob_start_len: int = Field(
+        default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
+    )
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:
@@ -149,6 +156,11 @@ class GenerateBody(StrictBody):
             raise ValueError(
                 f"top_logprobs_num needs return_logprob=true, got top_logprobs_num={self.top_logprobs_num} without it; "
                 "set return_logprob"
+            )
+        if self.logprob_start_len >= 0 and not self.return_logprob:
+            raise ValueError(
+                f"logprob_start_len needs return_logprob=true, got logprob_start_len={self.logprob_start_len} without "
+                "it; set return_logprob"
             )
         return self
 
@@ -192,8 +204,18 @@ class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+# A logprob, its token id, and the token's text, which is left to clients with a tokenizer.
+InputLogprob = tuple[float | None, int, None]
+InputTopLogprob = tuple[float, int, None]
+
+
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request."""
+    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request.
+
+    So are the three about the prompt, which have an entry for each token from ``logprob_start_len`` on: its logprob,
+    the most likely tokens in its place, and its rank among all tokens. That of the first one is null: the logits before
+    it are not computed.
+    """
 
     id: str
     finish_reason: FinishReason | None
@@ -202,6 +224,9 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     matched_stop: str | int | msgspec.UnsetType = msgspec.UNSET
     output_logprobs: tuple[OutputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: tuple[InputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: tuple[tuple[InputTopLogprob, ...] | None, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,18 @@ from engine.messages import Generate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ServedModel", "check_fits", "check_vocabulary", "request_of", "tokenize"]
+__all__ = [
+    "MAX_PROMPT_LOGPROBS",
+    "ServedModel",
+    "check_fits",
+    "check_prompt_logprobs",
+    "check_vocabulary",
+    "request_of",
+    "tokenize",
+]
+
+# An answer that is sent whole is kept until its end: this is 200 MB of them.
+MAX_PROMPT_LOGPROBS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,14 +67,25 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
     check_vocabulary(tuple(body.sampling_params.logit_bias), limits.vocab_size, "sampling_params.logit_bias")
     param = "text" if body.text is not None else "input_ids"
     check_fits(len(prompt_ids), body.sampling_params.max_new_tokens, limits, param)
-    return Generate(
+    start = body.logprob_start_len
+    if start >= len(prompt_ids):
+        raise ApiError.invalid(
+            f"logprob_start_len must be < {len(prompt_ids)}, the tokens of the prompt, got {start}; lower it, or send "
+            "-1 for none of them",
+            param="logprob_start_len",
+        )
+    message = Generate(
         rid=body.rid or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         sampling=body.sampling_params.params(),
         priority=body.priority,
         return_logprob=body.return_logprob,
         top_logprobs_num=body.top_logprobs_num,
+        prompt_logprobs_from=start,
+        prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
     )
+    check_prompt_logprobs([message], "logprob_start_len")
+    return message
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:
@@ -95,6 +117,21 @@ def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: s
     reason = limits.why_never_fits(prompt_tokens, max_new_tokens)
     if reason is not None:
         raise ApiError.invalid(reason, param=param)
+
+
+def check_prompt_logprobs(messages: Sequence[Generate], param: str) -> None:
+    """Raise ApiError (400) when the logprobs of its prompts would make an answer too large to keep."""
+    values = sum(
+        (len(message.prompt_ids) - message.prompt_logprobs_from) * (1 + message.prompt_top_logprobs_num)
+        for message in messages
+        if message.prompt_logprobs_from >= 0
+    )
+    if values > MAX_PROMPT_LOGPROBS:
+        raise ApiError.invalid(
+            f"{param} must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely "
+            f"tokens included, got {values}; ask for fewer of the most likely tokens, or send less in one request",
+            param=param,
+        )
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:

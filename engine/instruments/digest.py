@@ -108,6 +108,7 @@ def _shape(microbatch: Microbatch) -> list[object]:
             s.pages,
             s.choosers if s.drafts else s.emits,
             s.window_pages,
+            s.logprobs_from,
         )
         for s in microbatch.segments
     ]

@@ -64,23 +64,25 @@ class KVMemory:
         """Pages that this many tokens take."""
         return -(-tokens // self._page_size)
 
-    def cached_tokens(self, ids: Sequence[int]) -> int:
-        """Tokens of a prompt that the tree could serve now. Changes nothing."""
+    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1) -> int:
+        """Tokens of a prompt that the tree could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
-            return self.tree.match_length(ids[:-1])
-        return len(self._usable(ids, self.sliding_window))
+            return self.tree.match_length(ids[:hit_limit])
+        return len(self._usable(ids[:hit_limit], self.sliding_window))
 
-    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
+    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
-        None, and nothing taken, when it does not fit. The last token never comes from the cache: without a forward pass
-        there is no next token, so a fully cached prompt still computes one.
+        None, and nothing taken, when it does not fit. Only ``ids[:hit_limit]`` may come from the cache, and never the
+        last token: without a forward pass there is no next token, so a fully cached prompt still computes one.
         """
         if not self.rows.free:
             return None
-        prefix = ids[:-1] if self.sliding_window is None else self._usable(ids, self.sliding_window)
+        prefix = ids[:hit_limit]
+        if self.sliding_window is not None:
+            prefix = self._usable(prefix, self.sliding_window)
         node, pages = self.tree.match(prefix) if self._radix_cache else (self.tree.root, [])
         # Locked before the count, because what the request itself protects cannot be evicted for it.
         self.tree.lock(node)
@@ -179,7 +181,7 @@ class KVMemory:
 
     def _usable(self, ids: Sequence[int], window: SlidingWindowPool) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
-        pages = self.tree.match_pages(ids[:-1]) if self._radix_cache else []
+        pages = self.tree.match_pages(ids) if self._radix_cache else []
         return ids[: window.usable_pages(pages) * self._page_size]
 
     def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:

@@ -27,6 +27,7 @@ from engine.model.checkpoint import (
 )
 from engine.model.drafting import DraftModel
 from engine.model.profiling import StageProfile
+from engine.model.prompt_logprobs import PromptScores
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
@@ -279,18 +280,22 @@ class StageRunner:
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
         self._fail_if_told()
         batch = self._batch(microbatch)
+        scores = None
+        if self.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
+            scores = PromptScores(microbatch.segments, self._sampler.spec_of)
+        take_scored = None if scores is None else scores.take
         if self._profile is None:
-            output = self._model.forward(batch, hidden)
+            output = self._model.forward(batch, hidden, take_scored)
         else:
             with torch.profiler.record_function(f"stage on {self._model.backend}"):
-                output = self._model.forward(batch, hidden)
+                output = self._model.forward(batch, hidden, take_scored)
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
         result = verify(microbatch, token_ids, logprobs)
         if self._draft_model is not None:
             result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))
-        return result
+        return result if scores is None else msgspec.structs.replace(result, prompt_logprobs=scores.parts())
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -49,6 +49,10 @@ class Sampler:
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
 
+    def spec_of(self, segment: Segment) -> SamplingSpec:
+        """The sampling spec of a segment's row."""
+        return self._specs.get(segment.row, _GREEDY)
+
     def forget(self) -> None:
         """Forget every row's spec; only while no request owns a row."""
         self._specs.clear()
@@ -61,7 +65,7 @@ class Sampler:
         if not segments:
             return (), ()
         raw = logits.float()
-        specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
+        specs = list(map(self.spec_of, segments))
         if all(map(_is_plain, specs)):
             ids = _greedy(raw + self._never if self._any_never else raw)
             return ids, _logprobs(raw, ids, specs)

@@ -56,8 +56,8 @@ class StagedPipeline:
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched after it.
         self._launched: deque[int] = deque()
-        # Tokens that each of them is to come back with, and the drafts that may hold, until it is back.
-        self._awaited: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # What each of them is to come back with, until it is back: see ``_awaited_of``.
+        self._awaited: dict[int, tuple[int, tuple[int, ...], list[int]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
         self._controls: dict[int, ForwardMode] = {}
@@ -71,7 +71,7 @@ class StagedPipeline:
         if microbatch.is_control:
             self._controls[microbatch.id] = microbatch.mode
         else:
-            self._awaited[microbatch.id] = sum([segment.emits for segment in microbatch.segments]), microbatch.drafts
+            self._awaited[microbatch.id] = _awaited_of(microbatch)
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
@@ -173,7 +173,7 @@ class StagedPipeline:
         number, tokens = completion.microbatch_id, len(completion.token_ids)
         if number not in self._awaited:
             raise BadFrameError(f"microbatch {number} is not awaited")
-        awaited, drafts = self._awaited.pop(number)
+        awaited, drafts, targets = self._awaited.pop(number)
         accepted = completion.accepted
         fits = len(accepted) == len(drafts) and all(map(int.__le__, accepted, drafts))
         fits = fits and len(completion.guesses) in (0, awaited)
@@ -183,6 +183,12 @@ class StagedPipeline:
                 f"stage {self._pp_size - 1} must return {awaited} tokens for microbatch {number} and one for each of "
                 f"{drafts} drafts that holds, and no logprobs or one for each, got {tokens} with {accepted} and "
                 f"{len(completion.logprobs)}"
+            )
+            completion = Completion(microbatch_id=number, error=error)
+        elif completion.error is None and [len(part) for part in completion.prompt_logprobs] != targets:
+            error = (
+                f"stage {self._pp_size - 1} must return prompt logprobs of {targets} tokens for microbatch {number}, "
+                f"got {[len(part) for part in completion.prompt_logprobs]}"
             )
             completion = Completion(microbatch_id=number, error=error)
         self._completions[number] = completion
@@ -207,3 +213,10 @@ class StagedPipeline:
         if self._controls.pop(number) is ForwardMode.UPDATE:
             self._broadcast(FinishUpdate(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
+
+
+def _awaited_of(microbatch: Microbatch) -> tuple[int, tuple[int, ...], list[int]]:
+    """Tokens that a microbatch brings, drafts that may hold, and prompt logprobs of each segment that asks for some."""
+    segments = microbatch.segments
+    targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
+    return sum([segment.emits for segment in segments]), microbatch.drafts, targets

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.messages import Completion, Event, Generate, PromptLogprob, SamplingParams, TokenOutput
 from engine.recording.checkpoint import Checkpoint
 from engine.recording.snapshot import TreeSnapshot
 from engine.scheduler.ports import StepResult
@@ -28,6 +28,7 @@ _STATE_BYTES: Final = 16
 _FIRST_FINGERPRINT: Final = 1 << 32
 _FINGERPRINT_BYTES: Final = 6
 _NO_TEXT: Final = b""
+_NO_LOGPROB: Final = PromptLogprob(logprob=0.0, rank=0)
 
 
 class Redactor:
@@ -77,7 +78,9 @@ class Redactor:
         requests = self._emitting.pop(completion.microbatch_id, [])
         tokens = [self._token(request, token) for request, token in zip(requests, completion.token_ids, strict=False)]
         tokens += [0] * (len(completion.token_ids) - len(tokens))
-        return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=())
+        # How many of its prompt's logprobs a client has is part of what the scheduler knows; their values are not.
+        parts = tuple((_NO_LOGPROB,) * len(part) for part in completion.prompt_logprobs)
+        return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=(), prompt_logprobs=parts)
 
     def _token(self, request: Request, token: int) -> int:
         state = self._texts.get(request)

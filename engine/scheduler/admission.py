@@ -12,6 +12,7 @@ from engine.limits import Limits
 from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
 from engine.plan import SamplingSpec
 from engine.scheduler.books import Books
+from engine.scheduler.prompt_logprobs import first_due
 from engine.scheduler.request import Request
 
 __all__ = ["Admission"]
@@ -41,8 +42,7 @@ class Admission:
         """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
         if failure is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=str(failure))
-        # At least one token is always computed, whatever was asked for.
-        never = self._limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
+        never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
         alive = message.rid in self._books.requests and message.rid not in freed
@@ -71,6 +71,7 @@ class Admission:
             limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self._limits.context_length),
             spec=self._spec(message, arrival, stop_ids),
             stop_ids=stop_ids,
+            logprobs_due=first_due(message.prompt_logprobs_from),
         )
 
     def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:
@@ -91,4 +92,5 @@ class Admission:
             top_logprobs_num=message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
             logit_bias=sampling.logit_bias,
+            prompt_top_logprobs_num=message.prompt_top_logprobs_num,
         )

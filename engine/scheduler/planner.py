@@ -16,6 +16,7 @@ from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
 from engine.scheduler.policy import policy_named
+from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import Place, Request
 
 __all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
@@ -183,7 +184,8 @@ class Planner:
         """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
         if self._limits.priority_preemption:
             self._preempt_for(request)
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=len(self._books.running))
+        spare, most = len(self._books.running), request.hit_limit_tokens
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most)
         if lease is None:
             return False
         self._books.take_out(request)
@@ -218,7 +220,8 @@ class Planner:
         if last:
             request.place = Place.DISPATCHED
             self._books.chunked = None
-        self._add_segment(plan, request, start, end, emits=last)
+        emits = last and end < request.limit_tokens
+        self._add_segment(plan, request, start, end, emits=emits, asked=next_asked(request, start, end))
 
     # -- decode --
 
@@ -294,9 +297,20 @@ class Planner:
             self.retract(victim)
 
     def _add_segment(
-        self, plan: Plan, request: Request, start: int, end: int, *, emits: bool, drafts: tuple[int, ...] = ()
+        self,
+        plan: Plan,
+        request: Request,
+        start: int,
+        end: int,
+        *,
+        emits: bool,
+        drafts: tuple[int, ...] = (),
+        asked: tuple[int, int] = NOTHING,
     ) -> None:
-        """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
+        """Add one request's share of the microbatch, with what the stages do not know yet of its pages.
+
+        ``asked`` are the prompt logprobs that it asks for.
+        """
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
         unsent, window = lease.unsent, self._memory.sliding_window
@@ -315,6 +329,8 @@ class Planner:
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
             len(drafts),
+            logprobs_from=asked[0],
+            next_id=asked[1],
         )
         plan.segments.append(segment)
         plan.requests.append(request)

@@ -57,7 +57,9 @@ class LongestPrefix(Policy):
         """By cached tokens; a queue that is too long for that, as they arrived."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
-        cached = {one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids) for one in waiting}
+        cached = {
+            one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.hit_limit_tokens) for one in waiting
+        }
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), cached[one], one.arrival))
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from engine.memory import Lease
 from engine.messages import FinishReason
 from engine.plan import SamplingSpec
 
-__all__ = ["Place", "Request"]
+__all__ = ["NO_LOGPROBS_DUE", "Place", "Request"]
+
+# Beyond every position.
+NO_LOGPROBS_DUE: Final = 1 << 62
 
 
 class Place(StrEnum):
@@ -43,7 +47,8 @@ class Request:
     tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
     after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
     later requests that started while it waits. ``guesses`` are a draft model's, of what
-    follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``.
+    follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
+    first position whose logits have not yet given the prompt logprob that is asked for.
     """
 
     rid: str
@@ -69,11 +74,25 @@ class Request:
     lookup_text: bytearray | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs_due: int = NO_LOGPROBS_DUE
 
     @property
     def is_finished(self) -> bool:
         """True from its terminal reply on."""
         return self.finish_reason is not None
+
+    @property
+    def is_prefilled(self) -> bool:
+        """True when all that it ever computes is launched: only for a request of no new token."""
+        return self.planned_tokens == self.limit_tokens
+
+    @property
+    def hit_limit_tokens(self) -> int:
+        """How many of its tokens may come from the cache: no token whose logits are needed.
+
+        Those are the last one's, for the next token, and those that a prompt logprob is still due from.
+        """
+        return self.logprobs_due if self.logprobs_due < self.prompt_tokens - 1 else len(self.ids) - 1
 
     def __repr__(self) -> str:
         return (

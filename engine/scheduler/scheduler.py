@@ -41,6 +41,7 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
+from engine.scheduler.prompt_logprobs import parts_told
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
@@ -167,6 +168,7 @@ class Scheduler:
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        self._replies += parts_told(launched.microbatch, launched.requests, completion)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
@@ -229,6 +231,10 @@ class Scheduler:
         self.memory.tree.check_own(request.lease.node)
         if request.place is Place.CHUNKED and not request.in_flight:
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
+        if request.is_prefilled and not (request.in_flight or request.is_finished):
+            self.memory.publish(request.lease, request.ids, counts=True)
+            self._end(request, FinishReason.LENGTH)
+            return
         self._release_if_landed(request)
 
     def _on_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:

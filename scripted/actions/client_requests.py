@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
@@ -159,6 +161,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
     ``new_least`` tokens nothing ends it.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs.
     """
 
     rid: str
@@ -179,6 +182,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     bias: float = 0.0
     new_least: int = 0
     ignore_eos: bool = False
+    logprobs_from: int | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -189,6 +193,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
         "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=40 new=0 logprobs_from=16",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -220,7 +225,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
         )
-        return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
+        first = self.logprobs_from
+        return Generate(
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            priority=self.priority,
+            return_logprob=first is not None,
+            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+        )
 
     def apply(self, run: Run) -> None:
         """The next step sees the message."""
@@ -244,6 +257,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         more |= {"min_new_tokens": self.new_least} if self.new_least else {}
         more |= {"ignore_eos": True} if self.ignore_eos else {}
+        if self.logprobs_from is not None:
+            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -266,8 +281,12 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Shorter prompts and outputs, no priority, smaller seeds, fewer logprobs of the prompt."""
+        yield from smaller_requests(self)
+        if self.logprobs_from is not None:
+            yield msgspec.structs.replace(self, logprobs_from=None)
+            if self.logprobs_from:
+                yield msgspec.structs.replace(self, logprobs_from=0)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -292,6 +311,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             bias=bias,
             new_least=min(sampling.min_new_tokens, new),
             ignore_eos=sampling.ignore_eos,
+            logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
         )
 
     @classmethod

@@ -26,6 +26,7 @@ from engine.messages import (
     PauseGeneration,
     PauseMode,
     PipelineFailed,
+    PromptLogprob,
     Refusal,
     RefusalKind,
     Reply,
@@ -36,6 +37,7 @@ from engine.messages import (
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
+from scripted.checks.asked_logprobs import check_asked
 from scripted.checks.calls import Calls
 from scripted.checks.pages import Pages, Tenancy
 from scripted.checks.profile_calls import ProfileCalls
@@ -46,6 +48,7 @@ __all__ = ["ClientAccount", "Life", "Totals", "check_answers"]
 
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _ABORT: Final = FinishReason.ABORT
+_COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
 _PROFILE: Final = ForwardMode.PROFILE
@@ -61,8 +64,9 @@ _RULES: Final = {
 class Life:
     """One request, from its ``Generate`` to its terminal reply or its refusal. ``ids`` is prompt and output.
 
-    ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told:
-    where its computation began when it started for the first time.
+    ``versions`` are the weights that computed what it was told, each once. ``cached_tokens`` is what its client is
+    told: where its computation began when it started for the first time. ``prompt_logprobs`` are what it was told of
+    its prompt.
     """
 
     __slots__ = (
@@ -71,6 +75,7 @@ class Life:
         "ids",
         "limit",
         "message",
+        "prompt_logprobs",
         "prompt_tokens",
         "refused",
         "rid",
@@ -96,6 +101,18 @@ class Life:
         self.refused = False
         self.cached_tokens = 0
         self.versions: tuple[int, ...] = ()
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
+
+    @property
+    def due(self) -> range:
+        """The positions whose logits have not yet given the prompt logprob that was asked for."""
+        first = self.message.prompt_logprobs_from
+        return range(0) if first < 0 else range(first + len(self.prompt_logprobs), self.prompt_tokens - 1)
+
+    @property
+    def most_hit(self) -> int:
+        """How many of its tokens may come from the cache: none whose logits are needed."""
+        return self.due.start if self.due else len(self.ids) - 1
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -113,10 +130,11 @@ class Told(NamedTuple):
     completion_tokens: int
     cached_tokens: int
     error: str | None
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 # The same without the names, which cost as much as all the rest; they are there where two differ.
-_Told = tuple[str, tuple[int, ...], FinishReason | None, int, int, int, str | None]
+_Told = tuple[str, tuple[int, ...], FinishReason | None, int, int, int, str | None, tuple[PromptLogprob, ...]]
 
 
 class Flight:
@@ -301,9 +319,13 @@ class ClientAccount:
         return RefusalKind.BUSY if waiting >= self._limits.max_queued_requests else None
 
     def _never_fits(self, life: Life) -> bool:
-        """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none."""
+        """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none.
+
+        A prompt that nothing is to follow may fill the context.
+        """
         limits, prompt = self._limits, life.prompt_tokens
-        if not 0 < prompt < limits.context_length or (not limits.chunking and prompt > limits.prefill_budget_tokens):
+        longest = limits.context_length - (life.message.sampling.max_new_tokens > 0)
+        if not 0 < prompt <= longest or (not limits.chunking and prompt > limits.prefill_budget_tokens):
             return True
         return max(life.limit, prompt + 1) - 1 > limits.total_pages * limits.page_size
 
@@ -377,6 +399,8 @@ class ClientAccount:
         if flight.mode is _PROFILE:
             self.profiles.land(completion.error)
         tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
+        if completion.prompt_logprobs:
+            self._on_parts(flight, completion)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
                 self._end(life, FinishReason.ERROR, error=completion.error)
@@ -390,6 +414,9 @@ class ClientAccount:
             if segment.emits and completion.error is None:
                 for _ in range(segment.choosers - rejected):
                     self._on_token(life, next(tokens), tenancy)
+            elif life.end is None and not tenancy.in_flight and tenancy.planned == life.limit:
+                # Nothing is to follow the prompt, and all of it is computed.
+                self._end(life, FinishReason.LENGTH)
             if segment.drafts:
                 # After the tokens: what was guessed right belongs to the request only now.
                 tenancy.planned -= rejected
@@ -397,6 +424,19 @@ class ClientAccount:
             # After the token, because a request on its way back to the queue may end with it.
             if life.tenancy is not None and life.tenancy.leaving:
                 self._note_if_retracted(life)
+
+    def _on_parts(self, flight: Flight, completion: Completion) -> None:
+        """Prompt logprobs: each part is told with its chunk's result, before the tokens of any."""
+        parts = iter(completion.prompt_logprobs)
+        version = self.totals.weights_version
+        for segment, life, _ in flight.work:
+            if segment.logprobs_from < 0:
+                continue
+            part = next(parts)
+            if life.end is None:
+                self._expect(life, (), None, None, part)
+                life.prompt_logprobs += part
+                life.versions += () if version in life.versions else (version,)
 
     def _on_token(self, life: Life, token: int, tenancy: Tenancy) -> None:
         if life.end is not None:
@@ -415,6 +455,8 @@ class ClientAccount:
             self._expect(life, (token,), None, None)
 
     def _end(self, life: Life, reason: FinishReason, *tokens: int, error: str | None = None) -> None:
+        if (tokens or reason is FinishReason.LENGTH) and life.due:
+            raise Violation(f"{life.rid} ends with {reason}, but its prompt logprobs of {life.due} were never told")
         self._expect(life, tokens, reason, error)
         if reason is _ABORT:
             self.totals.requests_aborted += 1
@@ -427,9 +469,17 @@ class ClientAccount:
         if life.tenancy is not None and not life.tenancy.leaving:
             self.pages.leave(life.tenancy)
 
-    def _expect(self, life: Life, tokens: tuple[int, ...], reason: FinishReason | None, error: str | None) -> None:
+    def _expect(
+        self,
+        life: Life,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        error: str | None,
+        part: tuple[PromptLogprob, ...] = (),
+    ) -> None:
         prompt = life.prompt_tokens
-        self._expected.append((life.rid, tokens, reason, prompt, len(life.ids) - prompt, life.cached_tokens, error))
+        completed = len(life.ids) - prompt
+        self._expected.append((life.rid, tokens, reason, prompt, completed, life.cached_tokens, error, part))
 
     # -- replies --
 
@@ -554,8 +604,13 @@ class ClientAccount:
         end = start + len(segment.token_ids) - segment.drafts
         if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
-        if segment.emits is not (end == known):
-            raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {end == known}")
+        emits = end == known < life.limit
+        if segment.emits is not emits:
+            raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {emits}")
+        if segment.logprobs_from >= 0 or life.message.prompt_logprobs_from >= 0:
+            # Of this stay in a row, that is: what a request was asked before it was sent back has come.
+            asked = [one for flight in self.flights for one, _, other in flight.work if other is tenancy]
+            check_asked(segment, life.ids, life.due, asked)
         if segment.drafts and (end != known or known + segment.drafts >= life.limit):
             raise Violation(f"{life.rid} has {known} of at most {life.limit} tokens and guesses: {segment}")
         tenancy.planned = end + segment.drafts
@@ -605,6 +660,10 @@ def check_answers(handles: Iterable[RequestHandle]) -> None:
         client = handle.client
         if client.terminal_answers != 1 and client.status is not None and not client.dropped:
             raise Violation(f"the client of {handle.rid} got {client.terminal_answers} terminal answers: {client}")
+        due = (None, *[value.logprob for value in handle.prompt_logprobs])
+        is_whole = handle.message.prompt_logprobs_from >= 0 and client.finish_reason in _COMPLETE
+        if is_whole and client.input_logprobs != due:
+            raise Violation(f"the client of {handle.rid} got the logprobs {client.input_logprobs}, but told were {due}")
 
 
 def _told_by(output: TokenOutput) -> _Told:
@@ -616,6 +675,7 @@ def _told_by(output: TokenOutput) -> _Told:
         output.completion_tokens,
         output.cached_tokens,
         output.error,
+        output.prompt_logprobs,
     )
 
 
@@ -633,6 +693,9 @@ def _compare_told(told: list[Told], due: list[Told]) -> None:
             raise Violation(f"{one.rid} gets a reply after its terminal one, or without being alive: {one}")
         raise Violation(_difference(one, same))
     for one in missing:
+        if one.prompt_logprobs:
+            count = len(one.prompt_logprobs)
+            raise Violation(f"{one.rid} has the logprobs of {count} tokens of its prompt, but its client was not told")
         what = "was aborted" if one.finish_reason is _ABORT else "has a result"
         raise Violation(f"{one.rid} {what}, but its client was not told: {one}")
 
@@ -647,6 +710,11 @@ def _difference(told: Told, due: Told) -> str:
             return f"{rid} goes on after its stop token: {told.token_ids}"
         reason, tokens = told.finish_reason, told.completion_tokens
         return f"{rid} ends with {reason} after {tokens} tokens: nothing explains that, due is {due.finish_reason}"
+    if told.prompt_logprobs != due.prompt_logprobs:
+        return (
+            f"{rid} is told the prompt logprobs {[one.logprob for one in told.prompt_logprobs]}, but its result has "
+            f"{[one.logprob for one in due.prompt_logprobs]}"
+        )
     if told.error != due.error:
         return f"{rid} ends with the wrong error: {told.error!r}, what happened is {due.error!r}"
     if told.cached_tokens != due.cached_tokens:

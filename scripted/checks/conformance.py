@@ -48,6 +48,7 @@ RULES: Final = {
     "Profile": "A profile is begun and ended by a microbatch of its own, in the first step with a free slot",
     "Order": "The queue is tried in the order of its policy, ties by arrival",
     "Places": "Every live request is in exactly one place",
+    "Prompt logprobs": "Each token of a prompt that is asked for is given its logprob once",
     "Publish": "Full pages of confirmed KV are published",
     "Refuse": "A request is refused for the first of these reasons",
     "Result": "A token is sent to the client in the step of its result, in the order of the segments",
@@ -80,7 +81,15 @@ _OF_STATS: Final = {
 }
 _OF_CONTROL: Final = {ForwardMode.UPDATE: "Weight update", ForwardMode.PROFILE: "Profile"}
 _MEANING: Final = tuple(_OF_STATS)
-_OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
+_OF_OUTPUT: Final = {
+    "finish_reason": "End",
+    "stop_token_id": "End",
+    "error": "End",
+    "cached_tokens": "Cached tokens",
+    "prompt_logprobs": "Prompt logprobs",
+}
+# What a segment asks for that has no prompt logprobs to give.
+_NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 
 
 class Nonconformance(Violation):
@@ -154,6 +163,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
     pages, window = len(segment.pages), [page >= 0 for page in segment.window_pages]
     what_pages = segment.page_start, pages
+    asked = (segment.logprobs_from, segment.targets) if segment.logprobs_from >= 0 else _NOTHING_ASKED
     if (
         expected.rid,
         segment.start,
@@ -163,6 +173,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         segment.sampling,
         window,
         segment.drafts,
+        *asked,
     ) == expected:
         return
     what = f"{what}, {expected.rid}"
@@ -174,6 +185,8 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
+    due = (expected.logprobs_from, expected.targets)
+    _must_be_equal("Prompt logprobs", f"{what}: the tokens whose logprobs it asks for, and after which one", due, asked)
     told = (expected.page_start, expected.pages)
     _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
     _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
@@ -240,6 +253,8 @@ def _compare_reply(expected: Reply, reply: Reply) -> None:
 
 
 def _rule_of(reply: Reply) -> str:
+    if isinstance(reply, TokenOutput) and reply.prompt_logprobs:
+        return "Prompt logprobs"
     if isinstance(reply, TokenOutput):
         return "Result" if reply.finish_reason is None else "End"
     return "Refuse" if isinstance(reply, Refusal) else "Calls" if isinstance(reply, CallAnswer) else "Counters"

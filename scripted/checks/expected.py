@@ -29,6 +29,8 @@ class ExpectedSegment(NamedTuple):
     sampling: SamplingSpec | None
     window_pages: Sequence[bool]
     drafts: int
+    logprobs_from: int
+    targets: tuple[int, ...]
 
 
 class Expected(NamedTuple):

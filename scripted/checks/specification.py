@@ -19,6 +19,7 @@ from scripted.checks.specified_calls import Answer, SpecifiedCalls
 from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
+from scripted.checks.specified_request import InFlight
 from scripted.checks.specified_request import SpecifiedRequest as Request
 
 __all__ = ["Specification"]
@@ -29,7 +30,7 @@ TOTALS: Final = messages.EngineStats.__struct_fields__[
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[tuple[Request, int, bool]], ForwardMode]  # in flight: of each request its end, if it emits a token
+_Flight = tuple[list[InFlight], ForwardMode]
 
 
 class Specification:
@@ -59,8 +60,7 @@ class Specification:
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
-            parts = [(request, end, end == len(request.ids)) for request, _, end in plan]
-            self.flights.append((parts, mode))
+            self.flights.append(([*map(Request.in_microbatch, plan, segments)], mode))
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
         return Expected(mode, self.launched - 1, segments, told, self.replies, self.calls.deadline, again)
@@ -137,8 +137,9 @@ class Specification:
         if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
             self._answer_all(self.calls.finish(mode, error))
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        self.replies += Request.told_parts(parts, completion)
         computed: list[tuple[Request, int]] = []
-        for request, end, emits in parts:
+        for request, end, emits, _ in parts:
             request.in_flight -= 1
             count = 0
             if emits and error is None:
@@ -151,8 +152,10 @@ class Specification:
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif request is self.chunked and not request.in_flight:
-                    self.memory.publish(request, request.planned_tokens, counts=False)
+                elif not request.in_flight and (request is self.chunked or request.is_prefilled):
+                    self.memory.publish(request, request.planned_tokens, counts=request.is_prefilled)
+                    if request.is_prefilled:
+                        self._end(request, FinishReason.LENGTH)
             self._leave_if_landed(request)
         for request, end in computed if error is None else ():
             self.memory.slide(request, end)
@@ -164,10 +167,8 @@ class Specification:
             self.running.append(request)
         request.ids.append(token)
         self.totals["generated_tokens"] += 1
-        if token in request.stop_ids:
-            self._end(request, FinishReason.STOP, token, logprob)
-        elif len(request.ids) >= request.limit_tokens:
-            self._end(request, FinishReason.LENGTH, token, logprob)
+        if (reason := request.why_ended(token)) is not None:
+            self._end(request, reason, token, logprob)
         else:
             self.replies.append(request.output(token, logprob))
 
@@ -231,7 +232,7 @@ class Specification:
 
     def _refusal_of(self, message: messages.Generate) -> tuple[RefusalKind, str] | None:
         """**Refuse**: for the first of these reasons that holds."""
-        never = self.limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
+        never = self.limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         waiting = len(self.waiting)
         if self.failure is not None:
             return RefusalKind.UNAVAILABLE, self.failure
@@ -280,10 +281,11 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
+        ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
         window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
+        more = window, len(request.drafts), *request.asked(start, end)
         return ExpectedSegment(
-            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, window, len(drafts)
+            request.rid, start, ids + request.drafts, told, request.pages - told, emits, sampling, *more
         )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:

@@ -117,7 +117,7 @@ class SpecifiedMemory:
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
         """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
-        hit, window, tokens = self.match(request.ids), self.window, len(request.ids)
+        hit, window, tokens = self.match(request.ids[: request.may_hit + 1]), self.window, len(request.ids)
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(

@@ -33,7 +33,7 @@ def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: Speci
     others = [one for one in waiting if not is_overdue(one)]
     if limits.schedule_policy == "priority":
         return sorted(due, key=_by_priority) + sorted(others, key=_by_priority)
-    return due + sorted(others, key=lambda one: -len(memory.match(one.ids)))
+    return due + sorted(others, key=lambda one: -len(memory.match(one.ids[: one.may_hit + 1])))
 
 
 def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], limits: Limits) -> list[SpecifiedRequest]:

@@ -16,6 +16,7 @@ from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
+from scripted.gallery.prompt_logprobs import PROMPT_LOGPROBS
 from scripted.gallery.retracting import RETRACTING
 from scripted.subject.mutant import Mutant
 
@@ -26,7 +27,16 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING)
+RACES: tuple[Mutant, ...] = (
+    *FLUSHING,
+    *ENDING,
+    *RETRACTING,
+    *PLANNING,
+    *MEMORY,
+    *FAULTS,
+    *DRAFTING,
+    *PROMPT_LOGPROBS,
+)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

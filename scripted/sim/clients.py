@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.frontend.answer import Answer, joined
+from engine.frontend.answer import Answer, is_shown, joined
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
 from engine.frontend.served_model import request_of
@@ -63,10 +63,17 @@ class _OpenRequest:
 
     def _receive(self, piece: GenerateAnswer) -> None:
         reason = piece.meta_info.finish_reason
-        if not piece.output_ids and reason is None:
+        if not is_shown(piece):
             return
         self.view.status = 200
-        self.view.receive(Chunk(text=piece.text, token_ids=piece.output_ids, finish_reason=reason and reason.value))
+        self.view.receive(
+            Chunk(
+                text=piece.text,
+                token_ids=piece.output_ids,
+                finish_reason=reason and reason.value,
+                input_logprobs=tuple(value for value, _, _ in piece.meta_info.input_token_logprobs or ()),
+            )
+        )
         self.view.closed = reason is not None
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "PromptDetails",
+    "PromptTokenLogprob",
     "TopLogprob",
     "Usage",
 ]
@@ -46,12 +47,23 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Logprobs of a completion's tokens. Offsets are characters of this choice's text, its prompt not counted."""
+    """Logprobs of a completion's tokens. Offsets are characters of this choice's text.
+
+    With ``echo`` those of the prompt are in front; its first token has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The logprob of a token in one place of a prompt, and its rank among all tokens there; the best has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +73,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +137,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

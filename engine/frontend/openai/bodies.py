@@ -122,6 +122,12 @@ class OpenAiBody(NullableBody):
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
     skip_special_tokens: Literal[True] = Field(default=True, description="special tokens have no text: only true")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
+    )
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
@@ -132,6 +138,11 @@ class OpenAiBody(NullableBody):
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
             raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError(
+                f"prompt_logprobs needs stream=false, got prompt_logprobs={self.prompt_logprobs} in a stream; "
+                "leave out one of the two"
+            )
         if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
@@ -143,6 +154,11 @@ class OpenAiBody(NullableBody):
     def max_new_tokens(self) -> int | None:
         """Most tokens of output that were asked for, by whatever field; None: it was left open."""
         return self.max_tokens
+
+    @property
+    def top_of_prompt(self) -> int | None:
+        """Most likely tokens that are wanted in each place of the prompt; None: nothing of the prompt is."""
+        return self.prompt_logprobs
 
     @property
     def default_new_tokens(self) -> int | None:
@@ -204,7 +220,8 @@ class CompletionBody(OpenAiBody):
         description="number of most likely tokens to return, beside the chosen one",
     )
     best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
-    echo: bool = Field(default=False, description="begin each text with its prompt; not with logprobs")
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only")
+    echo: bool = Field(default=False, description="begin each text, and its logprobs, with the prompt")
     suffix: None = Field(None, description="not honoured: only null")
 
     @property
@@ -223,14 +240,11 @@ class CompletionBody(OpenAiBody):
             raise ValueError("prompt must hold at least 1 prompt, got an empty list; send a text or token ids")
         return self
 
-    @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                f"echo must be false with logprobs, got logprobs={self.logprobs}: the prompt's own logprobs are not "
-                "computed; leave out one of the two"
-            )
-        return self
+    @property
+    def top_of_prompt(self) -> int | None:
+        """An echoed prompt has as many as the output."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -14,7 +14,7 @@ from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
-from engine.frontend.served_model import ServedModel, check_fits, check_vocabulary, tokenize
+from engine.frontend.served_model import ServedModel, check_fits, check_prompt_logprobs, check_vocabulary, tokenize
 from engine.limits import Limits
 from engine.messages import Generate
 
@@ -32,7 +32,7 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
         for prompt in body.prompts
     ]
     order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs)
-    return msgspec.structs.replace(order, echo=_echoed(body, served))
+    return msgspec.structs.replace(order, echo=_echoed(body, served), top_logprobs=body.logprobs or 0)
 
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
@@ -66,8 +66,11 @@ def _order(
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
     count = len(prompts) * body.n
     messages = []
+    top_of_prompt = body.top_of_prompt
     for index in range(count):
         prompt_ids = prompts[index // body.n]
+        # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
+        asks = top_of_prompt is not None and (body.stream or index % body.n == 0)
         check_vocabulary(prompt_ids, limits.vocab_size, param)
         sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), index % body.n)
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
@@ -79,8 +82,11 @@ def _order(
                 priority=body.priority,
                 return_logprob=top is not None,
                 top_logprobs_num=top or 0,
+                prompt_logprobs_from=0 if asks else -1,
+                prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
             )
         )
+    check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
     return Order(
         rid=rid,
         messages=tuple(messages),
@@ -88,6 +94,7 @@ def _order(
         n=body.n,
         logprobs=top is not None,
         include_usage=body.include_usage,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 
@@ -97,7 +104,7 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
     Raises ApiError (400) for a number that the context has no room for: it would be cut in silence otherwise.
     """
     in_context = limits.context_length - prompt_tokens
-    if in_context < 1:
+    if in_context < 1 and body.max_new_tokens != 0:
         return 1  # The prompt alone is too long, which is said of the prompt.
     for name, tokens in body.asked_tokens.items():
         if tokens > in_context:

@@ -27,6 +27,7 @@ from engine.frontend.openai.answers import (
     TopLogprob,
     Usage,
 )
+from engine.frontend.openai.prompt_logprobs import EchoOffsets, echoed, ranked
 from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
 from engine.frontend.token_texts import TokenTexts, Vocabulary
 
@@ -56,7 +57,11 @@ class _Counts:
 
 
 class CompletionShape:
-    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own."""
+    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own.
+
+    ``top_logprobs`` and ``prompt_logprobs`` are how many of the most likely tokens are shown, of an echoed prompt and
+    of a prompt that is ranked.
+    """
 
     def __init__(
         self,
@@ -68,12 +73,20 @@ class CompletionShape:
         logprobs: bool,
         include_usage: bool,
         echo: Sequence[str] = (),
+        top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self._rid = rid
         self._model = model
         self._tokenizer = tokenizer
+        self._n = n
         self._echo = {index: echo[index // n] for index in range(len(echo) * n)}
         self._texts = TokenTexts(tokenizer)
+        self._top_logprobs = top_logprobs
+        self._prompt_logprobs = prompt_logprobs
+        self._echo_offsets: dict[int, EchoOffsets] = {}
+        if logprobs:
+            self._echo_offsets = {index: EchoOffsets(tokenizer, self._texts, one) for index, one in self._echo.items()}
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._counts = _Counts(n)
@@ -82,12 +95,14 @@ class CompletionShape:
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
         """The answer in one."""
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        # Neighbouring choices share a prompt, whose logprobs came with the first of them.
+        firsts = [answers[index - index % self._n] for index in range(len(answers))]
+        choices = [self._choice(index, *both) for index, both in enumerate(zip(answers, firsts, strict=True))]
         return self._answer(choices, self._counts.usage())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """One event for a piece that shows something."""
-        choice = self._choice(index, piece)
+        choice = self._choice(index, piece, piece)
         if choice.text or choice.finish_reason or choice.logprobs:
             yield self._answer([choice], None if self._include_usage else msgspec.UNSET)
 
@@ -99,17 +114,33 @@ class CompletionShape:
     def _answer(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> CompletionAnswer:
         return CompletionAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
 
-    def _choice(self, index: int, piece: GenerateAnswer) -> CompletionChoice:
+    def _choice(self, index: int, piece: GenerateAnswer, of_prompt: GenerateAnswer) -> CompletionChoice:
         self._counts.note(index, piece.meta_info)
+        echo, most = self._echo.pop(index, ""), self._prompt_logprobs
+        if self._logprobs:
+            self._offsets.setdefault(index, _Offsets(self._tokenizer, begin=len(echo)))
         return CompletionChoice(
             index=index,
-            text=self._echo.pop(index, "") + piece.text,
-            logprobs=self._spelled(index, _entries(piece)) if self._logprobs else None,
+            text=echo + piece.text,
+            logprobs=self._spelled(index, _entries(piece), of_prompt) if self._logprobs else None,
             finish_reason=piece.meta_info.finish_reason,
+            prompt_logprobs=msgspec.UNSET if most is None else ranked(of_prompt, most, self._texts),
         )
 
-    def _spelled(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
-        offsets = self._offsets.setdefault(index, _Offsets(self._tokenizer))
+    def _spelled(self, index: int, entries: Sequence[OutputLogprob], of_prompt: GenerateAnswer) -> CompletionLogprobs:
+        said = self._spelled_output(index, entries)
+        if index not in self._echo_offsets:
+            return said
+        prompt = echoed(of_prompt, self._top_logprobs, self._texts, self._echo_offsets[index])
+        return CompletionLogprobs(
+            tokens=prompt.tokens + said.tokens,
+            token_logprobs=prompt.token_logprobs + said.token_logprobs,
+            top_logprobs=prompt.top_logprobs + said.top_logprobs,
+            text_offset=prompt.text_offset + said.text_offset,
+        )
+
+    def _spelled_output(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
+        offsets = self._offsets[index]
         text_of = self._texts.text_of
         return CompletionLogprobs(
             tokens=[text_of(entry.token_id) for entry in entries],
@@ -123,8 +154,17 @@ class ChatShape:
     """Answers of ``/v1/chat/completions``."""
 
     def __init__(
-        self, rid: str, model: str, tokenizer: Vocabulary, *, n: int, logprobs: bool, include_usage: bool
+        self,
+        rid: str,
+        model: str,
+        tokenizer: Vocabulary,
+        *,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        prompt_logprobs: int | None = None,
     ) -> None:
+        self._prompt_logprobs = prompt_logprobs
         self._rid = rid
         self._model = model
         self._texts = TokenTexts(tokenizer)
@@ -147,8 +187,15 @@ class ChatShape:
                     finish_reason=answer.meta_info.finish_reason,
                 )
             )
-        usage = self._counts.usage()
-        return ChatAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+        most = self._prompt_logprobs
+        return ChatAnswer(
+            id=self._rid,
+            created=self._created_s,
+            model=self._model,
+            choices=choices,
+            usage=self._counts.usage(),
+            prompt_logprobs=msgspec.UNSET if most is None else ranked(answers[0], most, self._texts),
+        )
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
@@ -200,11 +247,11 @@ class ChatShape:
 
 
 class _Offsets:
-    """Where each token of one choice begins in its text."""
+    """Where each token of one choice begins in its text; the first at ``begin``."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, begin: int) -> None:
         self._detokenizer = Detokenizer(decoder)
-        self._chars = 0
+        self._chars = begin
 
     def before(self, token_id: int) -> int:
         """The offset of the next token, in characters; one inside a character has that character's offset."""

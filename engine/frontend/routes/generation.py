@@ -72,6 +72,8 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             logprobs=order.logprobs,
             include_usage=order.include_usage,
             echo=order.echo,
+            top_logprobs=order.top_logprobs,
+            prompt_logprobs=order.prompt_logprobs,
         )
         return await respond(request, front, order.messages, shape, stream=order.stream)
 
@@ -89,6 +91,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             n=order.n,
             logprobs=order.logprobs,
             include_usage=order.include_usage,
+            prompt_logprobs=order.prompt_logprobs,
         )
         return await respond(request, front, order.messages, shape, stream=order.stream)
 

@@ -35,6 +35,14 @@ def _boundaries() -> Iterator[tuple[str, str]]:
             f"page_size=4 max_total_tokens=16; 1 start a prompt={16 + beside} new=1; 9 start b prompt={16 + beside} new=1",
         )
         yield (
+            f"{name}-all-pages-prefilled",
+            f"page_size=4 max_total_tokens=16; 1 start a prompt={16 + beside} new=0; 9 start b prompt={16 + beside} new=0 logprobs_from=0",
+        )
+        yield (
+            f"{name}-the-context-prefilled",
+            f"context_length=16 max_total_tokens=64; 1 start a prompt={16 + beside} new=0; 9 start b prompt={16 + beside} new=1",
+        )
+        yield (
             f"{name}-a-page",
             f"page_size=4 chunked_prefill_size=16 max_total_tokens=16; 1 start a prompt={8 + beside} new=4; 2 start b prompt=4 seed=1 new=2",
         )
@@ -345,6 +353,42 @@ TEXTS: Final[dict[str, str]] = {
         "1 start a prompt=13 new=10; 1 start b prompt=12 seed=1 new=10 priority=1; 3 start c prompt=9 seed=2 new=6 priority=1"
     ),
     "many-decodes": "chunked_prefill_size=32 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=5 seed={i} new=6" for i in range(5)),
+    # Prompt logprobs: of a split prompt, beside a cached prefix of it, and of a part of the prompt only.
+    "scored": (
+        f"{_PP1} pp_size=2; 1 start a prompt=70 new=2 logprobs_from=0; 12 start b prompt=70 new=2 logprobs_from=0; "
+        "13 start c prompt=70 new=2 logprobs_from=40; 14 start d prompt=100 new=2"
+    ),
+    # Chunks that end in the middle of a page, several in flight, beside decodes.
+    "scored-mixed": (
+        "pp_size=2 pp_async_depth=1 mixed_chunk=True chunked_prefill_size=24 max_total_tokens=512; 1 start a prompt=10 new=8; "
+        "3 start b prompt=61 seed=1 new=2 logprobs_from=5; 4 start c prompt=61 seed=1 new=3 logprobs_from=30"
+    ),
+    # Sent back in the middle of the prompt, and while it decodes: nothing is told twice, and nothing is lost.
+    "scored-and-paused": (
+        "pp_size=2 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=60 new=2 logprobs_from=3; 3 pause mode=retract; "
+        "7 continue; 9 pause mode=retract; 12 continue"
+    ),
+    # Prompts in one microbatch, each with values of its own; one of them is gone when these are here.
+    "scored-together": (
+        "pp_size=2 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=9 new=2 logprobs_from=2; "
+        "1 start b prompt=12 seed=1 new=2 logprobs_from=0; 1 start c prompt=20 seed=2 new=0 logprobs_from=4; 2 abort a"
+    ),
+    "scored-without-pages": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10 logprobs_from=0; "
+        "1 start b prompt=12 seed=1 new=10 logprobs_from=4; 3 start c prompt=9 seed=2 new=6 logprobs_from=0"
+    ),
+    # Beside requests that guess, and guessing themselves once their prompt is told.
+    "scored-with-guesses": (
+        "pp_size=2 mixed_chunk=True speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=160; 1 start a prompt=20 new=12; 6 start b prompt=30 seed=1 new=8 logprobs_from=2; 8 start c prompt=20 new=0"
+    ),
+    # A cache warm-up: nothing is said. What it left is hit.
+    "prefill-only": (
+        f"{_PP1} pp_size=2; 1 start a prompt=70 new=0; 2 start b prompt=64 seed=1 new=0 logprobs_from=8; 12 start c prompt=70 new=2; "
+        "13 start d prompt=64 seed=1 new=0"
+    ),
+    "prefill-only-fails": f"{_PP1} pp_size=2; 1 start a prompt=20 new=0; 1 fail; 6 start b prompt=40 new=2",
+    "prefill-only-deep": f"{_PP4}; 1 start a prompt=125 new=0; 2 start b prompt=20 seed=1 new=0; 3 pause mode=retract; 6 continue",
     **{
         f"stops-at-{place}": f"{_PP1} pp_size=2; 1 start a prompt=40 new=4 stop={token}; 2 start b prompt=20 seed=1 new=4"
         for place, token in enumerate(STOP_TOKENS, 1)

@@ -69,11 +69,13 @@ def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
         body["sampling_params"] = {name: value for name, value in sampling.items() if name not in cut}
         body |= {"text": str(body.get("text"))[:LONGEST_PROMPT], "input_ids": None}
         body["return_logprob"] = bool(body.get("top_logprobs_num"))
+        body["logprob_start_len"] = 0 if body["return_logprob"] and (body.get("logprob_start_len") or 0) > 0 else -1
     else:
         body["n"] = min(MOST_CHOICES, body.get("n") or 1)
+        if body.get("stream"):
+            body["prompt_logprobs"] = None
     if path == "/v1/completions":
         body["prompt"] = ["x", [1, 2], "\u20ac"][len(str(body.get("prompt"))) % 3]
-        body["echo"] = bool(body.get("echo")) and body.get("logprobs") is None
     elif path == "/v1/chat/completions":
         body["logprobs"] = bool(body.get("top_logprobs"))
         body["messages"] = [

@@ -23,6 +23,7 @@ from engine.messages import (
     GetStats,
     PauseGeneration,
     PauseMode,
+    PromptLogprob,
     Refusal,
     RefusalKind,
     SamplingParams,
@@ -104,6 +105,35 @@ def test_logprobs_go_with_their_tokens(play) -> None:
             {"token_id": 97, "logprob": -0.5, "top": [[7, -0.25]]},
             {"token_id": 97, "logprob": -1.0, "top": [[7, -0.25]]},
         ]
+
+    play(scene)
+
+
+def test_logprobs_of_the_prompt_come_in_parts(play) -> None:
+    """C02: null in front; the tokens of a stream's event follow those of the one before it."""
+
+    async def scene(stage) -> None:
+        request = {
+            "input_ids": [1, 2, 3, 4],
+            "rid": "r",
+            "return_logprob": True,
+            "logprob_start_len": 1,
+            "stream": True,
+        }
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        message = await stage.scheduler.receive()
+        assert (message.prompt_logprobs_from, message.prompt_top_logprobs_num) == (1, 0)
+        for value in (-0.5, -1.5):
+            part = (PromptLogprob(value, 3),)
+            await stage.scheduler.reply(TokenOutput(rid="r", prompt_tokens=4, prompt_logprobs=part))
+        await stage.scheduler.reply(_output("r", b"a", done=1, reason=FinishReason.LENGTH))
+        first, second, last, _ = _events((await answer).text)
+        assert first["meta_info"]["input_token_logprobs"] == [[None, 2, None], [-0.5, 3, None]]
+        assert second["meta_info"]["input_token_logprobs"] == [[-1.5, 4, None]]
+        assert second["meta_info"]["input_token_ranks"] == [3]
+        assert (last["output_ids"], last["meta_info"]["input_token_logprobs"]) == ([97], [])
+        late = await stage.http.post("/generate", json=request | {"logprob_start_len": 4})
+        assert (late.status_code, late.json()["error"]["param"]) == (400, "logprob_start_len")
 
     play(scene)
 
