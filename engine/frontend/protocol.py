@@ -32,6 +32,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "TimeLimit",
     "TokenIds",
     "UpdateWeightsBody",
     "parse_body",
@@ -47,6 +48,8 @@ MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
+# The longest time limit of a request: a day.
+MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
@@ -71,6 +74,7 @@ LogitBias = Annotated[
 ]
 # Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -139,6 +143,8 @@ class GenerateBody(StrictBody):
     priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:

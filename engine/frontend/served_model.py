@@ -63,6 +63,8 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         priority=body.priority,
         return_logprob=body.return_logprob,
         top_logprobs_num=body.top_logprobs_num,
+        timeout_s=body.timeout_s,
+        waiting_timeout_s=body.waiting_timeout_s,
     )
 
 

@@ -69,8 +69,16 @@ class KVMemory:
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
-            return self.tree.match_length(ids[:-1])
+            # Never the page of the last token. Without it the prompt need not be copied, and it may be long.
+            return min(self.tree.match_length(ids), (len(ids) - 1) // self._page_size * self._page_size)
         return len(self._usable(ids, self.sliding_window))
+
+    def cached_nodes(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
+        if not self._radix_cache:
+            return []
+        window = self.sliding_window
+        return self.tree.match_nodes(ids[:-1] if window is None else self._usable(ids, window))
 
     def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.

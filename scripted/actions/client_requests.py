@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from engine.messages import Abort, FinishReason, Generate, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
@@ -12,7 +14,7 @@ from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
 from scripted.subject.action import Action, SearchBase, smaller_requests
 from scripted.subject.run import Run
-from scripted.subject.shell_words import ShellWord, only, whole
+from scripted.subject.shell_words import ShellWord, only, seconds, whole
 from scripted.subject.verb import Code, Verb, variable_of
 
 __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
@@ -30,6 +32,8 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "priority": int,
     "ignore_eos": bool,
     "stream": bool,
+    "timeout_s": float,
+    "waiting_timeout_s": float,
 }
 
 
@@ -54,6 +58,8 @@ def _assignment(word: str) -> tuple[str, Any]:
         raise BadCommand(f"start takes {', '.join(_SHELL_FIELDS)}, each as name=value, got {word!r}")
     if _SHELL_FIELDS[name] is int:
         return name, whole(f"start {name}=", text)
+    if _SHELL_FIELDS[name] is float:
+        return name, seconds(f"start {name}=", [text])
     if _SHELL_FIELDS[name] is bool and text.lower() not in ("true", "false"):
         raise BadCommand(f"start {name}= takes true or false, got {text!r}")
     return name, text.lower() == "true" if _SHELL_FIELDS[name] is bool else text
@@ -158,7 +164,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
-    ``new_least`` tokens nothing ends it.
+    ``new_least`` tokens nothing ends it. ``timeout_s`` and ``waiting_timeout_s`` are time limits.
     """
 
     rid: str
@@ -179,6 +185,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     bias: float = 0.0
     new_least: int = 0
     ignore_eos: bool = False
+    timeout_s: float | None = None
+    waiting_timeout_s: float | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -189,6 +197,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
         "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -199,6 +208,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which it ends by itself."""
+        return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
 
     @property
     def variable(self) -> str:
@@ -220,7 +234,14 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
         )
-        return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
+        return Generate(
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            priority=self.priority,
+            timeout_s=self.timeout_s,
+            waiting_timeout_s=self.waiting_timeout_s,
+        )
 
     def apply(self, run: Run) -> None:
         """The next step sees the message."""
@@ -244,6 +265,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         more |= {"min_new_tokens": self.new_least} if self.new_least else {}
         more |= {"ignore_eos": True} if self.ignore_eos else {}
+        more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
+        more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -266,8 +289,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds."""
+        for name in ("timeout_s", "waiting_timeout_s"):
+            if getattr(self, name) is not None:
+                yield msgspec.structs.replace(self, **{name: None})
+        yield from smaller_requests(self)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -292,6 +318,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             bias=bias,
             new_least=min(sampling.min_new_tokens, new),
             ignore_eos=sampling.ignore_eos,
+            timeout_s=event.timeout_s,
+            waiting_timeout_s=event.waiting_timeout_s,
         )
 
     @classmethod

@@ -40,7 +40,10 @@ class SpecifiedRequest:
     computed before it decodes. ``cached_tokens`` were hit when it was admitted first.
     """
 
-    def __init__(self, message: Generate, arrival: int, limits: Limits) -> None:
+    def __init__(self, message: Generate, arrival: int, limits: Limits, since: float = 0.0) -> None:
+        self.since = since
+        limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
+        self.has_time_limit = limited
         self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
         self.ids = list(message.prompt_ids)
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63

@@ -14,8 +14,10 @@ from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
+from scripted.gallery.limits_and_load import LIMITS_AND_LOAD
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
+from scripted.gallery.queue_policies import QUEUE_POLICIES
 from scripted.gallery.retracting import RETRACTING
 from scripted.subject.mutant import Mutant
 
@@ -26,7 +28,17 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING)
+RACES: tuple[Mutant, ...] = (
+    *FLUSHING,
+    *ENDING,
+    *RETRACTING,
+    *PLANNING,
+    *MEMORY,
+    *FAULTS,
+    *DRAFTING,
+    *LIMITS_AND_LOAD,
+    *QUEUE_POLICIES,
+)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

@@ -74,11 +74,13 @@ class Verbs(Waits):
         return_logprob: bool = False,
         top_logprobs_num: int = 0,
         stream: bool = True,
+        timeout_s: float | None = None,
+        waiting_timeout_s: float | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
-        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. Raises RequestRefused,
-        with status and body, for a request that the server does not admit.
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. The time limits are in
+        virtual seconds. Raises RequestRefused, with status and body, for a request that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
@@ -105,6 +107,8 @@ class Verbs(Waits):
             "priority": priority,
             "return_logprob": return_logprob,
             "top_logprobs_num": top_logprobs_num,
+            "timeout_s": timeout_s,
+            "waiting_timeout_s": waiting_timeout_s,
         }
         return self._start(body)
 

@@ -21,6 +21,7 @@ from engine.frontend.protocol import (
     LogitBias,
     StopString,
     StrictBody,
+    TimeLimit,
     TokenIds,
 )
 from engine.messages import SamplingParams
@@ -122,6 +123,8 @@ class OpenAiBody(NullableBody):
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
     skip_special_tokens: Literal[True] = Field(default=True, description="special tokens have no text: only true")
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:

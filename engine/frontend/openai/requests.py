@@ -79,6 +79,8 @@ def _order(
                 priority=body.priority,
                 return_logprob=top is not None,
                 top_logprobs_num=top or 0,
+                timeout_s=body.timeout_s,
+                waiting_timeout_s=body.waiting_timeout_s,
             )
         )
     return Order(
