@@ -59,15 +59,17 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**63 - 1)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``error`` is never shown as a normal end."""
+    """Why a request ended. ``error`` is never shown as a normal end; ``timeout`` is the end of its time."""
 
     LENGTH = "length"
     STOP = "stop"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class PauseMode(StrEnum):
@@ -119,6 +121,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     From position ``prompt_logprobs_from`` on each token of the prompt is given its logprob after the tokens before it,
     that position itself excepted; -1 asks for none. With ``max_new_tokens=0`` the prompt is computed and cached only.
+    It ends by itself ``timeout_s`` seconds after it entered the queue, and ``waiting_timeout_s`` after that if it was
+    not started by then.
     """
 
     rid: str
@@ -129,6 +133,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs_num: _Count = 0
     prompt_logprobs_from: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
     prompt_top_logprobs_num: _Count = 0
+    timeout_s: _TimeLimit | None = None
+    waiting_timeout_s: _TimeLimit | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -330,7 +336,8 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
+    have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode.
     """
 
     step: int
@@ -347,6 +354,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     rows_total: int
     rows_free: int
+    alive: int
+    pending_prefill_tokens: int
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -358,6 +367,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    requests_timed_out: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -142,10 +142,16 @@ class _SchedulerCollector(Collector):
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
         if stats is None:
             return
-        yield self._gauge("num_requests_running", "Requests that own memory.", stats.running + stats.chunked)
+        yield self._gauge("num_requests_running", "Requests that are being computed.", stats.alive - stats.waiting)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
+        pending = stats.pending_prefill_tokens
+        yield self._gauge(
+            "num_pending_prefill_tokens", "Prompt tokens to be launched; cached ones not counted.", pending
+        )
         yield self._gauge("num_microbatches_in_flight", "Microbatches on their way.", stats.in_flight)
         held = stats.pages_held / max(1, stats.pages_total)
+        yield self._gauge("kv_pages", "Pages of the KV cache.", stats.pages_total)
+        yield self._gauge("kv_pages_free", "Pages that hold nothing.", stats.pages_free)
         yield self._gauge("kv_cache_usage_perc", "Part of the KV cache that requests hold; 1 is all of it.", held)
         cached = stats.pages_cached / max(1, stats.pages_total)
         yield self._gauge(
@@ -158,6 +164,7 @@ class _SchedulerCollector(Collector):
         yield self._counter("spec_decode_num_accepted_tokens", "Guesses that held.", stats.accepted_tokens)
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
+        yield self._counter("num_requests_timed_out", "Requests whose time was over.", stats.requests_timed_out)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
 

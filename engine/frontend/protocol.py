@@ -34,6 +34,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "TimeLimit",
     "TokenIds",
     "UpdateWeightsBody",
     "parse_body",
@@ -49,6 +50,8 @@ MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
+# The longest time limit of a request: a day.
+MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
@@ -73,6 +76,7 @@ LogitBias = Annotated[
 ]
 # Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -146,6 +150,8 @@ class GenerateBody(StrictBody):
     logprob_start_len: int = Field(
         default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
     )
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:

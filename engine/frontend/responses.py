@@ -105,7 +105,9 @@ def error_answer(
     return json_answer(error.body_for(request_id), status=error.status, headers={**(headers or {}), **own})
 
 
-def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_answer(
+    data: msgspec.Struct | Sequence[msgspec.Struct], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """An answer with a JSON body."""
     return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)
 

@@ -83,6 +83,8 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         top_logprobs_num=body.top_logprobs_num,
         prompt_logprobs_from=start,
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
+        timeout_s=body.timeout_s,
+        waiting_timeout_s=body.waiting_timeout_s,
     )
     check_prompt_logprobs([message], "logprob_start_len")
     return message

@@ -34,6 +34,7 @@ def audit(scheduler: Scheduler) -> None:
     books, memory = scheduler.books, scheduler.memory
     live = books.live()
     _check_books(books, live)
+    _check_time_limits(scheduler)
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
@@ -71,6 +72,17 @@ def _check_request(books: Books, request: Request) -> None:
         raise IntegrityError(f"{request} owns memory where it must not, or none where it must")
     if not request.in_flight and place in _ONLY_IN_FLIGHT:
         raise IntegrityError(f"{request} is not in flight")
+
+
+def _check_time_limits(scheduler: Scheduler) -> None:
+    """Only what lives can run out of time, and what has started is not bound to start."""
+    if scheduler.time_limits.deadline is None:
+        return
+    for request, must_start in scheduler.time_limits.entries():
+        if scheduler.books.requests.get(request.rid) is not request:
+            raise IntegrityError(f"{request} has a time limit, but has ended")
+        if must_start and (request.lease is not None or request.retractions):
+            raise IntegrityError(f"{request} has started, but may still run out of the time to start")
 
 
 def _is_in_place(books: Books, request: Request) -> bool:

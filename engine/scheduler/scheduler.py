@@ -45,6 +45,7 @@ from engine.scheduler.prompt_logprobs import parts_told
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
+from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["Scheduler"]
 
@@ -63,7 +64,8 @@ class Scheduler:
         )
         self.books = Books()
         self.counters = Counters()
-        self.planner = Planner(limits, self.books, self.memory, self.counters)
+        self.time_limits = TimeLimits(limits.waiting_timeout_s)
+        self.planner = Planner(limits, self.books, self.memory, self.counters, self.time_limits)
         self.digests = DigestChain()
         self.pressure = Pressure(self.memory)
         self.step_number = 0
@@ -96,12 +98,11 @@ class Scheduler:
         handlers = self._handlers
         for event in self.pressure.not_yet_applied(events) if self.pressure.ahead else events:
             handlers[type(event)](event)
+        if (deadline := self.time_limits.deadline) is not None and deadline <= now:
+            self._end_overdue()
         calls = self.controls
-        deadline = calls.deadline
-        if deadline is not None:
-            if (answer := calls.answer_due(now)) is not None:
-                self._replies.append(answer)
-            deadline = calls.deadline
+        if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
+            self._replies.append(answer)
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
@@ -113,9 +114,15 @@ class Scheduler:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, deadline)
+        return StepResult(self.step_number, microbatch, replies, again, self.deadline)
 
     # -- looking --
+
+    @property
+    def deadline(self) -> float | None:
+        """When a request runs out of time or a call that waits gives up, whichever is first; None when nothing can."""
+        call, request = self.controls.deadline, self.time_limits.deadline
+        return request if call is None else call if request is None else min(call, request)
 
     @property
     def is_fully_idle(self) -> bool:
@@ -283,7 +290,9 @@ class Scheduler:
             return
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(message.prompt_ids)
-        self.books.enqueue(self._admission.request_of(message, self.counters.requests_started))
+        request = self._admission.request_of(message, self.counters.requests_started)
+        self.time_limits.enter(request, message, self.now)
+        self.books.enqueue(request)
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.books.requests.get(abort.rid)
@@ -300,6 +309,10 @@ class Scheduler:
         if abort.call_id is not None:
             self._answer(abort.call_id, ok=True, message=f"aborted {len(live)} requests")
 
+    def _end_overdue(self) -> None:
+        for request in self.time_limits.over(self.now):
+            self._end(request, FinishReason.TIMEOUT, error=self.time_limits.why(request, self.now))
+
     def _end(
         self,
         request: Request,
@@ -313,6 +326,7 @@ class Scheduler:
         assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
         request.finish_reason, request.error = reason, error
         self.books.take_out(request)
+        self.time_limits.leave(request)
         del self.books.requests[request.rid]
         self._replies.append(output_of(request, token=token, logprob=logprob))
         self.counters.count_end(reason)

@@ -13,6 +13,7 @@ from engine.memory import KVMemory
 from engine.messages import EngineStats
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.load import pending_prefill_tokens
 
 __all__ = ["sizes_of", "stats_of"]
 
@@ -52,5 +53,7 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> E
         page_size=pages.page_size,
         rows_total=rows.total,
         rows_free=rows.free,
+        alive=len(books.requests),
+        pending_prefill_tokens=pending_prefill_tokens(books, memory),
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

@@ -12,19 +12,22 @@ from typing import Any, Final
 
 from engine import messages
 from engine.limits import Limits
-from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
+from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
+from scripted.checks.specified_chunks import next_part
 from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_memory import SpecifiedMemory
-from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
+from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
 from scripted.checks.specified_request import InFlight
 from scripted.checks.specified_request import SpecifiedRequest as Request
+from scripted.checks.specified_time import next_deadline, out_of_time
 
 __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
+ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 TOTALS: Final = messages.EngineStats.__struct_fields__[
     messages.EngineStats.__struct_fields__.index("requests_started") :
 ]
@@ -50,10 +53,12 @@ class Specification:
         self.totals = dict.fromkeys(TOTALS, 0)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
-        """**Step**: the events in their order, then the call that waits, then at most one microbatch."""
+        """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
         self.steps, self.now, self.replies = self.steps + 1, now, []
         for event in events:
             self._apply(event)
+        for _, _, says, request in out_of_time(self.live.values(), self.limits, now):
+            self._end(request, FinishReason.TIMEOUT, error=says)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
         retractions = self.totals["retractions"]
@@ -63,7 +68,8 @@ class Specification:
             self.flights.append(([*map(Request.in_microbatch, plan, segments)], mode))
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, told, self.replies, self.calls.deadline, again)
+        deadline = next_deadline(self.calls.deadline, self.live.values(), self.limits)
+        return Expected(mode, self.launched - 1, segments, told, self.replies, deadline, again)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -123,6 +129,7 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
+            alive=len(self.live), pending_prefill_tokens=self.memory.pending_tokens(self.waiting, self.chunked),
             **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
@@ -178,7 +185,7 @@ class Specification:
         self._take_out(request)
         del self.live[request.rid]
         self.replies.append(request.output(*news, error=error))
-        self.totals["requests_aborted" if reason is FinishReason.ABORT else "requests_finished"] += 1
+        self.totals[ENDS.get(reason, "requests_finished")] += 1
         if news:
             self.memory.publish(request, len(request.ids) - 1)
         self._leave_if_landed(request)
@@ -221,26 +228,14 @@ class Specification:
     # -- clients --
 
     def _on_generate(self, message: messages.Generate) -> None:
-        refusal = self._refusal_of(message)
+        refusal = why_refused(message, self.failure, self.live, len(self.waiting), self.limits)
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, self.now)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
-
-    def _refusal_of(self, message: messages.Generate) -> tuple[RefusalKind, str] | None:
-        """**Refuse**: for the first of these reasons that holds."""
-        never = self.limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
-        waiting = len(self.waiting)
-        if self.failure is not None:
-            return RefusalKind.UNAVAILABLE, self.failure
-        if never is not None:
-            return RefusalKind.INVALID, never
-        if message.rid in self.live:
-            return RefusalKind.DUPLICATE, repr(message.rid)
-        return (RefusalKind.BUSY, f"{waiting} requests wait") if waiting >= self.limits.max_queued_requests else None
 
     def _answer(self, call: Any, *, ok: bool, says: str = "") -> None:
         if call.call_id is not None:
@@ -289,20 +284,21 @@ class Specification:
         )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
-        """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
+        """**Mixed**: decodes first, prompts into the rest; or decodes when there are no prompts. **Seats**: for all."""
         budget, limits = self.limits.prefill_budget_tokens, self.limits
         if not limits.mixed_chunk:
-            prompts = self._prompts(budget)
-            return prompts, [] if prompts else self._decodes(limits.rows, with_drafts=True)
+            prompts = self._prompts(budget, limits.most_requests)
+            return prompts, [] if prompts else self._decodes(limits.most_requests, with_drafts=True)
         left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
         has_prompts = self.chunked is not None or bool(self.waiting)
-        count = len(self._choose(budget - left_to_prompts)) if has_prompts else 0
-        prompts = self._prompts(budget - count)
+        most = limits.most_requests
+        count = len(self._choose(min(budget - left_to_prompts, most - 1))) if has_prompts else 0
+        prompts = self._prompts(budget - count, most - count)
         taken = sum([end - start for _, start, end in prompts])
-        most = budget - taken if prompts else limits.rows
-        return prompts, self._decodes(most, with_drafts=not prompts)
+        left = min(budget - taken, most - len(prompts)) if prompts else most
+        return prompts, self._decodes(left, with_drafts=not prompts)
 
-    def _prompts(self, budget: int) -> list[_Part]:
+    def _prompts(self, budget: int, seats: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
         plan: list[_Part] = []
         tries, queue = 0, by_policy(self.waiting, self.limits, self.memory)
@@ -310,7 +306,8 @@ class Specification:
             overtaken: list[Request] = []
             if not request.owns_memory:
                 has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
-                if self.chunked is not None or not has_row or not self._is_worth(budget, request, alone=not plan):
+                is_worth = len(plan) < seats and self._is_worth(budget, request, alone=not plan)
+                if self.chunked is not None or not has_row or not is_worth:
                     break
                 if not self._admit(request):
                     tries += 1
@@ -319,7 +316,7 @@ class Specification:
                     continue
                 overtaken = overtake(request, self.waiting, self.limits)
             start = request.planned_tokens
-            end = min(start + budget, request.goal_tokens)
+            end = start + next_part(self.limits, plan, start, request.goal_tokens - start, budget)
             if not self.memory.extend(request, end):
                 break
             request.planned_tokens, request.in_flight = end, request.in_flight + 1

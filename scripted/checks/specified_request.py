@@ -52,7 +52,10 @@ class SpecifiedRequest:
     ``due`` to ``due_end`` have not yet given the prompt logprobs that were asked for.
     """
 
-    def __init__(self, message: Generate, arrival: int, limits: Limits) -> None:
+    def __init__(self, message: Generate, arrival: int, limits: Limits, since: float = 0.0) -> None:
+        self.since = since
+        limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
+        self.has_time_limit = limited
         self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
         self.ids = list(message.prompt_ids)
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63

@@ -70,7 +70,9 @@ class _Translator:
         self._limits = recording.header.limits
         self._recorded = recording.steps
         self._lengths = _lengths_of(replayed)
-        self._timed = any(_deadline_of(event) is not None for step in recording.steps for event in step.events)
+        self._timed = self._limits.waiting_timeout_s is not None or any(
+            _has_deadline(event) for step in recording.steps for event in step.events
+        )
         self._recipes: dict[tuple[int, ...], Recipe] = {}
         self._seeds = self._partly_shared = 0
         self._sampled = 0
@@ -198,6 +200,10 @@ def _config_of(limits: Limits) -> EngineConfig:
         priority_preemption=limits.priority_preemption,
         seed=limits.seed,
         **_speculation_of(limits),
+        waiting_timeout_s=limits.waiting_timeout_s,
+        pp_max_micro_batch_size=limits.microbatch_requests,
+        dynamic_chunking=limits.dynamic_chunking,
+        chunk_parity_tokens=limits.chunk_parity_tokens,
     )
     try:
         window_tokens = limits_of(config).window_tokens
@@ -233,8 +239,10 @@ def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
     return lengths
 
 
-def _deadline_of(event: Event) -> float | None:
-    return event.timeout_s if isinstance(event, FlushCache | UpdateWeights) else None
+def _has_deadline(event: Event) -> bool:
+    if isinstance(event, Generate):
+        return event.timeout_s is not None or event.waiting_timeout_s is not None
+    return isinstance(event, FlushCache | UpdateWeights) and event.timeout_s is not None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -53,5 +53,11 @@ def _of_the_engine(rig: Rig) -> Iterator[str]:
             f"a deferred call waits, at most until {deadline:g} s; it is {scheduler.now:g} s now, and only "
             "t.clock.advance(seconds) moves that"
         )
+    limit = scheduler.time_limits.deadline
+    if limit is not None:
+        yield (
+            f"a request has time until {limit:g} s; it is {scheduler.now:g} s now, and only t.clock.advance(seconds) "
+            "moves that"
+        )
     if books.is_fully_idle and not rig.has_unseen:
         yield "the engine is fully idle, so no further step can change anything"

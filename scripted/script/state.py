@@ -22,6 +22,7 @@ __all__ = [
     "MODES",
     "Arrival",
     "KVState",
+    "LoadState",
     "MicrobatchInFlight",
     "RowState",
     "State",
@@ -119,6 +120,19 @@ class TreeState(_Snapshot, frozen=True, kw_only=True):
     locked_nodes: int
 
 
+class LoadState(_Snapshot, frozen=True, kw_only=True):
+    """What a router would be told of the engine: requests, tokens that are still to be prefilled, and pages.
+
+    ``running`` requests are in the engine and not in the queue. What is cached now is not pending.
+    """
+
+    running: int
+    waiting: int
+    pending_prefill_tokens: int
+    free_pages: int
+    total_pages: int
+
+
 class State(_Snapshot, frozen=True, kw_only=True):
     """The engine between two steps.
 
@@ -144,6 +158,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     window: KVState | None
     digest: str
     plan_digest: str
+    load: LoadState
 
     @property
     def queues_clear(self) -> bool:
@@ -196,6 +211,21 @@ def take_state(rig: Rig) -> State:
         tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,
+        load=_load_state(rig),
+    )
+
+
+def _load_state(rig: Rig) -> LoadState:
+    """The scheduler's own numbers, and what has arrived."""
+    scheduler, arrived = rig.scheduler, rig.arrived_requests
+    stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
+    return LoadState(
+        running=stats.alive - stats.waiting,
+        waiting=stats.waiting + len(arrived),
+        pending_prefill_tokens=stats.pending_prefill_tokens
+        + sum(len(one.prompt_ids) - cached(one.prompt_ids) for one in arrived),
+        free_pages=stats.pages_free,
+        total_pages=stats.pages_total,
     )
 
 

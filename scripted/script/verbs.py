@@ -75,12 +75,14 @@ class Verbs(Waits):
         top_logprobs_num: int = 0,
         stream: bool = True,
         logprob_start_len: int = -1,
+        timeout_s: float | None = None,
+        waiting_timeout_s: float | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
-        for the prompt's logprobs from that position on, with ``return_logprob``. Raises RequestRefused, with status and
-        body, for a request that the server does not admit.
+        for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
+        seconds. Raises RequestRefused, with status and body, for a request that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
@@ -108,6 +110,8 @@ class Verbs(Waits):
             "return_logprob": return_logprob,
             "top_logprobs_num": top_logprobs_num,
             "logprob_start_len": logprob_start_len,
+            "timeout_s": timeout_s,
+            "waiting_timeout_s": waiting_timeout_s,
         }
         return self._start(body)
 

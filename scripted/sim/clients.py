@@ -53,6 +53,9 @@ class _OpenRequest:
                 output.error or "the engine could not compute this request", None if self.view.status else 500
             )
             return False
+        if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
+            self.view.fail(output.error or "the time of this request is over", 504)
+            return False
         found_before = self._answer.stop_found
         self._pieces.append(self._answer.piece(output))
         if self.view.streams:

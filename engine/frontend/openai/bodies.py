@@ -21,6 +21,7 @@ from engine.frontend.protocol import (
     LogitBias,
     StopString,
     StrictBody,
+    TimeLimit,
     TokenIds,
 )
 from engine.messages import SamplingParams
@@ -128,6 +129,8 @@ class OpenAiBody(NullableBody):
         le=MAX_TOP_LOGPROBS,
         description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
     )
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:

@@ -84,6 +84,8 @@ def _order(
                 top_logprobs_num=top or 0,
                 prompt_logprobs_from=0 if asks else -1,
                 prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
+                timeout_s=body.timeout_s,
+                waiting_timeout_s=body.waiting_timeout_s,
             )
         )
     check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")

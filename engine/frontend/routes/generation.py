@@ -24,7 +24,7 @@ from engine.frontend.responses import json_answer, respond
 __all__ = ["add_generation", "add_models"]
 
 OPENAI = "openai"
-ERRORS = (404, 409, 429, 500)
+ERRORS = (404, 409, 429, 500, 504)
 
 
 class NativeShape:
@@ -47,7 +47,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     @router.post(
         "/generate",
         **description.route(
-            body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500), tag=NATIVE
+            body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500, 504), tag=NATIVE
         ),
     )
     async def generate(request: Request) -> Response:

@@ -78,7 +78,6 @@ NEVER_ADDED: Final = {
     Relieve: "it undoes pressure; the strategy random adds it",
     StallStage: "to the scheduler it is the same as results that are held",
     ResumeStage: "it undoes a stall, which is not added",
-    AdvanceClock: "time matters to deadlines only, and what settles a run moves it to each",
 }
 # Events that no action makes, and why.
 WITHOUT_ACTION: Final = {
