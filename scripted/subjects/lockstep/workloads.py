@@ -432,7 +432,7 @@ TEXTS: Final[dict[str, str]] = {
         "1 start b prompt=12 seed=1 new=10 logprobs_from=4; 3 start c prompt=9 seed=2 new=6 logprobs_from=0"
     ),
     # Beside requests that guess, and guessing themselves once their prompt is told.
-    "scored-with-guesses": (
+    "drafts-beside-scores": (
         "pp_size=2 mixed_chunk=True speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 "
         "max_total_tokens=160; 1 start a prompt=20 new=12; 6 start b prompt=30 seed=1 new=8 logprobs_from=2; 8 start c prompt=20 new=0"
     ),
