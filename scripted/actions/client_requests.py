@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-from engine.messages import Abort, FinishReason, Generate, SamplingParams
+import msgspec
+
+from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
 from scripted.prompts import prompt_ids
@@ -22,6 +24,7 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+_ANOTHER_REGEX: Final = "[p-z]{2}"
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
     "prompt_len": int,
@@ -30,6 +33,7 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "priority": int,
     "ignore_eos": bool,
     "stream": bool,
+    "regex": str,
 }
 
 
@@ -158,7 +162,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
-    ``new_least`` tokens nothing ends it.
+    ``new_least`` tokens nothing ends it. ``regex`` is what its output must match.
     """
 
     rid: str
@@ -179,6 +183,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     bias: float = 0.0
     new_least: int = 0
     ignore_eos: bool = False
+    regex: str | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -189,6 +194,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
         "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -219,6 +225,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             stop_token_ids=stop,
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
+            grammar=None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
         )
         return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
 
@@ -244,6 +251,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         more |= {"min_new_tokens": self.new_least} if self.new_least else {}
         more |= {"ignore_eos": True} if self.ignore_eos else {}
+        more |= {"regex": self.regex} if self.regex is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -255,6 +263,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -266,8 +278,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Shorter prompts and outputs, no priority, smaller seeds, no grammar."""
+        yield from smaller_requests(self)
+        if self.regex is not None:
+            yield msgspec.structs.replace(self, regex=None)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -292,6 +306,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             bias=bias,
             new_least=min(sampling.min_new_tokens, new),
             ignore_eos=sampling.ignore_eos,
+            regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
         )
 
     @classmethod

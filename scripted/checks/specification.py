@@ -17,6 +17,7 @@ from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
 from scripted.checks.specified_drafts import drafts_of, verify
+from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -25,7 +26,7 @@ __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
 TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") :
+    messages.EngineStats.__struct_fields__.index("requests_started") : -1
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
@@ -37,7 +38,8 @@ class Specification:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
-        self.calls = SpecifiedCalls(self.memory)
+        self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
+        self.calls = SpecifiedCalls(self.memory, self.grammars)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -63,7 +65,8 @@ class Specification:
             self.flights.append((parts, mode))
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, told, self.replies, self.calls.deadline, again)
+        orders = self.grammars.take_orders()
+        return Expected(mode, self.launched - 1, segments, told, self.replies, self.calls.deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -71,6 +74,9 @@ class Specification:
                 self._on_completion(event)
             case messages.PipelineFailed():
                 self._on_pipeline_failed(str(event))
+            case messages.GrammarReady():
+                for request in self.grammars.answer(event, self.totals):
+                    self._end(request, FinishReason.ERROR, error=event.error)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -123,7 +129,8 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
+            waiting_for_grammar=self.grammars.waiting(), **self.memory.sizes(),
+            **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
     # -- results --
@@ -137,6 +144,9 @@ class Specification:
         if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
             self._answer_all(self.calls.finish(mode, error))
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        for failed, why in ((one, why) for rid, why in completion.errors for one, *_ in parts if one.rid == rid):
+            if failed.end is None:
+                self._end(failed, FinishReason.ERROR, error=why)
         computed: list[tuple[Request, int]] = []
         for request, end, emits in parts:
             request.in_flight -= 1
@@ -180,6 +190,7 @@ class Specification:
         self.totals["requests_aborted" if reason is FinishReason.ABORT else "requests_finished"] += 1
         if news:
             self.memory.publish(request, len(request.ids) - 1)
+        self.grammars.leave(request)
         self._leave_if_landed(request)
 
     def _abort_all(self) -> int:
@@ -206,6 +217,7 @@ class Specification:
             request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
+        self.grammars.leave(request)
 
     def _on_pipeline_failed(self, why: str) -> None:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
@@ -224,7 +236,8 @@ class Specification:
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
@@ -303,7 +316,7 @@ class Specification:
     def _prompts(self, budget: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
         plan: list[_Part] = []
-        tries, queue = 0, by_policy(self.waiting, self.limits, self.memory)
+        tries, queue = 0, by_policy(self.grammars.startable(self.waiting), self.limits, self.memory)
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
@@ -315,7 +328,7 @@ class Specification:
                     if tries >= TRIES_LIMIT or is_overdue(request):
                         break
                     continue
-                overtaken = overtake(request, self.waiting, self.limits)
+                overtaken = overtake(request, self.grammars.startable(self.waiting), self.limits)
             start = request.planned_tokens
             end = min(start + budget, request.goal_tokens)
             if not self.memory.extend(request, end):
