@@ -107,6 +107,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     microbatch_requests: int | None = None
     dynamic_chunking: bool = False
     chunk_parity_tokens: int = 1
+    max_cached_grammars: int = 64
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -156,6 +157,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             microbatch_requests=config.pp_max_micro_batch_size,
             dynamic_chunking=config.dynamic_chunking,
             chunk_parity_tokens=config.chunk_parity_tokens,
+            max_cached_grammars=config.max_cached_grammars,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

@@ -21,6 +21,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
     ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
     the most likely tokens a completion's logprobs and those of its prompt show.
+    ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
+    must be, if one does: all requests have the same grammar, in their sampling.
     """
 
     rid: str
@@ -32,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     echo: tuple[str, ...] = ()
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    grammar_field: str | None = None
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -26,6 +26,8 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     requests_timed_out: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts and ends of time apart from all other ends."""

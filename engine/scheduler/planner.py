@@ -16,6 +16,7 @@ from engine.scheduler.books import Books
 from engine.scheduler.chunk_sizes import ChunkSizes
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import Place, Request
@@ -61,13 +62,20 @@ class Planner:
     """Plans one microbatch at a time over the books and the memory of one scheduler."""
 
     def __init__(
-        self, limits: Limits, books: Books, memory: KVMemory, counters: Counters, time_limits: TimeLimits
+        self,
+        limits: Limits,
+        books: Books,
+        memory: KVMemory,
+        counters: Counters,
+        time_limits: TimeLimits,
+        grammars: Grammars,
     ) -> None:
         self._limits = limits
         self._time_limits = time_limits
         self._books = books
         self._memory = memory
         self._counters = counters
+        self._grammars = grammars
         self.policy = policy_named(limits.schedule_policy)
         self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
         budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
@@ -169,7 +177,7 @@ class Planner:
         books = self._books
         if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, books.waiting, 0
+        policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
         for request in tuple(policy.order(waiting, self._memory)):
             if not self._can_take_a_row(request):
                 return
@@ -215,7 +223,7 @@ class Planner:
         request.place = Place.CHUNKED
         self._books.chunked = request
         request.overtaken = 0
-        for other in self.policy.overtaken_by(request, self._books.waiting):
+        for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
             other.overtaken += 1
         return True
 

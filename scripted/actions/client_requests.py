@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from engine.messages import Abort, FinishReason, Generate, SamplingParams
+from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
 from scripted.prompts import prompt_ids
@@ -24,6 +24,7 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+_ANOTHER_REGEX: Final = "[p-z]{2}"
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
     "prompt_len": int,
@@ -34,6 +35,7 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "stream": bool,
     "timeout_s": float,
     "waiting_timeout_s": float,
+    "regex": str,
 }
 
 
@@ -166,7 +168,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
     ``new_least`` tokens nothing ends it.
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
-    ``waiting_timeout_s`` are time limits.
+    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match.
     """
 
     rid: str
@@ -190,6 +192,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     logprobs_from: int | None = None
     timeout_s: float | None = None
     waiting_timeout_s: float | None = None
+    regex: str | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -202,6 +205,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
         "start b prompt=40 new=0 logprobs_from=16",
         "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -237,6 +241,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             stop_token_ids=stop,
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
+            grammar=None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
         )
         first = self.logprobs_from
         return Generate(
@@ -276,6 +281,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
         more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
         more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
+        more |= {"regex": self.regex} if self.regex is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -287,6 +293,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -298,7 +308,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds, fewer logprobs asked for."""
+        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds, fewer logprobs, no grammar."""
         for name in ("timeout_s", "waiting_timeout_s"):
             if getattr(self, name) is not None:
                 yield msgspec.structs.replace(self, **{name: None})
@@ -307,6 +317,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             yield msgspec.structs.replace(self, logprobs_from=None)
             if self.logprobs_from:
                 yield msgspec.structs.replace(self, logprobs_from=0)
+        if self.regex is not None:
+            yield msgspec.structs.replace(self, regex=None)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -334,6 +346,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
             timeout_s=event.timeout_s,
             waiting_timeout_s=event.waiting_timeout_s,
+            regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
         )
 
     @classmethod

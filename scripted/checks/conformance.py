@@ -43,8 +43,10 @@ RULES: Final = {
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Evict": "When pages are missing, exactly that number is evicted: least recently used first",
     "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
+    "Grammar": "A request with a grammar is tried when that is ready; no other waits for it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
     "Load": "The pending prefill tokens are those of prompts that must still be launched",
+    "Kept": "A grammar that no request uses is kept, up to max_cached_grammars of them",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
     "Mixed": "Without mixed_chunk a microbatch has prompts or decodes, never both",
     "Profile": "A profile is begun and ended by a microbatch of its own, in the first step with a free slot",
@@ -83,6 +85,8 @@ _OF_STATS: Final = {
     "drafted_tokens": "Verify",
     "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
+    "waiting_for_grammar": "Grammar",
+    "grammar_hits": "Kept",
 }
 _OF_CONTROL: Final = {ForwardMode.UPDATE: "Weight update", ForwardMode.PROFILE: "Profile"}
 _MEANING: Final = tuple(_OF_STATS)
@@ -122,6 +126,8 @@ class Conformance:
             _compare_window(self._specification.memory, scheduler.memory.sliding_window)
         if self._specification.memory.evictions != evictions:
             self.check_cache(scheduler)
+        if expected.grammars != result.grammars:
+            _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
         if (expected.deadline, expected.again) != (result.deadline, result.again):
             rule = "Deferred" if expected.deadline == self._specification.calls.deadline else "Time limits"
             _must_be_equal(rule, "the deadline of what waits", expected.deadline, result.deadline)

@@ -18,6 +18,7 @@ from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
 from scripted.checks.specified_chunks import next_part
 from scripted.checks.specified_drafts import drafts_of, verify
+from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
 from scripted.checks.specified_request import InFlight
@@ -29,7 +30,7 @@ __all__ = ["Specification"]
 TRIES_LIMIT: Final = 16
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") :
+    messages.EngineStats.__struct_fields__.index("requests_started") : -1
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
@@ -41,7 +42,8 @@ class Specification:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
-        self.calls = SpecifiedCalls(self.memory)
+        self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
+        self.calls = SpecifiedCalls(self.memory, self.grammars)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -69,7 +71,9 @@ class Specification:
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
         deadline = next_deadline(self.calls.deadline, self.live.values(), self.limits)
-        return Expected(mode, self.launched - 1, segments, told, self.replies, deadline, again)
+        return Expected(
+            mode, self.launched - 1, segments, told, self.replies, deadline, again, self.grammars.take_orders()
+        )
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -77,6 +81,9 @@ class Specification:
                 self._on_completion(event)
             case messages.PipelineFailed():
                 self._on_pipeline_failed(str(event))
+            case messages.GrammarReady():
+                for request in self.grammars.answer(event, self.totals):
+                    self._end(request, FinishReason.ERROR, error=event.error)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -130,7 +137,8 @@ class Specification:
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
             alive=len(self.live), pending_prefill_tokens=self.memory.pending_tokens(self.waiting, self.chunked),
-            **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
+            waiting_for_grammar=self.grammars.waiting(), **self.memory.sizes(),
+            **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
     # -- results --
@@ -145,6 +153,9 @@ class Specification:
             self._answer_all(self.calls.finish(mode, error))
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         self.replies += Request.told_parts(parts, completion)
+        for failed, why in ((one, why) for rid, why in completion.errors for one, *_ in parts if one.rid == rid):
+            if failed.end is None:
+                self._end(failed, FinishReason.ERROR, error=why)
         computed: list[tuple[Request, int]] = []
         for request, end, emits, _ in parts:
             request.in_flight -= 1
@@ -188,6 +199,7 @@ class Specification:
         self.totals[ENDS.get(reason, "requests_finished")] += 1
         if news:
             self.memory.publish(request, len(request.ids) - 1)
+        self.grammars.leave(request)
         self._leave_if_landed(request)
 
     def _abort_all(self) -> int:
@@ -214,6 +226,7 @@ class Specification:
             request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
+        self.grammars.leave(request)
 
     def _on_pipeline_failed(self, why: str) -> None:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
@@ -232,7 +245,8 @@ class Specification:
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, self.now)
+            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, self.now)
+            self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
@@ -301,7 +315,7 @@ class Specification:
     def _prompts(self, budget: int, seats: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
         plan: list[_Part] = []
-        tries, queue = 0, by_policy(self.waiting, self.limits, self.memory)
+        tries, queue = 0, by_policy(self.grammars.startable(self.waiting), self.limits, self.memory)
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
@@ -314,7 +328,7 @@ class Specification:
                     if tries >= TRIES_LIMIT or is_overdue(request):
                         break
                     continue
-                overtaken = overtake(request, self.waiting, self.limits)
+                overtaken = overtake(request, self.grammars.startable(self.waiting), self.limits)
             start = request.planned_tokens
             end = start + next_part(self.limits, plan, start, request.goal_tokens - start, budget)
             if not self.memory.extend(request, end):

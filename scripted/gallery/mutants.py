@@ -14,6 +14,7 @@ from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
+from scripted.gallery.grammars import GRAMMARS
 from scripted.gallery.limits_and_load import LIMITS_AND_LOAD
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
@@ -40,6 +41,7 @@ RACES: tuple[Mutant, ...] = (
     *PROMPT_LOGPROBS,
     *LIMITS_AND_LOAD,
     *QUEUE_POLICIES,
+    *GRAMMARS,
 )
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 

@@ -97,6 +97,7 @@ def _order(
         logprobs=top is not None,
         include_usage=body.include_usage,
         prompt_logprobs=body.prompt_logprobs,
+        grammar_field=None if body.grammar is None else body.grammar[0],
     )
 
 
