@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.messages import Generate
+from engine.frontend.dialect import Parsing
+from engine.messages import Generate, Grammar
 
 __all__ = ["Order", "packed", "unpacked"]
 
@@ -23,6 +24,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     the most likely tokens a completion's logprobs and those of its prompt show.
     ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
     must be, if one does: all requests have the same grammar, in their sampling.
+    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
+    wrote, with their places in the body, for an error that names one.
     """
 
     rid: str
@@ -35,6 +38,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     grammar_field: str | None = None
+    parsing: Parsing | None = None
+    grammar_parts: tuple[tuple[str, Grammar], ...] = ()
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
+from engine.frontend.openai.spoken_order import require_parser, with_calls
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
 from engine.frontend.served_model import ServedModel, check_fits, check_prompt_logprobs, check_vocabulary, tokenize
@@ -39,12 +40,16 @@ def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
     require_model(body.model, served.model_name)
+    tools = body.offered_tools
+    require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
-    text = served.template.render(conversation, body.template_variables)
+    text = served.template.render(conversation, body.template_variables, tools=[tool.for_template for tool in tools])
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    return _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
+    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
+    start = served.dialect.start_after(text)
+    return with_calls(order, body, start, served)
 
 
 def require_model(model: str | None, served: str) -> None:
