@@ -137,6 +137,9 @@ class EngineConfig(BaseModel):
     speculative_ngram_min: int = Field(
         2, ge=1, le=64, description="fewest last tokens that must have occurred before for a guess"
     )
+    max_cached_grammars: int = Field(
+        64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"
+    )
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     def __init__(self, **values: Any) -> None:

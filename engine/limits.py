@@ -103,6 +103,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ngram_max: int = 0
     ngram_min: int = 0
     has_draft_model: bool = False
+    max_cached_grammars: int = 64
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -148,6 +149,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             ngram_max=config.speculative_ngram_max if looks_up else 0,
             ngram_min=config.speculative_ngram_min if looks_up else 0,
             has_draft_model=config.speculative_algorithm == "draft_model",
+            max_cached_grammars=config.max_cached_grammars,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

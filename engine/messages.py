@@ -28,6 +28,9 @@ __all__ = [
     "FlushCache",
     "Generate",
     "GetStats",
+    "Grammar",
+    "GrammarKind",
+    "GrammarReady",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
@@ -86,6 +89,22 @@ class RefusalKind(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
+class GrammarKind(StrEnum):
+    """What a grammar is written in. A choice is a JSON array of the texts that may be said."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What a request's whole output must be. ``text`` is in the language of its kind."""
+
+    kind: GrammarKind
+    text: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How a request's tokens are chosen and when it ends. Field names and meanings are the field's usual ones.
 
@@ -108,6 +127,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[_TokenId, float], ...] = ()
+    grammar: Grammar | None = None
 
 
 # ---- client messages: from the front end to the scheduler ----
@@ -217,7 +237,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
     microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
     that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
-    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits.
+    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``errors`` has the rids of
+    requests that end by themselves, with the reasons; their tokens are not valid.
     """
 
     microbatch_id: int
@@ -226,6 +247,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None = None
     accepted: tuple[_Count, ...] = ()
     guesses: tuple[tuple[_TokenId, ...], ...] = ()
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -238,7 +260,14 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return f"the {self.process} process died: {self.cause}"
 
 
-PipelineEvent = Completion | PipelineFailed
+class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why."""
+
+    grammar_id: int
+    error: str | None = None
+
+
+PipelineEvent = Completion | PipelineFailed | GrammarReady
 
 # ---- operator events: from the holder of the gate, never from a socket ----
 
@@ -308,7 +337,8 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. Of the requests that wait,
+    ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests that found theirs.
     """
 
     step: int
@@ -336,6 +366,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
+    waiting_for_grammar: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -360,7 +393,7 @@ def decode_client_message(data: bytes) -> ClientMessage:
 
 
 def decode_pipeline_event(data: bytes) -> PipelineEvent:
-    """Decode one completion or pipeline failure. Raises BadFrameError for anything else."""
+    """Decode one completion, pipeline failure or word of a grammar. Raises BadFrameError for anything else."""
     return _pipeline_event_of(data)
 
 

@@ -42,6 +42,7 @@ FIRST_TOKEN_BUCKETS_S = (
 )
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 LENGTH_BUCKETS_TOKENS = tuple(2**power for power in range(18))
 
 
@@ -66,6 +67,11 @@ class Metrics:
         self.prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS_TOKENS)
         self.generated = self._histogram(
             "request_generation_tokens", "Output tokens of a request.", LENGTH_BUCKETS_TOKENS
+        )
+        self.grammar_check = self._histogram(
+            "grammar_check_seconds",
+            "To compile a grammar that was not known, to see whether it can be.",
+            CHECK_BUCKETS_S,
         )
         labels = ("model_name", "finished_reason")
         name = f"{PREFIX}request_success"
@@ -159,6 +165,13 @@ class _SchedulerCollector(Collector):
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
+        yield self._gauge(
+            "num_requests_waiting_for_grammar",
+            "Requests in the queue whose grammar is compiled.",
+            stats.waiting_for_grammar,
+        )
+        yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
+        yield self._counter("grammar_hits", "Requests whose grammar was compiled already.", stats.grammar_hits)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:

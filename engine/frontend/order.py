@@ -19,7 +19,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
-    ``echo`` the prompts' texts that its choices begin with.
+    ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
+    must be, if one does: all requests have the same grammar, in their sampling.
     """
 
     rid: str
@@ -29,6 +30,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     include_usage: bool = False
     echo: tuple[str, ...] = ()
+    grammar_field: str | None = None
 
 
 class _Packed(msgspec.Struct, frozen=True):

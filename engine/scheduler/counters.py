@@ -25,6 +25,8 @@ class Counters:
     weights_version: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts apart from all other ends."""

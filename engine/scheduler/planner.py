@@ -15,6 +15,7 @@ from engine.plan import ForwardMode, Segment
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
@@ -53,11 +54,12 @@ class Plan:
 class Planner:
     """Plans one microbatch at a time over the books and the memory of one scheduler."""
 
-    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters) -> None:
+    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters, grammars: Grammars) -> None:
         self._limits = limits
         self._books = books
         self._memory = memory
         self._counters = counters
+        self._grammars = grammars
         self.policy = policy_named(limits.schedule_policy)
         self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
 
@@ -143,7 +145,7 @@ class Planner:
         """The waiting requests to try, in order; past those that do not fit until one that waits is overdue."""
         if not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, self._books.waiting, 0
+        policy, waiting, missed = self.policy, self._grammars.startable(self._books.waiting), 0
         for request in tuple(policy.order(waiting, self._memory)):
             if self._books.chunked is not None or not self._can_take_a_row(request):
                 return
@@ -185,7 +187,7 @@ class Planner:
         request.place = Place.CHUNKED
         self._books.chunked = request
         request.overtaken = 0
-        for other in self.policy.overtaken_by(request, self._books.waiting):
+        for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
             other.overtaken += 1
         return True
 

@@ -24,6 +24,7 @@ from engine.messages import (
     FinishReason,
     Generate,
     GetStats,
+    GrammarReady,
     OperatorEvent,
     PauseGeneration,
     PauseMode,
@@ -39,6 +40,7 @@ from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.flush_and_update import FlushAndUpdate
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.replies import output_of
@@ -62,7 +64,8 @@ class Scheduler:
         )
         self.books = Books()
         self.counters = Counters()
-        self.planner = Planner(limits, self.books, self.memory, self.counters)
+        self.grammars = Grammars(limits.max_cached_grammars, self.counters)
+        self.planner = Planner(limits, self.books, self.memory, self.counters, self.grammars)
         self.digests = DigestChain()
         self.pressure = Pressure(self.memory)
         self.step_number = 0
@@ -70,12 +73,13 @@ class Scheduler:
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
         self._admission = Admission(limits, self.books)
-        flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters)
+        flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters, self.grammars)
         self.controls = Controls(limits, self.books, flush_and_update)
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
+            GrammarReady: self._on_grammar_ready,
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
@@ -108,7 +112,7 @@ class Scheduler:
             self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = changed and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, calls.deadline)
+        return StepResult(self.step_number, microbatch, replies, again, calls.deadline, self.grammars.take_orders())
 
     # -- looking --
 
@@ -138,7 +142,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        return stats_of(self.step_number, self.counters, self.books, self.memory)
+        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars)
 
     # -- completions --
 
@@ -164,6 +168,11 @@ class Scheduler:
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        for rid, error in completion.errors:
+            for request in launched.requests:
+                if request.rid == rid and not request.is_finished:
+                    # While it is in flight: what came for it is dropped with its result.
+                    self._end(request, FinishReason.ERROR, error=error)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
@@ -274,7 +283,14 @@ class Scheduler:
             return
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(message.prompt_ids)
-        self.books.enqueue(self._admission.request_of(message, self.counters.requests_started))
+        request = self._admission.request_of(message, self.counters.requests_started)
+        if message.sampling.grammar is not None:
+            self.grammars.take(request, message.sampling.grammar)
+        self.books.enqueue(request)
+
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        for request in self.grammars.on_ready(ready):
+            self._end(request, FinishReason.ERROR, error=ready.error)
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.books.requests.get(abort.rid)
@@ -308,7 +324,7 @@ class Scheduler:
         self._replies.append(output_of(request, token=token, logprob=logprob))
         self.counters.count_end(reason)
         if request.lease is None:
-            request.place = Place.GONE
+            self._forget(request)
         elif request.in_flight:
             # The pages stay until the last microbatch that uses them is back; its result is dropped.
             request.place = Place.RELEASING
@@ -333,7 +349,11 @@ class Scheduler:
         assert request.lease is not None, f"{request} is freed, but owns no memory"
         self.memory.release(request.lease)
         request.lease = None
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         request.place = Place.GONE
+        self.grammars.let_go(request)
 
     # -- operators' calls --
 

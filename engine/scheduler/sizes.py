@@ -9,6 +9,7 @@ from engine.memory import KVMemory
 from engine.messages import EngineStats
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.grammars import Grammars
 
 __all__ = ["sizes_of", "stats_of"]
 
@@ -28,7 +29,7 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
     return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
 
 
-def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> EngineStats:
+def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars) -> EngineStats:
     """Every counter and size."""
     pages, rows = memory.pages, memory.rows
     return EngineStats(
@@ -45,5 +46,6 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory) -> E
         page_size=pages.page_size,
         rows_total=rows.total,
         rows_free=rows.free,
+        waiting_for_grammar=grammars.waiting,
         **{name: getattr(counters, name) for name in Counters.__slots__},
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-from engine.messages import Abort, FinishReason, Generate, SamplingParams
+import msgspec
+
+from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, short_rid
 from scripted.prompts import prompt_ids
@@ -22,6 +24,7 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+_ANOTHER_REGEX: Final = "[p-z]{2}"
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
     "prompt_len": int,
@@ -30,6 +33,7 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "priority": int,
     "ignore_eos": bool,
     "stream": bool,
+    "regex": str,
 }
 
 
@@ -157,6 +161,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency.
+    ``regex`` is what its output must match.
     """
 
     rid: str
@@ -170,6 +175,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     temperature: float = 0.0
     draw: int | None = None
     penalty: float = 0.0
+    regex: str | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -177,6 +183,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 seed=1 priority=1 stop=7",
         "start b prompt=40 shared=16 tail=1",
         "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -201,6 +208,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             frequency_penalty=self.penalty,
             seed=self.draw,
             stop_token_ids=stop,
+            grammar=None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
         )
         return Generate(rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority)
 
@@ -220,6 +228,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"temperature": self.temperature} if self.temperature else {}
         more |= {"seed": self.draw} if self.draw is not None else {}
         more |= {"frequency_penalty": self.penalty} if self.penalty else {}
+        more |= {"regex": self.regex} if self.regex is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
@@ -231,6 +240,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -242,8 +255,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Shorter prompts and outputs, no priority, smaller seeds, no grammar."""
+        yield from smaller_requests(self)
+        if self.regex is not None:
+            yield msgspec.structs.replace(self, regex=None)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -260,6 +275,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             temperature=sampling.temperature,
             draw=sampling.seed,
             penalty=sampling.frequency_penalty,
+            regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
         )
 
     @classmethod

@@ -23,6 +23,7 @@ from engine.messages import (
     FlushCache,
     Generate,
     GetStats,
+    GrammarReady,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -37,6 +38,7 @@ from engine.messages import (
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
 from scripted.checks.calls import Calls
+from scripted.checks.grammars import GrammarAccount
 from scripted.checks.pages import Pages, Tenancy
 from scripted.checks.profile_calls import ProfileCalls
 from scripted.rig.handle import RequestHandle
@@ -87,7 +89,7 @@ class Life:
         self.prompt_tokens = len(self.ids)
         self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
         self.stop_ids = message.sampling.stop_token_ids
-        if not message.sampling.ignore_eos:
+        if not message.sampling.ignore_eos or message.sampling.grammar is not None:
             self.stop_ids += limits.eos_token_ids
         self.tenancy: Tenancy | None = None
         self.running = self.started = False
@@ -196,6 +198,7 @@ class ClientAccount:
         self.pages = Pages(limits)
         self.calls = Calls()
         self.profiles = ProfileCalls()
+        self.grammars = GrammarAccount()
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
@@ -229,6 +232,8 @@ class ClientAccount:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
+        if result.grammars:
+            self.grammars.note(result.grammars, [life.message for life in self.live.values()])
         # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
         if result.replies or events or result.microbatch is not None:
             self.calls.begin_waiting_update(quiescent=self.is_quiescent)
@@ -376,6 +381,10 @@ class ClientAccount:
             self.pages.flush()
         if flight.mode is ForwardMode.PROFILE:
             self.profiles.land(completion.error)
+        for rid, why in completion.errors:
+            for life in flight.lives:
+                if life.rid == rid and life.end is None:
+                    self._end(life, FinishReason.ERROR, error=why)
         tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
@@ -545,6 +554,7 @@ class ClientAccount:
         if not life.started:
             life.started, life.cached_tokens = True, segment.start
             self.totals.cached_tokens += segment.start
+        self.grammars.check_start(life.message, segment.sampling)
         life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start)
         self.pages.open(tenancy)
         return life, tenancy
@@ -584,9 +594,17 @@ class ClientAccount:
             life.tenancy = None
             self.totals.retractions += 1
 
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        failed = self.grammars.answer(ready)
+        for life in [
+            one for one in self.live.values() if failed is not None and one.message.sampling.grammar == failed
+        ]:
+            self._end(life, FinishReason.ERROR, error=ready.error)
+
     _handlers: ClassVar[dict[type, Callable[[ClientAccount, Any], None]]] = {
         Completion: _on_completion,
         PipelineFailed: _on_pipeline_failed,
+        GrammarReady: _on_grammar_ready,
         Generate: _on_generate,
         Abort: _on_abort,
         AbortAll: _on_abort_all,

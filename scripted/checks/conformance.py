@@ -38,7 +38,9 @@ RULES: Final = {
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
     "Drafts": "A decode without prompts beside it carries guesses of its next tokens",
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
+    "Grammar": "A request with a grammar is tried when that is ready; no other waits for it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
+    "Kept": "A grammar that no request uses is kept, up to max_cached_grammars of them",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
     "Mixed": "Without mixed_chunk a microbatch has prompts or decodes, never both",
     "Order": "The queue is tried in the order of its policy, ties by arrival",
@@ -69,6 +71,8 @@ _OF_STATS: Final = {
     "drafted_tokens": "Verify",
     "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
+    "waiting_for_grammar": "Grammar",
+    "grammar_hits": "Kept",
 }
 _MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
@@ -106,6 +110,8 @@ class Conformance:
         _compare_plan(expected, result.microbatch)
         if events or result.replies or result.microbatch is not None or expected.again:
             _compare_stats(self._specification.stats(), scheduler.stats())
+        if expected.grammars != result.grammars:
+            _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
         if (expected.deadline, expected.again) != (result.deadline, result.again):
             _must_be_equal("Deferred", "the deadline of the call that waits", expected.deadline, result.deadline)
             _must_be_equal("Again", "whether the loop goes on at once", expected.again, result.again)

@@ -117,7 +117,7 @@ class Fairness:
         if self._rank is Rank.ARRIVAL:
             return
         first = next(one.start for one in microbatch.segments if one.sampling is not None)
-        for other in scheduler.books.waiting:
+        for other in _queue(scheduler):
             later = any(one.arrival > other.arrival for one in started)
             overdue = later and self._counted(other)[0] >= OVERTAKEN_LIMIT_REQUESTS
             before = overdue or self._ranks_before(other, started[0], first, scheduler.memory)
@@ -135,7 +135,7 @@ class Fairness:
 
     def _note_overtaken(self, started: Sequence[Request], scheduler: Scheduler, *, certain: bool) -> None:
         """Count each start against the earlier requests that still wait. None is overtaken for ever."""
-        queue = sorted({*scheduler.books.waiting, *started}, key=lambda request: request.arrival)
+        queue = sorted({*_queue(scheduler), *started}, key=lambda request: request.arrival)
         for one in started:
             queue.remove(one)
             self._overtaken.pop(one.arrival, None)
@@ -169,9 +169,11 @@ class Fairness:
             or scheduler.failure is not None
         ):
             return
-        if books.chunked is not None or any(self._counted(one)[1] >= OVERTAKEN_LIMIT_REQUESTS for one in books.waiting):
+        if books.chunked is not None or any(
+            self._counted(one)[1] >= OVERTAKEN_LIMIT_REQUESTS for one in _queue(scheduler)
+        ):
             return
-        for request in books.waiting[:ADMISSION_TRIES_LIMIT_REQUESTS]:
+        for request in _queue(scheduler)[:ADMISSION_TRIES_LIMIT_REQUESTS]:
             if self._fits(request, scheduler):
                 raise Violation(f"{request.rid} fits and waits after {books.waiting[0].rid}, but is not started")
 
@@ -189,6 +191,11 @@ class Fairness:
         """What its client asked for."""
         life = self._clients.live.get(request.rid)
         return request.priority if life is None else life.message.priority
+
+
+def _queue(scheduler: Scheduler) -> list[Request]:
+    """The requests that wait for memory alone, and not for their grammar."""
+    return [one for one in scheduler.books.waiting if one.grammar is None or one.grammar.is_ready]
 
 
 def _cached_tokens(memory: KVMemory, ids: Sequence[int], size: int) -> int:

@@ -16,6 +16,7 @@ from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_drafts import drafts_of, verify
+from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
 from scripted.checks.specified_request import SpecifiedRequest as Request
@@ -24,7 +25,7 @@ __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
 TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") :
+    messages.EngineStats.__struct_fields__.index("requests_started") : -1
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
@@ -36,6 +37,7 @@ class Specification:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
+        self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -65,7 +67,8 @@ class Specification:
             self.flights.append((parts, self.launched, mode))
             self.launched += 1
         again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, weights, self.replies, self.deadline, again)
+        orders = self.grammars.take_orders()
+        return Expected(mode, self.launched - 1, segments, weights, self.replies, self.deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -73,6 +76,9 @@ class Specification:
                 self._on_completion(event)
             case messages.PipelineFailed():
                 self._on_pipeline_failed(str(event))
+            case messages.GrammarReady():
+                for request in self.grammars.answer(event, self.totals):
+                    self._end(request, FinishReason.ERROR, error=event.error)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -122,7 +128,7 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            **self.memory.sizes(), **self.totals,
+            waiting_for_grammar=self.grammars.waiting(), **self.memory.sizes(), **self.totals,
         )  # fmt: skip
 
     # -- results --
@@ -136,6 +142,9 @@ class Specification:
         if mode is ForwardMode.UPDATE:
             self._finish_update(error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        for failed, why in ((one, why) for rid, why in completion.errors for one, _ in parts if one.rid == rid):
+            if failed.end is None:
+                self._end(failed, FinishReason.ERROR, error=why)
         for request, emits in parts:
             request.in_flight -= 1
             count = 0
@@ -175,6 +184,7 @@ class Specification:
         self.totals["requests_aborted" if reason is FinishReason.ABORT else "requests_finished"] += 1
         if news:
             self.memory.publish(request, len(request.ids) - 1)
+        self.grammars.leave(request)
         self._leave_if_landed(request)
 
     def _abort_all(self) -> int:
@@ -201,6 +211,7 @@ class Specification:
             request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
+        self.grammars.leave(request)
 
     def _on_pipeline_failed(self, why: str) -> None:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
@@ -219,7 +230,8 @@ class Specification:
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits)
+            self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
@@ -261,6 +273,7 @@ class Specification:
         if isinstance(call, messages.UpdateWeights):
             self.update = call
         else:
+            self.grammars.shrink(0)
             self._answer(call, ok=True, says=f"flushed {self.memory.flush()} cached pages")
 
     def _finish_update(self, error: str | None) -> None:
@@ -314,7 +327,7 @@ class Specification:
     def _prompts(self, budget: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
         plan: list[_Part] = []
-        tries, queue = 0, by_policy(self.waiting, self.limits, self.memory)
+        tries, queue = 0, by_policy(self.grammars.startable(self.waiting), self.limits, self.memory)
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
@@ -326,7 +339,7 @@ class Specification:
                     if tries >= TRIES_LIMIT or is_overdue(request):
                         break
                     continue
-                overtaken = overtake(request, self.waiting, self.limits)
+                overtaken = overtake(request, self.grammars.startable(self.waiting), self.limits)
             start = request.planned_tokens
             end = min(start + budget, request.goal_tokens)
             if not self.memory.extend(request, end):

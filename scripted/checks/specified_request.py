@@ -42,13 +42,14 @@ class SpecifiedRequest:
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63
         self.seed = chosen if message.sampling.seed is None else message.sampling.seed
         self.limit_tokens = min(len(self.ids) + message.sampling.max_new_tokens, limits.context_length)
-        eos = () if message.sampling.ignore_eos else limits.eos_token_ids
+        ignores_eos = message.sampling.ignore_eos and message.sampling.grammar is None
+        eos = () if ignores_eos else limits.eos_token_ids
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = 0
+        self.overtaken = self.cached_tokens = self.grammar_id = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
 
@@ -79,5 +80,6 @@ class SpecifiedRequest:
             return_logprob=self.message.return_logprob,
             top_logprobs_num=self.message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
+            grammar_id=self.grammar_id,
             **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
         )

@@ -69,8 +69,10 @@ def tokens_alone(
     for _ in range(_BUDGET_STEPS):
         if result.microbatch is not None:
             pipeline.launch(result.microbatch)
+        for order in result.grammars:
+            pipeline.order_grammar(order)
         event = pipeline.next_completion(0)
-        result = scheduler.step(() if event is None else (event,), 0.0)
+        result = scheduler.step((*(() if event is None else (event,)), *pipeline.ready_grammars()), 0.0)
         for reply in result.replies:
             if isinstance(reply, CallAnswer):
                 assert reply.ok, reply.message

@@ -14,6 +14,7 @@ from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
+from scripted.gallery.grammars import GRAMMARS
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
 from scripted.gallery.retracting import RETRACTING
@@ -26,7 +27,7 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING)
+RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING, *GRAMMARS)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

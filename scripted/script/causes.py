@@ -21,6 +21,8 @@ def _of_results(rig: Rig) -> Iterator[str]:
     results = rig.results
     if results.is_holding:
         yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
+    if rig.grammars.is_holding:
+        yield f"grammars are held, {len(rig.grammars)} are not ready until t.release_grammars()"
     for stage in sorted(results.stalled):
         yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
 

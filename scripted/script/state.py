@@ -105,7 +105,8 @@ class State(_Snapshot, frozen=True, kw_only=True):
     ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
     step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
     stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
-    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers.
+    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of ``waiting``,
+    ``waiting_for_grammar`` have a grammar that is not ready.
     """
 
     step: int
@@ -124,6 +125,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     window: KVState | None
     digest: str
     plan_digest: str
+    waiting_for_grammar: tuple[str, ...] = ()
 
     @property
     def queues_clear(self) -> bool:
@@ -149,6 +151,9 @@ def take_state(rig: Rig) -> State:
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
     window = scheduler.memory.sliding_window
     return State(
+        waiting_for_grammar=Listed(
+            one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
+        ),
         step=scheduler.step_number,
         now=scheduler.now,
         arrived=Listed(_arrival_of(message) for message in rig.arrived),

@@ -73,6 +73,9 @@ class Verbs(Waits):
         return_logprob: bool = False,
         top_logprobs_num: int = 0,
         stream: bool = True,
+        json_schema: Mapping[str, Any] | str | None = None,
+        regex: str | None = None,
+        ebnf: str | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
@@ -97,6 +100,8 @@ class Verbs(Waits):
         }
         if seed is not None:
             sampling["seed"] = seed
+        grammars = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
+        sampling |= {name: grammar for name, grammar in grammars.items() if grammar is not None}
         body = prompt | {
             "rid": rid if rid is not None else self._next_rid(),
             "sampling_params": sampling,
@@ -220,6 +225,20 @@ class Verbs(Waits):
         if n is not None and n < 1:
             raise BadCall(f"release_results() takes n >= 1, or None for all, got {n}")
         self._rig.results.release(n)
+
+    def hold_grammars(self) -> None:
+        """From the next step on, no grammar becomes ready until it is released."""
+        self._rig.grammars.hold()
+
+    def release_grammars(self, n: int | None = None) -> None:
+        """Let ``n`` grammars become ready, in the order in which they were ordered, or all and stop holding."""
+        if n is not None and n < 1:
+            raise BadCall(f"release_grammars() takes n >= 1, or None for all, got {n}")
+        self._rig.grammars.release(n)
+
+    def fail_next_grammar(self) -> None:
+        """Make the next grammar that would become ready one that cannot be compiled; the engine goes on."""
+        self._rig.grammars.fail_next()
 
     def kill_stage(self, i: int) -> None:
         """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""

@@ -11,6 +11,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.grammar_fields import (
+    Choices,
+    GrammarText,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Schema,
+    StructuredOutputs,
+    TextFormat,
+    choice_grammar,
+    grammar_among,
+)
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_RID_CHARS,
@@ -23,7 +34,8 @@ from engine.frontend.protocol import (
     StrictBody,
     TokenIds,
 )
-from engine.messages import SamplingParams
+from engine.grammar import schema_grammar
+from engine.messages import Grammar, GrammarKind, SamplingParams
 
 __all__ = [
     "MAX_MESSAGES",
@@ -81,12 +93,6 @@ class StreamOptions(NullableBody):
     include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
 
 
-class TextFormat(StrictBody):
-    """``response_format``: plain text, the only one."""
-
-    type: Literal["text"]
-
-
 class OpenAiBody(NullableBody):
     """The fields that both protocols share, the field's usual extra ones among them."""
 
@@ -115,7 +121,14 @@ class OpenAiBody(NullableBody):
         None, max_length=MAX_USER_CHARS, description="changes nothing: equal prefixes are found without a key"
     )
     logit_bias: LogitBias = Field(default={})
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
+        None
+    )
+    guided_json: Schema | None = Field(None, description="the output is JSON of this schema")
+    guided_regex: GrammarText | None = Field(None, description="the whole output matches this")
+    guided_choice: Choices | None = Field(None, description="the output is one of these")
+    guided_grammar: GrammarText | None = Field(None, description="the output follows this grammar, in GBNF or Lark")
+    structured_outputs: StructuredOutputs | None = Field(None, description="the newer spelling of the guided fields")
     store: Literal[False] = Field(default=False, description="nothing is stored: only false")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] | None = Field(
         None, max_length=MAX_METADATA, description="goes with what is stored, so it changes nothing"
@@ -137,7 +150,24 @@ class OpenAiBody(NullableBody):
                 f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
                 "lower it or raise max_tokens"
             )
+        grammar_among(self._grammars)
         return self
+
+    @property
+    def _grammars(self) -> dict[str, Grammar | None]:
+        """What each field says that the output must be, by the field."""
+        return {
+            "response_format": None if self.response_format is None else self.response_format.grammar,
+            "guided_json": None if self.guided_json is None else schema_grammar(self.guided_json),
+            "guided_regex": None if self.guided_regex is None else Grammar(GrammarKind.REGEX, self.guided_regex),
+            "guided_choice": None if self.guided_choice is None else choice_grammar(self.guided_choice),
+            "guided_grammar": None if self.guided_grammar is None else Grammar(GrammarKind.EBNF, self.guided_grammar),
+        } | ({} if self.structured_outputs is None else self.structured_outputs.grammars)
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the output must be, and the field that says it."""
+        return grammar_among(self._grammars)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -167,6 +197,7 @@ class OpenAiBody(NullableBody):
 
     def sampling(self, max_new_tokens: int, index: int) -> SamplingParams:
         """How the tokens of the choice with this index are chosen."""
+        grammar = self.grammar
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,
@@ -183,6 +214,7 @@ class OpenAiBody(NullableBody):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
         )
 
 

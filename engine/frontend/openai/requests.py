@@ -88,6 +88,7 @@ def _order(
         n=body.n,
         logprobs=top is not None,
         include_usage=body.include_usage,
+        grammar_field=None if body.grammar is None else body.grammar[0],
     )
 
 

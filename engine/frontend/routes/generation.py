@@ -52,7 +52,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def generate(request: Request) -> Response:
         """Generate from a text or token ids."""
-        order = await front.orders.take(NATIVE, request, front.bodies)
+        order = await front.take_order(NATIVE, request)
         return await respond(request, front, order.messages, NativeShape(), stream=order.stream)
 
     @router.post(
@@ -63,7 +63,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def completions(request: Request) -> Response:
         """Complete one or more prompts."""
-        order = await front.orders.take(COMPLETION, request, front.bodies)
+        order = await front.take_order(COMPLETION, request)
         shape = CompletionShape(
             order.rid,
             front.model_name,
@@ -81,7 +81,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        order = await front.orders.take(CHAT, request, front.bodies)
+        order = await front.take_order(CHAT, request)
         shape = ChatShape(
             order.rid,
             front.model_name,
