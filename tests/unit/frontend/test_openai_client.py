@@ -236,7 +236,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'text'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "must agree"),
         ({"top_logprobs": 3}, "needs logprobs"),
         ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "own variables"),
