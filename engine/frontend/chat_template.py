@@ -5,6 +5,7 @@ Owns the error for messages that a template refuses. Never invents a template: a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,13 +15,15 @@ from engine.frontend.errors import ApiError
 
 __all__ = ["ChatTemplate", "TemplateSource"]
 
+_TOOLS = re.compile(r"\btools\b")
+
 
 class TemplateSource(Protocol):
     """The part of a transformers tokenizer that is needed here."""
 
     chat_template: str | dict[str, str] | None
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
         """The prompt of a conversation."""
         ...
 
@@ -31,7 +34,25 @@ class ChatTemplate:
     def __init__(self, source: TemplateSource) -> None:
         self._source = source
 
-    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, ask: bool = True) -> str:
+    @property
+    def text(self) -> str:
+        """The template, or all of them where a tokenizer has several; empty without one."""
+        template = self._source.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @property
+    def knows_tools(self) -> bool:
+        """True when the template shows the model its tools."""
+        return _TOOLS.search(self.text) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        ask: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
 
         Raises ApiError (400) when the model has no template or the template refuses the conversation.
@@ -41,9 +62,10 @@ class ChatTemplate:
                 "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
             )
         conversation = [dict(message) for message in messages]
+        offered = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
             prompt = self._source.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **variables
+                conversation, tokenize=False, add_generation_prompt=ask, **offered, **variables
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
             raise ApiError.invalid(

@@ -14,8 +14,11 @@ from tokenizers import Tokenizer
 from engine.clock import MonotonicClock
 from engine.frontend.auth import Access
 from engine.frontend.body_reader import BodyReader
+from engine.frontend.detokenizer import Decoder
+from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.grammar_check import GrammarCheck
+from engine.frontend.marker_decoder import MarkerDecoders
 from engine.frontend.metrics import Metrics
 from engine.frontend.order import Order
 from engine.frontend.orders import OrderTaker
@@ -41,6 +44,7 @@ class FrontEnd:
     access: Access
     orders: OrderTaker
     token_answers: TokenAnswers
+    dialect: Dialect = PLAIN
     serving: bool = False
     pids: dict[str, int] = field(default_factory=dict)
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -48,6 +52,7 @@ class FrontEnd:
     bodies: BodyReader = field(init=False)
     origins: Origins = field(init=False)
     grammars: GrammarCheck = field(init=False)
+    decoders: MarkerDecoders = field(init=False)
 
     def __post_init__(self) -> None:
         clock = MonotonicClock()
@@ -55,6 +60,7 @@ class FrontEnd:
         self.grammars = GrammarCheck(self.limits, clock, self.metrics.grammar_check.observe)
         self.bodies = BodyReader(self.settings.max_body_bytes)
         self.origins = Origins(self.settings.origins)
+        self.decoders = MarkerDecoders(self.tokenizer)
 
     @property
     def model_name(self) -> str:
@@ -66,3 +72,7 @@ class FrontEnd:
         order = await self.orders.take(kind, request, self.bodies)
         await self.grammars.look(order)
         return order
+
+    def decoder_of(self, parsing: Parsing | None) -> Decoder:
+        """What gives an answer its text: with the markers in it that it is looked through for."""
+        return self.tokenizer if parsing is None else self.decoders.showing(self.dialect.markers(parsing))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.frontend.dialect import Parsing
 from engine.messages import Generate
 
 __all__ = ["Order", "packed", "unpacked"]
@@ -21,6 +22,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
     ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
     must be, if one does: all requests have the same grammar, in their sampling.
+    ``parsing`` is what the answers are looked through for.
     """
 
     rid: str
@@ -31,6 +33,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     echo: tuple[str, ...] = ()
     grammar_field: str | None = None
+    parsing: Parsing | None = None
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
@@ -26,13 +27,15 @@ __all__ = ["ServedModel", "check_fits", "check_vocabulary", "request_of", "token
 class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
-    ``longest_token_chars`` bounds how few tokens a text can have; byte-level vocabularies count bytes.
+    ``dialect`` is how it writes what is not plain text. ``longest_token_chars`` bounds how few tokens a text can have;
+    byte-level vocabularies count bytes.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     limits: Limits
     model_name: str
+    dialect: Dialect = PLAIN
     longest_token_chars: int = field(init=False)
 
     def __post_init__(self) -> None:

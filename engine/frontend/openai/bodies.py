@@ -22,6 +22,15 @@ from engine.frontend.grammar_fields import (
     choice_grammar,
     grammar_among,
 )
+from engine.frontend.openai.nullable import NullableBody
+from engine.frontend.openai.tool_bodies import (
+    MAX_CALL_ID_CHARS,
+    MAX_TOOLS,
+    ToolBody,
+    ToolCallBody,
+    ToolChoice,
+    require_known_tools,
+)
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_RID_CHARS,
@@ -42,7 +51,6 @@ __all__ = [
     "ChatBody",
     "ChatMessageBody",
     "CompletionBody",
-    "NullableBody",
     "OpenAiBody",
     "StreamOptions",
     "refuse_template_arguments",
@@ -52,6 +60,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_USER_CHARS = 256
+MAX_TOOL_CALLS = 1024
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 # The protocol's own default of a completion; a chat may fill the context.
@@ -73,17 +82,6 @@ TEMPLATE_ARGUMENTS = {
     "tools",
     "truncation",
 }
-
-
-class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as the protocol has it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
 
 
 class StreamOptions(NullableBody):
@@ -283,28 +281,55 @@ class TextPart(StrictBody):
 class ChatMessageBody(NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
-    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it.
+    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it, and
+    the reasoning of earlier answers, which engines spell in two ways.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)] | None = Field(
+        None, description="only an assistant's may be null"
+    )
     name: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARS)
     refusal: None = None
-    tool_calls: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOL_CALLS), Field(fail_fast=True)] | None = Field(
+        None, description="an assistant's calls"
+    )
+    tool_call_id: str | None = Field(
+        None, min_length=1, max_length=MAX_CALL_ID_CHARS, description="of the call that a tool's message answers"
+    )
+    reasoning_content: str | None = Field(None, description="an assistant's reasoning")
+    reasoning: str | None = Field(None, description="another spelling of reasoning_content")
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
 
+    @model_validator(mode="after")
+    def _fields_of_the_role(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content must be given with role {self.role!r}, got null; send a text")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id must be given with role 'tool', got null; send the id of the call")
+        owners = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
+        for field, owner in (owners | {"reasoning": "assistant"}).items():
+            if getattr(self, field) and self.role != owner:
+                raise ValueError(f"{field} must be left out with role {self.role!r}: only {owner!r} has it")
+        return self
+
     @property
     def text(self) -> str:
-        """The content; parts stand on lines of their own."""
+        """The content; parts stand on lines of their own. None is the empty text, because templates want one."""
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
     @property
-    def for_template(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
+    def for_template(self) -> dict[str, Any]:
+        """The message as a chat template takes it: templates ask whether a key is there, so none is there in vain."""
+        reasoning = self.reasoning_content or self.reasoning
+        calls = [call.for_template for call in self.tool_calls or ()]
+        extra = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
         message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        return message if self.name is None else message | {"name": self.name}
+        return message | {key: value for key, value in (extra | {"reasoning_content": reasoning}).items() if value}
 
 
 class ChatBody(OpenAiBody):
@@ -317,11 +342,17 @@ class ChatBody(OpenAiBody):
     chat_template_kwargs: dict[str, JsonValue] = Field(
         default={}, description="variables of the model's chat template, such as enable_thinking"
     )
-    tools: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="not honoured: only empty")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="without tools both mean none")
-    parallel_tool_calls: bool | None = Field(None, description="without tools both mean nothing")
-    functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="as tools")
-    function_call: Literal["none", "auto"] | None = Field(None, description="as tool_choice")
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(
+        default=[], max_length=MAX_TOOLS, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        None, description="left out: auto with tools; none: the model does not see the tools"
+    )
+    parallel_tool_calls: bool = Field(default=True, description="false: calls after the first are left out")
+    functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(
+        None, description="not honoured: only empty; the protocol has tools instead"
+    )
+    function_call: Literal["none", "auto"] | None = Field(None, description="without functions both mean nothing")
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=1, description="text alone")
     audio: None = Field(None, description="not honoured: only null")
     prediction: None = Field(None, description="not honoured: only null")
@@ -345,6 +376,11 @@ class ChatBody(OpenAiBody):
         return mine | super().asked_tokens
 
     @property
+    def offered_tools(self) -> list[ToolBody]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
     def template_variables(self) -> dict[str, JsonValue]:
         """What the template is given beside the messages; its own variables win over the protocol's hints."""
         hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
@@ -360,6 +396,7 @@ class ChatBody(OpenAiBody):
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs")
         refuse_template_arguments(self.chat_template_kwargs)
+        require_known_tools(self.tools, self.tool_choice)
         return self
 
 

@@ -5,6 +5,7 @@ The first and the last place of a request's life. Statuses and streams belong to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -12,13 +13,16 @@ from fastapi import APIRouter, Request, Response
 
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.requests import require_model
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
+from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.orders import CHAT, COMPLETION, NATIVE
 from engine.frontend.protocol import GenerateAnswer, GenerateBody
+from engine.frontend.reasoning import END
 from engine.frontend.responses import json_answer, respond
 
 __all__ = ["add_generation", "add_models"]
@@ -89,8 +93,10 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             n=order.n,
             logprobs=order.logprobs,
             include_usage=order.include_usage,
+            new_choice=None if order.parsing is None else functools.partial(_spoken_choice, front, order.parsing),
         )
-        return await respond(request, front, order.messages, shape, stream=order.stream)
+        decoder = front.decoder_of(order.parsing)
+        return await respond(request, front, order.messages, shape, stream=order.stream, decoder=decoder)
 
     @router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))
     async def embeddings() -> Response:
@@ -100,6 +106,12 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             "serve an embedding model with another engine, or use /v1/completions here",
             param="model",
         )
+
+
+def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
+    end_of_reasoning = None if parsing.reasoning is None else front.tokenizer.token_to_id(END)
+    parser, new_id = front.dialect.parser(parsing), front.dialect.new_call_id
+    return SpokenChoice(parser, new_id, named=parsing.named, end_of_reasoning=end_of_reasoning)
 
 
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:

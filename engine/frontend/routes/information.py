@@ -37,6 +37,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_total_tokens: int
     eos_token_ids: tuple[int, ...]
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
                 context_length=limits.context_length,
                 max_total_tokens=limits.total_pages * limits.page_size,
                 eos_token_ids=limits.eos_token_ids,
+                **front.dialect.about(),
             )
         )
 
