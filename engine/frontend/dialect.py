@@ -17,7 +17,8 @@ from engine.frontend.reasoning import (
     reasoning_of_template,
     reasoning_start,
 )
-from engine.frontend.tools.families import FAMILIES, Family, family_of_template, new_usual_id
+from engine.frontend.tools.call_grammar import CallForm
+from engine.frontend.tools.families import FAMILIES, Family, family_of_template, form_of_template, new_usual_id
 from engine.settings import ServerSettings
 
 __all__ = ["PLAIN", "Dialect", "Parsing"]
@@ -40,19 +41,29 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """``family`` writes calls, ``reasoning`` is the parser of reasoning; None for a model that does neither."""
+    """``family`` writes calls, ``reasoning`` is the parser of reasoning; None for a model that does neither.
+
+    ``form`` is how it has to write calls that are asked for.
+    """
 
     family: Family | None = None
     reasoning: str | None = None
+    form: CallForm | None = None
 
     @classmethod
     def of(cls, settings: ServerSettings, template: str) -> Dialect:
         """As the settings say, or as the chat template shows."""
-        family = FAMILIES.get(settings.tool_call_parser)
-        reasoning = None if settings.reasoning_parser in (AUTO, NONE) else settings.reasoning_parser
+        family, reasoning = FAMILIES.get(settings.tool_call_parser), settings.reasoning_parser
+        if settings.tool_call_parser == AUTO:
+            family = family_of_template(template)
         return cls(
-            family=family_of_template(template) if settings.tool_call_parser == AUTO else family,
-            reasoning=reasoning_of_template(template) if settings.reasoning_parser == AUTO else reasoning,
+            family=family,
+            reasoning=reasoning_of_template(template)
+            if reasoning == AUTO
+            else None
+            if reasoning == NONE
+            else reasoning,
+            form=None if family is None else form_of_template(family, template),
         )
 
     def about(self) -> dict[str, str]:

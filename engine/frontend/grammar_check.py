@@ -48,7 +48,7 @@ class GrammarCheck:
         fault = await asyncio.to_thread(fault_of, grammar)
         self._observe(self._clock.now() - begun_s)
         if fault is not None:
-            raise refusal_of(grammar, fault, field)
+            raise await asyncio.to_thread(_refusal_of_part, order) or refusal_of(grammar, fault, field)
         self._remember(grammar)
 
     def _remember(self, grammar: Grammar) -> None:
@@ -59,6 +59,15 @@ class GrammarCheck:
         while len(self._right) > REMEMBERED_GRAMMARS or self._chars > REMEMBERED_CHARS:
             oldest, _ = self._right.popitem(last=False)
             self._chars -= len(oldest.text)
+
+
+def _refusal_of_part(order: Order) -> ApiError | None:
+    """The answer to the first part of a grammar that no output can follow; None when each of them has one."""
+    for place, part in order.grammar_parts:
+        fault = fault_of(part)
+        if fault is not None:
+            return refusal_of(part, fault, place)
+    return None
 
 
 def require_end(limits: Limits, field: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.frontend.dialect import Parsing
-from engine.messages import Generate
+from engine.messages import Generate, Grammar
 
 __all__ = ["Order", "packed", "unpacked"]
 
@@ -22,7 +22,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
     ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
     must be, if one does: all requests have the same grammar, in their sampling.
-    ``parsing`` is what the answers are looked through for.
+    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
+    wrote, with their places in the body, for an error that names one.
     """
 
     rid: str
@@ -34,6 +35,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     echo: tuple[str, ...] = ()
     grammar_field: str | None = None
     parsing: Parsing | None = None
+    grammar_parts: tuple[tuple[str, Grammar], ...] = ()
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
     ``dialect`` is how it writes what is not plain text. ``longest_token_chars`` bounds how few tokens a text can have;
-    byte-level vocabularies count bytes.
+    byte-level vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
     """
 
     tokenizer: Tokenizer
@@ -37,8 +37,12 @@ class ServedModel:
     model_name: str
     dialect: Dialect = PLAIN
     longest_token_chars: int = field(init=False)
+    special_ids: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        special = {token.content: token_id for token_id, token in added if token.special}
+        object.__setattr__(self, "special_ids", special)
         object.__setattr__(self, "longest_token_chars", max(map(len, self.tokenizer.get_vocab())))
 
     @property

@@ -26,6 +26,7 @@ from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.openai.tool_bodies import (
     MAX_CALL_ID_CHARS,
     MAX_TOOLS,
+    NamedToolBody,
     ToolBody,
     ToolCallBody,
     ToolChoice,
@@ -379,6 +380,15 @@ class ChatBody(OpenAiBody):
     def offered_tools(self) -> list[ToolBody]:
         """The tools that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def required_tools(self) -> list[ToolBody]:
+        """The tools of which one has to be called; none when the model decides."""
+        if self.tool_choice == "required":
+            return self.tools
+        if isinstance(self.tool_choice, NamedToolBody):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return []
 
     @property
     def template_variables(self) -> dict[str, JsonValue]:

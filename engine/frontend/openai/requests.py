@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 
 import msgspec
 
-from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
-from engine.frontend.openai.tool_bodies import ToolBody
+from engine.frontend.openai.spoken_order import require_parser, with_calls
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
-from engine.frontend.reasoning import ReasoningStart
 from engine.frontend.served_model import ServedModel, check_fits, check_vocabulary, tokenize
-from engine.frontend.tools.families import FAMILIES
 from engine.limits import Limits
 from engine.messages import Generate
 
@@ -45,40 +41,15 @@ def chat_order(data: bytes, served: ServedModel) -> Order:
     body = parse_body(ChatBody, data)
     require_model(body.model, served.model_name)
     tools = body.offered_tools
-    _require_parser(tools, served)
+    require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
     text = served.template.render(conversation, body.template_variables, tools=[tool.for_template for tool in tools])
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
     order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
-    return msgspec.structs.replace(order, parsing=_parsing(body, served.dialect.start_after(text)))
-
-
-def _parsing(body: ChatBody, start: ReasoningStart | None) -> Parsing | None:
-    """What the answers are looked through for; None for nothing."""
-    tools = tuple(tool.function.name for tool in body.offered_tools)
-    if start is None and not tools:
-        return None
-    return Parsing(tools=tools or None, parallel=body.parallel_tool_calls, reasoning=start)
-
-
-def _require_parser(tools: Sequence[ToolBody], served: ServedModel) -> None:
-    """Raise ApiError (400) for tools that the model cannot be told of, or whose calls could not be found."""
-    if not tools:
-        return
-    if served.dialect.family is None:
-        raise ApiError.invalid(
-            f"tools need a parser of the model's calls, and this server has none for it, got {len(tools)} tools; leave "
-            f"them out, or start the server with tool_call_parser set to {' or '.join(map(repr, FAMILIES))}",
-            param="tools",
-        )
-    if not served.template.knows_tools:
-        raise ApiError.invalid(
-            f"tools need a chat template that shows them to the model, and this model's does not, got {len(tools)} "
-            "tools; leave them out, or describe them in a message",
-            param="tools",
-        )
+    start = served.dialect.start_after(text)
+    return with_calls(order, body, start, served)
 
 
 def require_model(model: str | None, served: str) -> None:

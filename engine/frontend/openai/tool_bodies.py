@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
 from engine.frontend.openai.nullable import NullableBody
+from engine.frontend.tools.call_grammar import OfferedTool
 
 __all__ = [
     "MAX_CALL_ID_CHARS",
@@ -37,7 +38,9 @@ class FunctionBody(NullableBody):
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
-    strict: Literal[False] | None = Field(None, description="not honoured: only false")
+    strict: bool = Field(
+        default=False, description="every call of it keeps to its schema; where calls are required, all do"
+    )
 
 
 class ToolBody(NullableBody):
@@ -45,6 +48,12 @@ class ToolBody(NullableBody):
 
     type: Literal["function"]
     function: FunctionBody
+
+    @property
+    def offered(self) -> OfferedTool:
+        """The tool as a grammar takes it."""
+        function = self.function
+        return OfferedTool(name=function.name, parameters=function.parameters, strict=function.strict)
 
     @property
     def for_template(self) -> dict[str, Any]:

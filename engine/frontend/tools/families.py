@@ -11,12 +11,11 @@ from typing import Final
 
 import msgspec
 
+from engine.frontend.tools import hermes, llama3, mistral
+from engine.frontend.tools.call_grammar import CallForm
 from engine.frontend.tools.call_parser import CallParser
-from engine.frontend.tools.hermes import HermesParser
-from engine.frontend.tools.llama3 import Llama3Parser
-from engine.frontend.tools.mistral import MistralParser
 
-__all__ = ["FAMILIES", "Family", "family_of_template", "new_usual_id"]
+__all__ = ["FAMILIES", "MISTRAL_NAMED_FORM", "Family", "family_of_template", "form_of_template", "new_usual_id"]
 
 # Mistral's templates refuse ids of any other length.
 MISTRAL_ID_CHARS = 9
@@ -25,10 +24,11 @@ _OTHER_FORMATS = ("<function=", "<arg_key>")
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """``new_id`` makes the id of a call, where the model gave none."""
+    """``form`` is how it writes calls; ``new_id`` makes the id of one, where the model gave none."""
 
     name: str
     parser: type[CallParser]
+    form: CallForm
     new_id: Callable[[], str]
 
 
@@ -41,22 +41,41 @@ def _mistral_id() -> str:
     return uuid.uuid4().hex[:MISTRAL_ID_CHARS]
 
 
+HERMES_FORM: Final = CallForm(
+    before=(hermes.OPEN, '\n{"name": '), between=(', "arguments": ',), after=("}\n", hermes.CLOSE), separator=("\n",)
+)
+LLAMA3_FORM: Final = CallForm(before=('{"name": ',), between=(', "parameters": ',), after=("}",), separator=("; ",))
+MISTRAL_LIST_FORM: Final = CallForm(
+    opening=(mistral.CALLS, "["),
+    before=('{"name": ',),
+    between=(', "arguments": ',),
+    after=("}",),
+    separator=(", ",),
+    closing=("]",),
+)
+MISTRAL_NAMED_FORM: Final = CallForm(before=(mistral.CALLS,), quoted=False, between=(mistral.ARGS,))
+
 FAMILIES: Final = {
     family.name: family
     for family in (
-        Family(name="hermes", parser=HermesParser, new_id=new_usual_id),
-        Family(name="llama3", parser=Llama3Parser, new_id=new_usual_id),
-        Family(name="mistral", parser=MistralParser, new_id=_mistral_id),
+        Family(name="hermes", parser=hermes.HermesParser, form=HERMES_FORM, new_id=new_usual_id),
+        Family(name="llama3", parser=llama3.Llama3Parser, form=LLAMA3_FORM, new_id=new_usual_id),
+        Family(name="mistral", parser=mistral.MistralParser, form=MISTRAL_LIST_FORM, new_id=_mistral_id),
     )
 }
 
 
+def form_of_template(family: Family, template: str) -> CallForm:
+    """How the models that have this template write calls: newer ones of Mistral name the function first."""
+    return MISTRAL_NAMED_FORM if family.name == "mistral" and mistral.ARGS in template else family.form
+
+
 def family_of_template(template: str) -> Family | None:
     """The family of the models that have this template; None for another one, or a template without tools."""
-    if "[TOOL_CALLS]" in template:
+    if mistral.CALLS in template:
         return FAMILIES["mistral"]
-    if "<tool_call>" in template and not any(mark in template for mark in _OTHER_FORMATS):
+    if hermes.OPEN in template and not any(mark in template for mark in _OTHER_FORMATS):
         return FAMILIES["hermes"]
-    if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters"' in template):
+    if llama3.PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return FAMILIES["llama3"]
     return None

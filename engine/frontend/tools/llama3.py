@@ -7,7 +7,7 @@ from typing import Final
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import CallParser
 
-__all__ = ["Llama3Parser"]
+__all__ = ["PYTHON_TAG", "Llama3Parser"]
 
 PYTHON_TAG: Final = "<|python_tag|>"
 BRACE: Final = "{"

@@ -9,7 +9,7 @@ from engine.frontend.incoming_text import Reading
 from engine.frontend.tools.call_parser import CallParser
 from engine.frontend.tools.json_text import SPACE, read_value
 
-__all__ = ["MistralParser"]
+__all__ = ["ARGS", "CALLS", "MistralParser"]
 
 CALLS: Final = "[TOOL_CALLS]"
 CALL_ID: Final = "[CALL_ID]"
