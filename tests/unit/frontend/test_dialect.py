@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from engine.frontend.dialect import Dialect, Parsing
-from engine.frontend.reasoning import ReasoningStart
-from engine.frontend.tools.families import FAMILIES, family_of_template
+from engine.frontend.reasoning import REASONING_PARSERS, ReasoningStart
+from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM, family_of_template
 from engine.settings import ServerSettings
 
 # What is telling in the templates of models, not the templates.
@@ -58,6 +58,20 @@ def test_other_templates_have_no_family(template: str) -> None:
 def test_settings_win_over_the_template(settings: dict[str, Any], expected: dict[str, str]) -> None:
     """C09"""
     assert Dialect.of(ServerSettings(**settings), TEMPLATES["hermes"] + "</think>").about() == expected
+
+
+def test_every_family_can_be_chosen() -> None:
+    """C09"""
+    parsers, reasoning = (
+        get_args(ServerSettings.model_fields[name].annotation) for name in ("tool_call_parser", "reasoning_parser")
+    )
+    assert set(parsers) == {"auto", "none", *FAMILIES}
+    assert set(reasoning) == {"auto", "none", *REASONING_PARSERS}
+
+
+def test_newer_models_of_mistral_are_asked_for_calls_in_their_own_form() -> None:
+    forms = [Dialect.of(ServerSettings(), f"[TOOL_CALLS]{more}").form for more in ("", "[ARGS]")]
+    assert forms == [FAMILIES["mistral"].form, MISTRAL_NAMED_FORM]
 
 
 def test_markers_are_those_of_what_is_looked_for() -> None:

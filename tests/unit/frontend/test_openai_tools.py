@@ -192,6 +192,13 @@ def test_the_model_is_not_told_of_tools_that_it_may_not_call(client: openai.Open
     assert none == untold < told
 
 
+def test_tokenize_shows_what_the_model_is_told(client: openai.OpenAI, server: RealServer) -> None:
+    """C01: the ids that generation itself counts, tools included."""
+    body = {"messages": QUESTION, "tools": TOOLS}
+    counted = server.http.post("/tokenize", json=body).raise_for_status().json()["count"]
+    assert counted == ask(client, max_tokens=1).usage.prompt_tokens
+
+
 def test_logprobs_come_with_calls(client: openai.OpenAI) -> None:
     """C02: one entry for each token, whatever its text became."""
     (choice,) = ask(client, logprobs=True).choices

@@ -92,7 +92,8 @@ class Walk:
 
 def calls_of(family: str, text: str, reasoning: ReasoningStart | None = None) -> list[tuple[str, ...]]:
     splitter = None if reasoning is None else ReasoningSplitter(reasoning)
-    parser = AnswerParser(splitter, FAMILIES[family].parser([tool.name for tool in TOOLS]), parallel=True)
+    names = [tool.name for tool in (*TOOLS, *PLAIN_TOOLS)]
+    parser = AnswerParser(splitter, FAMILIES[family].parser([*names, "loose"]), parallel=True)
     return shown(parsed(parser, [text]))
 
 
