@@ -79,6 +79,14 @@ class Metrics:
         name = f"{PREFIX}request_failure"
         self._failed = Counter(name, "Requests that ended by an error.", labels[:1], registry=self._registry)
 
+        name = f"{PREFIX}tool_calls"
+        labels = ("model_name", "end")
+        self._calls = Counter(
+            name, "Calls of tools in answers, by whether they are whole.", labels, registry=self._registry
+        )
+        for end in ("whole", "cut"):
+            self._calls.labels(model, end)
+
     def begin(self) -> RequestTimes:
         """Begin to time a request that has just arrived."""
         return RequestTimes(self, self._clock, current_record())
@@ -89,6 +97,10 @@ class Metrics:
             self._failed.labels(self._model).inc()
         else:
             self._ended.labels(self._model, reason.value).inc()
+
+    def count_call(self, *, whole: bool) -> None:
+        """Count a call of a tool in an answer."""
+        self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:
         """All metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""

@@ -7,6 +7,7 @@ and an answer in one cannot differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -23,23 +24,37 @@ from engine.frontend.parts import CallArguments, CallBegun, CallEnded, Content, 
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import FinishReason
 
-__all__ = ["TOOL_CALLS", "SpokenChoice"]
+__all__ = ["TOOL_CALLS", "CallCounter", "SpokenChoice"]
 
 # The protocol's reason for an answer that waits for its calls to be answered.
 TOOL_CALLS = "tool_calls"
 
 
+class CallCounter(Protocol):
+    """Counts calls."""
+
+    def __call__(self, *, whole: bool) -> None:
+        """Count one, which is whole or was cut."""
+
+
 class SpokenChoice:
-    """``new_id`` makes ids of calls. ``named``: the client named the function that had to be called.
+    """``new_id`` makes ids of calls, ``count`` counts them. ``named``: the client named the function to be called.
 
     ``end_of_reasoning`` is the token that ends reasoning, None where it is not one token.
     """
 
     def __init__(
-        self, parser: AnswerParser, new_id: Callable[[], str], *, named: bool, end_of_reasoning: int | None
+        self,
+        parser: AnswerParser,
+        new_id: Callable[[], str],
+        count: CallCounter,
+        *,
+        named: bool,
+        end_of_reasoning: int | None,
     ) -> None:
         self._parser = parser
         self._new_id = new_id
+        self._count_call = count
         self._named = named
         self._end_of_reasoning = end_of_reasoning
         self._calls = 0
@@ -50,11 +65,14 @@ class SpokenChoice:
 
     def deltas(self, piece: GenerateAnswer) -> list[ChatDelta]:
         """What is new with a piece of the answer; a call's beginning and its arguments are deltas of their own."""
-        self._count(piece.output_ids)
+        self._count_tokens(piece.output_ids)
         parts = self._parser.push(piece.text)
         if piece.meta_info.finish_reason is not None:
             parts += self._parser.flush()
-        return [delta for part in parts if (delta := self._delta(part)) is not None]
+        deltas = [delta for part in parts if (delta := self._delta(part)) is not None]
+        if piece.meta_info.finish_reason is not None and self._in_call:
+            self._count_call(whole=False)
+        return deltas
 
     def message(self, answer: GenerateAnswer) -> ChatMessage:
         """The whole answer."""
@@ -73,7 +91,7 @@ class SpokenChoice:
             return None
         return self._tokens_of_reasoning if self._has_reasoned else 0
 
-    def _count(self, ids: tuple[int, ...]) -> None:
+    def _count_tokens(self, ids: tuple[int, ...]) -> None:
         if self._reasoning_ended or self._end_of_reasoning is None:
             return
         self._reasoning_ended = self._end_of_reasoning in ids
@@ -87,6 +105,8 @@ class SpokenChoice:
             case Content(text):
                 return ChatDelta(content=text)
             case CallBegun(name, call_id):
+                if self._in_call:
+                    self._count_call(whole=False)
                 self._calls += 1
                 self._in_call = True
                 function = CalledFunctionDelta(name=name, arguments="")
@@ -95,6 +115,7 @@ class SpokenChoice:
                 return self._of_call(CalledFunctionDelta(arguments=text))
             case CallEnded():
                 self._in_call = False
+                self._count_call(whole=True)
                 return None
 
     def _of_call(self, function: CalledFunctionDelta, call_id: str | None = None) -> ChatDelta:

@@ -111,7 +111,8 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
 def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
     end_of_reasoning = None if parsing.reasoning is None else front.tokenizer.token_to_id(END)
     parser, new_id = front.dialect.parser(parsing), front.dialect.new_call_id
-    return SpokenChoice(parser, new_id, named=parsing.named, end_of_reasoning=end_of_reasoning)
+    count = front.metrics.count_call
+    return SpokenChoice(parser, new_id, count, named=parsing.named, end_of_reasoning=end_of_reasoning)
 
 
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:

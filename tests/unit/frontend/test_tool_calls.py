@@ -124,6 +124,23 @@ def test_why_an_answer_ended_and_what_there_is_of_it(play, stream: bool, text: s
     play(scene)
 
 
+def test_calls_are_counted_whole_or_cut(play) -> None:
+    """C06: one that another one follows before it was whole, and one that the end cut."""
+
+    async def scene(stage) -> None:
+        speaking(stage)
+        answer = asyncio.create_task(stage.http.post(CHAT, json=body()))
+        await stage.scheduler.receive()
+        cut = '<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>'
+        await stage.scheduler.reply(said(CALL + CALL + cut + CALL[:44], end=FinishReason.LENGTH))
+        assert len((await answer).json()["choices"][0]["message"]["tool_calls"]) == 4
+        counted = stage.front.metrics.text(None).decode()
+        for end, count in (("whole", 2), ("cut", 2)):
+            assert f'engine_tool_calls_total{{end="{end}",model_name="embedded"}} {count}.0' in counted
+
+    play(scene)
+
+
 def test_an_engine_s_error_in_the_middle_of_a_call_ends_the_stream_with_it(play) -> None:
     """C05: never as if it were whole."""
 
