@@ -5,6 +5,7 @@ Owns the error for messages that a template refuses. Never invents a template: a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from engine.frontend.errors import ApiError
 
 __all__ = ["ChatTemplate", "TemplateSource"]
 
+# What templates raise, by themselves or by what they do with a value of another type than they expect.
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -61,15 +64,37 @@ class ChatTemplate:
             raise ApiError.invalid(
                 "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
             )
-        conversation = [dict(message) for message in messages]
         offered = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        options = {"tokenize": False, "add_generation_prompt": ask, **offered, **variables}
         try:
-            prompt = self._source.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **offered, **variables
-            )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
+            return self._apply([dict(message) for message in messages], options)
+        except _REFUSALS as exc:
             raise ApiError.invalid(
                 f"the model's chat template must accept the messages, but: {exc}; change roles or order",
                 param="messages",
             ) from exc
-        return str(prompt)
+
+    def _apply(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        """Render, with arguments of calls as objects, or as text for a template that puts them in as they are."""
+        try:
+            return str(self._source.apply_chat_template(conversation, **options))
+        except TypeError:
+            written = [_with_written_arguments(message) for message in conversation]
+            if written == conversation:
+                raise
+            return str(self._source.apply_chat_template(written, **options))
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as JSON text."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": _written(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
