@@ -12,7 +12,7 @@ from typing import Any
 from engine.frontend.reasoning import BEGIN, END, ReasoningStart
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["ANY_TEXT", "LarkRules", "after_reasoning", "spaced"]
+__all__ = ["ANY_TEXT", "LarkRules", "after_reasoning", "rule_body", "spaced"]
 
 HEADER = "%llguidance {}"
 ANY_TEXT = r"TEXT: /(.|\n)*/"
@@ -67,7 +67,7 @@ class LarkRules:
 def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mapping[str, int]) -> Grammar | None:
     """A grammar of the answer alone as one of the whole output; None for a kind that cannot be a part of another."""
     rules = LarkRules(special_ids)
-    body = _body(grammar)
+    body = rule_body(grammar)
     if body is None:
         return None
     rules.add(f"start: {rules.add_reasoning(start)}answer")
@@ -75,8 +75,8 @@ def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mappin
     return rules.grammar()
 
 
-def _body(grammar: Grammar) -> str | None:
-    """A grammar as the body of a rule."""
+def rule_body(grammar: Grammar) -> str | None:
+    """A grammar as the body of a rule; None for a kind that cannot be a part of another."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return "%json " + json.dumps(spaced(json.loads(grammar.text)))

@@ -17,7 +17,7 @@ from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
 from engine.frontend.order import Order
 from engine.frontend.reasoning import ReasoningStart
 from engine.frontend.served_model import ServedModel
-from engine.frontend.tools.call_grammar import calls_if_any, required_calls
+from engine.frontend.tools.call_grammar import calls_if_any, calls_or_answer, required_calls
 from engine.frontend.tools.families import FAMILIES
 from engine.grammar import schema_grammar
 from engine.messages import Grammar
@@ -57,24 +57,47 @@ def with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, serve
             reasoning=start,
         ),
     )
-    strict = [tool for tool in tools if tool.function.strict]
-    if not body.required_tools and not strict:
+    if not tools:
         return order if start is None else _with_reasoning(order, start, served)
-    if order.grammar_field is not None:
-        raise ApiError.invalid(
-            f"{order.grammar_field} and tools that must be called, or called strictly, cannot both say what the output "
-            "must be; leave one of them out",
-            param=order.grammar_field,
-        )
     return _with_call_grammar(order, body, start, served)
 
 
 def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | None, served: ServedModel) -> Order:
-    form = served.dialect.form
-    assert form is not None, "tools were refused without a parser"
-    held = body.required_tools or [tool for tool in body.offered_tools if tool.function.strict]
-    parts = []
-    for tool in held:
+    """The same with what ``tool_choice``, strict tools and another field say that the output must be."""
+    form, special_ids = served.dialect.form, served.special_ids
+    assert form is not None, "tools are refused without a parser"
+    field, answer = order.grammar_field, order.messages[0].sampling.grammar
+    offered = [tool.offered for tool in body.offered_tools]
+    if body.required_tools:
+        if field is not None:
+            raise ApiError.invalid(
+                f"{field} and a tool_choice that requires a call cannot both say what the output must be; leave one of "
+                "them out",
+                param=field,
+            )
+        several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedToolBody)
+        required = [tool.offered for tool in body.required_tools]
+        forced = required_calls(form, required, start, special_ids, several=several)
+        return _with_grammar(order, forced, "tool_choice", _schemas(body, body.required_tools))
+    strict = [tool for tool in body.offered_tools if tool.function.strict]
+    if field is None or answer is None:
+        if not strict:
+            return order
+        return _with_grammar(order, calls_if_any(form, offered, start, special_ids), "tools", _schemas(body, strict))
+    grammar = calls_or_answer(form, offered, answer, start, special_ids)
+    if grammar is None:
+        raise ApiError.invalid(
+            f"{field} and tools must be told apart from the beginning of an output, which this model's calls, or a "
+            f"{answer.kind.value}, do not allow; leave one out",
+            param=field,
+        )
+    return _with_grammar(order, grammar, field, ((field, answer), *_schemas(body, strict)))
+
+
+def _schemas(body: ChatBody, tools: Sequence[ToolBody]) -> tuple[tuple[str, Grammar], ...]:
+    """The schemas that calls of these tools are held to, with their places. Raises ApiError (400) for no object's."""
+    schemas = []
+    for tool in tools:
         place = f"tools.{body.tools.index(tool)}.function.parameters"
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":
@@ -82,14 +105,8 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
                 f"{place}.type must be 'object', because arguments are named, got {kind!r}; describe an object",
                 param=place,
             )
-        parts.append((place, schema_grammar(tool.offered.schema)))
-    if body.required_tools:
-        several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedToolBody)
-        offered = [tool.offered for tool in held]
-        grammar = required_calls(form, offered, start, served.special_ids, several=several)
-        return _with_grammar(order, grammar, "tool_choice", tuple(parts))
-    grammar = calls_if_any(form, [tool.offered for tool in body.offered_tools], start, served.special_ids)
-    return _with_grammar(order, grammar, "tools", tuple(parts))
+        schemas.append((place, schema_grammar(tool.offered.schema)))
+    return tuple(schemas)
 
 
 def _with_reasoning(order: Order, start: ReasoningStart, served: ServedModel) -> Order:

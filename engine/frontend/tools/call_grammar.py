@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from engine.frontend.lark import ANY_TEXT, LarkRules, spaced
+from engine.frontend.lark import ANY_TEXT, LarkRules, rule_body, spaced
 from engine.frontend.reasoning import ReasoningStart
 from engine.messages import Grammar
 
-__all__ = ["CallForm", "OfferedTool", "calls_if_any", "required_calls"]
+__all__ = ["CallForm", "OfferedTool", "calls_if_any", "calls_or_answer", "required_calls"]
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
@@ -60,10 +60,30 @@ def required_calls(
 ) -> Grammar:
     """The grammar of an output that is calls alone, one or ``several``, after its reasoning."""
     rules = LarkRules(special_ids)
-    more = f" ({rules.text(*form.separator)} call)*" if several else ""
-    opening, closing = rules.text(*form.opening), rules.text(*form.closing)
-    rules.add(f"start: {rules.add_reasoning(reasoning)}{opening} call{more} {closing}")
-    rules.add(f"call: {_choice_of(rules, form, tools, skip=0)}")
+    rules.add(f"start: {rules.add_reasoning(reasoning)}calls")
+    _add_calls(rules, form, tools, several=several)
+    return rules.grammar()
+
+
+def calls_or_answer(
+    form: CallForm,
+    tools: Sequence[OfferedTool],
+    answer: Grammar,
+    reasoning: ReasoningStart | None,
+    special_ids: Mapping[str, int],
+) -> Grammar | None:
+    """The grammar of an output that is calls alone or an answer of a grammar.
+
+    None where the one could not be told from the other: for a grammar that cannot be a part of another, and for calls
+    that begin as JSON does.
+    """
+    body = rule_body(answer)
+    if body is None or (form.opening or form.before)[0].startswith("{"):
+        return None
+    rules = LarkRules(special_ids)
+    rules.add(f"start: {rules.add_reasoning(reasoning)}(answer | calls)")
+    rules.add(f"answer: {body}")
+    _add_calls(rules, form, tools, several=True, only_strict=True)
     return rules.grammar()
 
 
@@ -85,6 +105,15 @@ def calls_if_any(
     else:
         rules.add(f"calls: {_choice_of(rules, form, tools, skip=1, only_strict=True)}")
     return rules.grammar()
+
+
+def _add_calls(
+    rules: LarkRules, form: CallForm, tools: Sequence[OfferedTool], *, several: bool, only_strict: bool = False
+) -> None:
+    """Add a rule ``calls`` for calls and what stands around them."""
+    more = f" ({rules.text(*form.separator)} call)*" if several else ""
+    rules.add(f"calls: {rules.text(*form.opening)} call{more} {rules.text(*form.closing)}")
+    rules.add(f"call: {_choice_of(rules, form, tools, skip=0, only_strict=only_strict)}")
 
 
 def _choice_of(

@@ -81,10 +81,26 @@ def test_strict_tools_leave_the_choice_to_the_model(client: openai.OpenAI) -> No
     assert choice.message.content
 
 
+def test_an_answer_keeps_to_its_schema_beside_tools(client: openai.OpenAI) -> None:
+    """C04: the model decides whether it calls or answers, and both are what was asked for."""
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema | {"additionalProperties": False}}}
+    for choice in ask(client, response_format=shape, n=4).choices:
+        if choice.message.tool_calls:
+            assert choice.finish_reason in ("tool_calls", "length")
+        else:
+            assert isinstance(json.loads(choice.message.content)["on"], bool)
+
+
 @pytest.mark.parametrize(
     ("change", "param", "part"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "cannot both say"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "cannot both say what the output must be"),
+        (
+            {"tool_choice": "auto", "extra_body": {"guided_grammar": 'start: "a"'}},
+            "guided_grammar",
+            "must be told apart from the beginning of an output",
+        ),
         (
             {"tools": [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools.1.function.parameters",

@@ -16,7 +16,13 @@ from tokenizers import AddedToken, Tokenizer
 from engine.frontend.answer_parser import AnswerParser
 from engine.frontend.lark import after_reasoning
 from engine.frontend.reasoning import ReasoningSplitter, ReasoningStart
-from engine.frontend.tools.call_grammar import CallForm, OfferedTool, calls_if_any, required_calls
+from engine.frontend.tools.call_grammar import (
+    CallForm,
+    OfferedTool,
+    calls_if_any,
+    calls_or_answer,
+    required_calls,
+)
 from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM
 from engine.grammar import fault_of, schema_grammar
 from engine.grammar.source import definition_of
@@ -181,6 +187,31 @@ def test_strict_tools_are_held_to_their_schemas_wherever_they_are_called(
     silent.say("No call at all.")
     silent.go_on(0)
     assert silent.text == "No call at all."
+
+
+ANSWER = schema_grammar({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+
+
+@pytest.mark.parametrize(("family", "form", "tools"), [entry for entry in FORMS if entry[0] != "llama3"])
+def test_an_answer_of_a_schema_and_calls_are_both_possible(
+    family: str, form: CallForm, tools: tuple[OfferedTool, ...]
+) -> None:
+    """As the protocol has it: ``response_format`` says what an answer is, and the model may call tools before."""
+    grammar = calls_or_answer(form, tools, ANSWER, None, {})
+    assert grammar is not None
+    answering, calling = Walk(grammar, tokenizer(())), Walk(grammar, tokenizer(()))
+    assert answering.refuses("Hello")
+    answering.say('{"a": 1}')
+    answering.go_on(0)
+    calling.say((form.opening or form.before)[0])
+    calling.go_on(4)
+    require_kept(calls_of(family, calling.text), tools)
+
+
+def test_calls_that_begin_as_json_are_not_told_from_an_answer_in_json() -> None:
+    assert calls_or_answer(FAMILIES["llama3"].form, PLAIN_TOOLS, ANSWER, None, {}) is None
+    lark = Grammar(GrammarKind.EBNF, 'start: "a"')
+    assert calls_or_answer(FAMILIES["hermes"].form, PLAIN_TOOLS, lark, None, {}) is None
 
 
 @pytest.mark.parametrize(
