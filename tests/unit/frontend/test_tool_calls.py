@@ -25,7 +25,8 @@ CHAT = "/v1/chat/completions"
 def speaking(stage, *, family: str | None = "hermes", reasoning: str | None = None, template: str = "tools") -> None:
     """Have the front end parse answers, with a template that knows tools or does not."""
     stage.template_source.chat_template = template
-    dialect = Dialect(family=FAMILIES.get(family or ""), reasoning=reasoning)
+    found = FAMILIES.get(family or "")
+    dialect = Dialect(family=found, reasoning=reasoning, form=None if found is None else found.form)
     served = stage.front.orders._orders["chat"].keywords["served"]
     served = ServedModel(served.tokenizer, served.template, served.limits, served.model_name, dialect)
     stage.front.dialect = dialect
