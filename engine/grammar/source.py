@@ -45,9 +45,9 @@ def definition_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        # A schema that is a boolean takes no options.
-        options = None if grammar.text in _BOOLEANS else {"whitespace_pattern": _WHITESPACE}
-        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
+        if grammar.text in _BOOLEANS:  # Such a schema takes no options.
+            return LLMatcher.grammar_from_json_schema(grammar.text)
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": _WHITESPACE})
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     return grammar_from("choice" if grammar.kind is GrammarKind.CHOICE else "ebnf", grammar.text)

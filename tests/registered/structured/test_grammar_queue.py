@@ -3,7 +3,7 @@
 Goal: readiness is an event like any other, in whatever order it comes with aborts, pauses, flushes and updates. Method:
 hold grammars back, let others pass, end the wait in each way. Origin: SGLang pull request 6803, vLLM pull request
 45012, vLLM issues 14151 and 53130; A05, B12. Mutants: abort-overlooks-the-grammar-queue, failed-grammar-is-waited-for,
-grammar-queue-blocks-the-others, abort-cancels-a-shared-grammar.
+grammar-queue-blocks-the-others, abort-cancels-a-shared-grammar, flush-forgets-a-grammar-in-use.
 """
 
 import re
@@ -116,22 +116,8 @@ def test_flush_and_update_while_it_waits(t):
     t.sometimes("flushed while it waits", flush.status == 200 and t.state.waiting_for_grammar == [a.rid])
     update = t.update_weights("embedded:3")
     yield from t.run_until(lambda: update.done)
-    assert update.status == 200
+    assert update.status == 200, f"{a.rid} was started without its grammar: {update.text}"
     t.release_grammars()
     yield from t.run_until_finished(a)
     assert re.fullmatch(REGEX, a.client.text)
     assert t.engine_stats().grammars_compiled == 1
-
-
-@scripted(CONFIG)
-def test_a_wrong_grammar_is_refused(t):
-    """With the field and the place, before anything is queued."""
-    schema = {"type": "object", "properties": {"a": {"items": {"type": "strng"}}}}
-    with pytest.raises(Exception, match=r"(?s)400.*json_schema.*/properties/a/items.*strng"):
-        t.start_req(prompt_len=20, json_schema=schema)
-    with pytest.raises(Exception, match=r"(?s)400.*regex.*unclosed group"):
-        t.start_req(prompt_len=20, regex="(a")
-    with pytest.raises(Exception, match=r"(?s)400.*at most one field.*regex and ebnf"):
-        t.start_req(prompt_len=20, regex="a", ebnf='root ::= "a"')
-    yield
-    assert t.is_fully_idle

@@ -1,4 +1,4 @@
-"""Structured output through the official OpenAI client and ``/generate``, against a real server of the embedded model."""
+"""Structured output by the official OpenAI client and ``/generate``, on a real server of the embedded model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ def test_a_schema_whole_and_streamed(client: openai.OpenAI) -> None:
 
 def test_every_choice_follows_it(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="embedded", messages=HELLO, temperature=1.0, seed=3, n=6, response_format=FORMAT  # type: ignore[arg-type]
+        model="embedded",
+        messages=HELLO,
+        temperature=1.0,
+        seed=3,
+        n=6,
+        response_format=FORMAT,  # type: ignore[arg-type]
     )
     texts = [choice.message.content or "" for choice in answer.choices]
     assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 6
