@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.messages import Abort, GrammarReady
+from engine.messages import Abort, Generate, GrammarReady
 from engine.plan import GrammarOrder
 from engine.scheduler import Request, Scheduler
+from engine.scheduler.admission import Admission
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.planner import Planner
 from scripted.subject.mutant import Mutant
@@ -23,6 +24,8 @@ _on_abort = Scheduler._on_abort
 _on_ready = Grammars.on_ready
 _let_go = Grammars.let_go
 _retract = Planner.retract
+_admit = Planner._admit
+_request_of = Admission.request_of
 
 
 def _abort_what_does_not_wait_for_a_grammar(scheduler: Scheduler, abort: Abort) -> None:
@@ -64,6 +67,26 @@ def _forget_with_any_user(grammars: Grammars, request: Request) -> None:
 def _begin_the_grammar_anew(planner: Planner, request: Request) -> None:
     _retract(planner, request)
     request.spec = msgspec.structs.replace(request.spec, prompt_tokens=len(request.ids))
+
+
+def _begin_after_the_cached_prefix(planner: Planner, request: Request) -> bool:
+    admitted = _admit(planner, request)
+    if admitted and request.prefill_start:
+        request.spec = msgspec.structs.replace(request.spec, prompt_tokens=request.prefill_start)
+    return admitted
+
+
+def _request_that_may_ignore_its_end(admission: Admission, message: Generate, arrival: int) -> Request:
+    request = _request_of(admission, message, arrival)
+    if message.sampling.ignore_eos:
+        request.stop_ids = frozenset(message.sampling.stop_token_ids)
+    return request
+
+
+def _forget_used_ones_too(grammars: Grammars) -> None:
+    for known in grammars.entries:
+        grammars._drop(known)
+        grammars._orders.append(GrammarOrder(known.id, None))
 
 
 def _keep_all(grammars: Grammars) -> None:
@@ -115,11 +138,41 @@ GRAMMARS = (
         name="grammar-begins-anew",
         origin="vLLM pull request 30916 and issue 45014: the automaton and the output part",
         bug="after a retraction the automaton begins anew in the middle of the output",
-        signature="but the same request run alone says",
+        signature="does not follow its grammar",
         test=f"{_TESTS}/test_grammar_state.py::test_a_retraction_keeps_the_place",
         owner=Planner,
         attribute="retract",
         replacement=_begin_the_grammar_anew,
+    ),
+    Mutant(
+        name="grammar-follows-the-prompt",
+        origin="vLLM pull request 29821: with chunked prefill the automaton was fed with the prompt",
+        bug="after a prefix hit the rest of the prompt counts as output, which the grammar forbids",
+        signature="does not follow its grammar",
+        test=f"{_TESTS}/test_grammar_state.py::test_after_a_prefix_hit",
+        owner=Planner,
+        attribute="_admit",
+        replacement=_begin_after_the_cached_prefix,
+    ),
+    Mutant(
+        name="grammar-goes-on-after-its-end",
+        origin="vLLM issue 42619",
+        bug="a request with ignore_eos goes on after its grammar is complete, and nothing can follow",
+        signature="does not follow its grammar",
+        test=f"{_TESTS}/test_grammar_state.py::test_what_else_ends_an_output",
+        owner=Admission,
+        attribute="request_of",
+        replacement=_request_that_may_ignore_its_end,
+    ),
+    Mutant(
+        name="flush-forgets-a-grammar-in-use",
+        origin="SGLang pull request 22054, the other side",
+        bug="a flush forgets the grammar that a request in the queue waits for",
+        signature="started without its grammar",
+        test=f"{_TESTS}/test_grammar_queue.py::test_flush_and_update_while_it_waits",
+        owner=Grammars,
+        attribute="forget_unused",
+        replacement=_forget_used_ones_too,
     ),
     Mutant(
         name="flush-keeps-grammars",

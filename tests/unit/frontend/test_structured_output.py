@@ -1,4 +1,4 @@
-"""Structured output through the official OpenAI client and ``/generate``, against a real server."""
+"""Structured output by the official OpenAI client and ``/generate``, on a real server of the embedded model."""
 
 from __future__ import annotations
 
