@@ -23,7 +23,8 @@ _part = ChunkSizes.part
 
 def _longest_branch_first(policy: DepthFirst, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
     late = {one: not policy.is_overdue(one) for one in waiting}
-    return sorted(waiting, key=lambda one: (late[one], -memory.cached_tokens(one.ids), one.arrival))
+    hits = {one: memory.cached_tokens(one.ids, one.hit_limit_tokens) for one in waiting}
+    return sorted(waiting, key=lambda one: (late[one], -hits[one], one.arrival))
 
 
 def _walk_without_a_bound(policy: DepthFirst, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:

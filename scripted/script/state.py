@@ -228,7 +228,7 @@ def _load_state(rig: Rig) -> LoadState:
         running=stats.alive - stats.waiting,
         waiting=stats.waiting + len(arrived),
         pending_prefill_tokens=stats.pending_prefill_tokens
-        + sum(len(one.prompt_ids) - cached(one.prompt_ids) for one in arrived),
+        + sum(len(one.prompt_ids) - cached(one.prompt_ids, one.prompt_logprobs_from) for one in arrived),
         free_pages=stats.pages_free,
         total_pages=stats.pages_total,
     )

@@ -57,6 +57,19 @@ def test_what_is_cached_is_not_pending(t):
 
 
 @scripted(ONE_ROW)
+def test_what_must_be_computed_for_its_logprobs_is_pending(t):
+    yield from t.warmup_radix(PREFIX)
+    a = t.start_req(prompt_len=20, max_new_tokens=6)
+    yield from t.advance_to_decode_step(a, 1)
+    prompt = [*PREFIX, *range(33, 40)]
+    b = t.start_req(prompt_ids=prompt, max_new_tokens=2, return_logprob=True, logprob_start_len=2 * PAGE)
+    assert t.state.load.pending_prefill_tokens == 2 * PAGE + 7
+    yield
+    assert t.state.load.pending_prefill_tokens == 2 * PAGE + 7, "a cached prefix counts as work"
+    yield from t.run_until_all_finished([a, b])
+
+
+@scripted(ONE_ROW)
 def test_what_was_computed_meanwhile_is_not_pending(t):
     a = t.start_req(prompt_ids=[*PREFIX, 33], max_new_tokens=4)
     b = t.start_req(prompt_ids=[*PREFIX, 34], max_new_tokens=2)
