@@ -75,9 +75,11 @@ class Life:
         "ids",
         "limit",
         "message",
+        "parts",
         "prompt_logprobs",
         "prompt_tokens",
         "refused",
+        "retractions",
         "rid",
         "running",
         "started",
@@ -89,6 +91,7 @@ class Life:
     def __init__(self, message: Generate, limits: Limits) -> None:
         self.message = message
         self.rid = message.rid
+        self.parts = self.retractions = 0
         self.ids = list(message.prompt_ids)
         self.prompt_tokens = len(self.ids)
         self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
@@ -618,8 +621,10 @@ class ClientAccount:
             if self.partial is not None and self.partial is not life:
                 raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")
             self.partial = life
+            life.parts += 1
         elif self.partial is life:
             self.partial = None
+            life.parts += 1
 
     # -- retractions --
 
@@ -636,6 +641,7 @@ class ClientAccount:
         tenancy = life.tenancy
         if tenancy is not None and tenancy.leaving and not tenancy.in_flight and life.end is None:
             life.tenancy = None
+            life.retractions += 1
             self.totals.retractions += 1
 
     _handlers: ClassVar[dict[type, Callable[[ClientAccount, Any], None]]] = {
