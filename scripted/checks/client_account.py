@@ -78,9 +78,11 @@ class Life:
         "ids",
         "limit",
         "message",
+        "parts",
         "prompt_logprobs",
         "prompt_tokens",
         "refused",
+        "retractions",
         "rid",
         "running",
         "since",
@@ -97,6 +99,7 @@ class Life:
         waits = [one for one in (message.waiting_timeout_s, limits.waiting_timeout_s) if one is not None]
         self.waits_s = min(waits, default=None)
         self.rid = message.rid
+        self.parts = self.retractions = 0
         self.ids = list(message.prompt_ids)
         self.prompt_tokens = len(self.ids)
         self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
@@ -665,8 +668,10 @@ class ClientAccount:
             if self.partial is not None and self.partial is not life:
                 raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")
             self.partial = life
+            life.parts += 1
         elif self.partial is life:
             self.partial = None
+            life.parts += 1
 
     # -- retractions --
 
@@ -683,6 +688,7 @@ class ClientAccount:
         tenancy = life.tenancy
         if tenancy is not None and tenancy.leaving and not tenancy.in_flight and life.end is None:
             life.tenancy = None
+            life.retractions += 1
             self.totals.retractions += 1
 
     def _on_grammar_ready(self, ready: GrammarReady) -> None:

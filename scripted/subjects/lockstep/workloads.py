@@ -108,6 +108,19 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         )
 
 
+def _long_queues() -> Iterator[tuple[str, str]]:
+    """As many requests wait as are ordered by their prefix, and one more."""
+    for name, count in (("at", 128), ("above", 129)):
+        yield (
+            f"{name}-the-ordered-queue",
+            (
+                "schedule_policy=lpm max_running_requests=1 page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start warm prompt=9 new=1; "
+                + "; ".join(f"3 start r{i} prompt=2 seed={i + 1} new=1" for i in range(count - 1))
+                + "; 3 start cached prompt=9 new=1; 4 abort-all"
+            ),
+        )
+
+
 TEXTS: Final[dict[str, str]] = {
     # The flagship: between the last chunk and its result every queue is empty.
     FLAGSHIP: f"{_PP4}; 1 start a prompt=125 new=2",
@@ -258,6 +271,10 @@ TEXTS: Final[dict[str, str]] = {
         f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=160; 1 start w prompt=60 new=1; "
         "6 start a prompt=60 new=7; 6 start b prompt=60 new=7; 10 start c prompt=100 seed=1 new=2 priority=1"
     ),
+    "windowed-priorities-exactly": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=112; 1 start w prompt=40 new=1; "
+        "6 start a prompt=40 new=9; 6 start b prompt=40 new=9; 12 start c prompt=60 seed=1 new=2 priority=1"
+    ),
     # Both pools are too small: what leaves the tree leaves the window pool.
     "windowed-eviction": (
         f"{_WINDOWED} max_total_tokens=160 max_window_tokens=128; 1 start a prompt=70 new=2; 8 start b prompt=75 seed=1 new=2; "
@@ -290,6 +307,13 @@ TEXTS: Final[dict[str, str]] = {
         "9 pressure rows=3; 10 pressure unlocked=99; 11 pressure rows=9999; 12 start d prompt=13 new=2; 14 pressure pages=5; 15 evict pages=1; "
         "16 evict pages=2; 17 relieve; 18 pressure unlocked=1; 19 evict; 20 start e prompt=13 new=2"
     ),
+    # Pages are given back that lie below those that were taken since.
+    "relieved-below": (
+        "radix_cache=False page_size=4 chunked_prefill_size=64 max_total_tokens=64; 1 start a prompt=31 new=2; 1 start b prompt=28 seed=1 new=5; "
+        "4 pressure pages=4; 4 start c prompt=9 seed=2 new=9; 7 start d prompt=20 seed=3 new=6; 8 relieve; 8 start e prompt=21 seed=4 new=2"
+    ),
+    # A microbatch fails after one of its requests was aborted.
+    "failed-and-aborted": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 1 start b prompt=9 seed=1 new=4; 2 fail; 3 abort a; 8 start c prompt=70 new=2",
     # Leaves are locked and left far more often than there are leaves; after that the one that was used longest ago still goes first.
     "left-often": (
         "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=9 new=1; 3 start b prompt=9 seed=1 new=1; "
@@ -430,6 +454,8 @@ TEXTS: Final[dict[str, str]] = {
         "pp_size=2 schedule_policy=priority page_size=4 chunked_prefill_size=16 max_total_tokens=44; "
         "1 start a prompt=13 new=10; 1 start b prompt=12 seed=1 new=10 priority=1; 3 start c prompt=9 seed=2 new=6 priority=1"
     ),
+    # More start in one step than may overtake another one: none does.
+    "many-at-once": "page_size=4 chunked_prefill_size=64 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=2 seed={i} new=1" for i in range(22)),
     "many-decodes": "chunked_prefill_size=32 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=5 seed={i} new=6" for i in range(5)),
     # Prompt logprobs: of a split prompt, beside a cached prefix of it, and of a part of the prompt only.
     "scored": (
@@ -472,4 +498,5 @@ TEXTS: Final[dict[str, str]] = {
         for place, token in enumerate(STOP_TOKENS, 1)
     },
     **dict(_boundaries()),
+    **dict(_long_queues()),
 }  # fmt: skip

@@ -75,6 +75,16 @@ def test_a_prefix_that_lost_window_pages_is_computed_again(t, tokens):
     assert t.state.window.free + t.state.window.cached == t.state.window.total
 
 
+@pytest.mark.parametrize(("tokens", "hit"), [(96, 80), (97, 96), (98, 96)])
+@scripted(TWELVE)
+def test_every_token_but_the_last_can_be_hit(t, tokens, hit):
+    first = t.start_req(prompt_len=tokens, max_new_tokens=1)
+    yield from t.run_until_finished(first)
+    again = t.start_req(prompt_len=tokens, max_new_tokens=1)
+    yield from t.run_until_finished(again)
+    assert again.cached_tokens == hit
+
+
 @scripted(TWO_SMALL_POOLS, must_reach=["pages were evicted"])
 def test_a_page_that_is_evicted_leaves_no_window_page(t):
     for seed in (0, 1, 2, 0):
