@@ -153,16 +153,13 @@ class Specification:
             self._answer_all(self.calls.finish(mode, error))
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         self.replies += Request.told_parts(parts, completion)
-        for failed, why in ((one, why) for rid, why in completion.errors for one, *_ in parts if one.rid == rid):
-            if failed.end is None:
-                self._end(failed, FinishReason.ERROR, error=why)
+        alive = {request.rid: request for request, *_ in parts if request.end is None}
+        for rid, why in [(rid, why) for rid, why in completion.errors if rid in alive]:
+            self._end(alive[rid], FinishReason.ERROR, error=why)
         computed: list[tuple[Request, int]] = []
         for request, end, emits, _ in parts:
             request.in_flight -= 1
-            count = 0
-            if emits and error is None:
-                count = 1 + verify(request, self, next(accepted) if request.drafts else 0)
-                request.guesses = next(guesses, ())
+            count = verify(request, self, accepted, guesses) if emits and error is None else 0
             computed.append((request, end + max(0, count - 1)))
             for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
                 if request.end is None:

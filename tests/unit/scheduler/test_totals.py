@@ -36,6 +36,8 @@ def test_totals_of_a_life_of_everything() -> None:
         "retractions": 0,
         "drafted_tokens": 0,
         "accepted_tokens": 0,
+        "grammars_compiled": 0,
+        "grammar_hits": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 
