@@ -426,7 +426,7 @@ TEXTS: Final[dict[str, str]] = {
     # Grammars that are new, known, shared, and late; beside requests without one.
     "grammars": (
         f"{_PP1} pp_size=2; 1 start a prompt=20 new=9 regex=[a-c]{{5}}; 1 start b prompt=20 seed=1 new=4; "
-        "2 start c prompt=40 seed=2 new=9 regex=[a-c]{5}; 4 start d prompt=9 seed=3 new=3 regex=[p-z]{4}; 14 start e prompt=9 seed=4 new=4 regex=[a-c]{5}"
+        "2 start c prompt=40 seed=2 new=9 regex=[a-c]{5}; 4 start d prompt=9 seed=3 new=3 regex=[p-z]{4}; 14 start e prompt=9 seed=4 new=9 regex=[a-c]{5} ignore_eos=True"
     ),
     "grammars-held": (
         f"{_PP1}; 1 hold-grammars; 1 start a prompt=20 new=6 regex=[a-c]{{3}}; 1 start b prompt=20 seed=1 new=6 regex=[a-c]{{3}}; "
