@@ -78,7 +78,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
-    ``ngram_max`` and ``ngram_min`` are.
+    ``ngram_max`` and ``ngram_min`` are. ``waiting_timeout_s`` is in seconds, None for no limit.
     """
 
     pp_size: int
@@ -103,6 +103,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ngram_max: int = 0
     ngram_min: int = 0
     has_draft_model: bool = False
+    waiting_timeout_s: float | None = None
+    microbatch_requests: int | None = None
+    dynamic_chunking: bool = False
+    chunk_parity_tokens: int = 1
+    max_cached_grammars: int = 64
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -148,6 +153,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             ngram_max=config.speculative_ngram_max if looks_up else 0,
             ngram_min=config.speculative_ngram_min if looks_up else 0,
             has_draft_model=config.speculative_algorithm == "draft_model",
+            waiting_timeout_s=config.waiting_timeout_s,
+            microbatch_requests=config.pp_max_micro_batch_size,
+            dynamic_chunking=config.dynamic_chunking,
+            chunk_parity_tokens=config.chunk_parity_tokens,
+            max_cached_grammars=config.max_cached_grammars,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 
@@ -155,6 +165,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def decode_budget_tokens(self) -> int:
         """Most tokens in one decode microbatch: one of each row, and its drafts."""
         return self.rows * (1 + self.draft_tokens)
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that a microbatch may have; without a bound more than there are rows, which no microbatch has."""
+        return self.rows + 1 if self.microbatch_requests is None else self.microbatch_requests
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which any request may end by itself."""
+        return () if self.waiting_timeout_s is None else (self.waiting_timeout_s,)
 
     @property
     def most_window_pages(self) -> int:

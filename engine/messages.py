@@ -28,6 +28,9 @@ __all__ = [
     "FlushCache",
     "Generate",
     "GetStats",
+    "Grammar",
+    "GrammarKind",
+    "GrammarReady",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
@@ -59,15 +62,17 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**63 - 1)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``error`` is never shown as a normal end."""
+    """Why a request ended. ``error`` is never shown as a normal end; ``timeout`` is the end of its time."""
 
     LENGTH = "length"
     STOP = "stop"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class PauseMode(StrEnum):
@@ -85,6 +90,22 @@ class RefusalKind(StrEnum):
     DUPLICATE = "duplicate"
     BUSY = "busy"
     UNAVAILABLE = "unavailable"
+
+
+class GrammarKind(StrEnum):
+    """What a grammar is written in. A choice is a JSON array of the texts that may be said."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What a request's whole output must be. ``text`` is in the language of its kind."""
+
+    kind: GrammarKind
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +130,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[_TokenId, float], ...] = ()
+    grammar: Grammar | None = None
 
 
 # ---- client messages: from the front end to the scheduler ----
@@ -119,6 +141,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     From position ``prompt_logprobs_from`` on each token of the prompt is given its logprob after the tokens before it,
     that position itself excepted; -1 asks for none. With ``max_new_tokens=0`` the prompt is computed and cached only.
+    It ends by itself ``timeout_s`` seconds after it entered the queue, and ``waiting_timeout_s`` after that if it was
+    not started by then.
     """
 
     rid: str
@@ -129,6 +153,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs_num: _Count = 0
     prompt_logprobs_from: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
     prompt_top_logprobs_num: _Count = 0
+    timeout_s: _TimeLimit | None = None
+    waiting_timeout_s: _TimeLimit | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -236,7 +262,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
     that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
     ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``prompt_logprobs`` has
-    one entry for each segment with targets, with a value for each of them.
+    one entry for each segment with targets, with a value for each of them. ``errors`` has the rids of requests that end
+    by themselves, with the reasons; their tokens are not valid.
     """
 
     microbatch_id: int
@@ -246,6 +273,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     accepted: tuple[_Count, ...] = ()
     guesses: tuple[tuple[_TokenId, ...], ...] = ()
     prompt_logprobs: tuple[tuple[PromptLogprob, ...], ...] = ()
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -258,7 +286,14 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return f"the {self.process} process died: {self.cause}"
 
 
-PipelineEvent = Completion | PipelineFailed
+class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why."""
+
+    grammar_id: int
+    error: str | None = None
+
+
+PipelineEvent = Completion | PipelineFailed | GrammarReady
 
 # ---- operator events: from the holder of the gate, never from a socket ----
 
@@ -330,7 +365,10 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
+    have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
+    the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
+    that found theirs.
     """
 
     step: int
@@ -347,6 +385,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     rows_total: int
     rows_free: int
+    alive: int
+    pending_prefill_tokens: int
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -358,6 +398,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    requests_timed_out: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
+    waiting_for_grammar: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -382,7 +426,7 @@ def decode_client_message(data: bytes) -> ClientMessage:
 
 
 def decode_pipeline_event(data: bytes) -> PipelineEvent:
-    """Decode one completion or pipeline failure. Raises BadFrameError for anything else."""
+    """Decode one completion, pipeline failure or word of a grammar. Raises BadFrameError for anything else."""
     return _pipeline_event_of(data)
 
 

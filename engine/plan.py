@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from engine.frames import decoder_of
+from engine.messages import Grammar
 
-__all__ = ["ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+__all__ = ["ForwardMode", "GrammarOrder", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
 
 
 class ForwardMode(StrEnum):
@@ -41,7 +42,9 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
     ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
     Frequency and presence penalties count the tokens from position ``prompt_tokens`` on. ``logit_bias`` has pairs of a
-    token id and what is added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt.
+    token id and what is added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt. With a
+    ``grammar_id`` only tokens are chosen that its grammar, ordered before by a ``GrammarOrder``, allows after the
+    output so far; 0 is none.
     """
 
     seed: int
@@ -59,6 +62,18 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_top_logprobs_num: int = 0
+    grammar_id: int = 0
+
+
+class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage is to do about a grammar: compile it, or with None forget it.
+
+    Ids are never used again. Each order to compile is answered by one ``GrammarReady``; forgotten is only what no
+    request uses that is alive or in flight.
+    """
+
+    id: int
+    grammar: Grammar | None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.messages import Generate
+from engine.frontend.dialect import Parsing
+from engine.messages import Generate, Grammar
 
 __all__ = ["Order", "packed", "unpacked"]
 
@@ -21,6 +22,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
     ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
     the most likely tokens a completion's logprobs and those of its prompt show.
+    ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
+    must be, if one does: all requests have the same grammar, in their sampling.
+    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
+    wrote, with their places in the body, for an error that names one.
     """
 
     rid: str
@@ -32,6 +37,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     echo: tuple[str, ...] = ()
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    grammar_field: str | None = None
+    parsing: Parsing | None = None
+    grammar_parts: tuple[tuple[str, Grammar], ...] = ()
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -11,8 +11,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from engine.frontend.grammar_fields import GrammarText, Schema, grammar_among
 from engine.frontend.invalid_body import invalid_body
-from engine.messages import FinishReason, PauseMode, SamplingParams
+from engine.grammar import schema_grammar
+from engine.messages import FinishReason, Grammar, GrammarKind, PauseMode, SamplingParams
 
 __all__ = [
     "MAX_INT32",
@@ -34,6 +36,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "TimeLimit",
     "TokenIds",
     "UpdateWeightsBody",
     "parse_body",
@@ -49,6 +52,8 @@ MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
+# The longest time limit of a request: a day.
+MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
@@ -73,6 +78,7 @@ LogitBias = Annotated[
 ]
 # Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -101,6 +107,9 @@ class SamplingBody(StrictBody):
     stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     logit_bias: LogitBias = Field(default={})
+    json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
+    regex: GrammarText | None = Field(default=None, description="the whole output matches this")
+    ebnf: GrammarText | None = Field(default=None, description="the output follows this grammar, in GBNF or Lark")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
@@ -114,7 +123,21 @@ class SamplingBody(StrictBody):
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
             raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        grammar_among(self._grammars)
         return self
+
+    @property
+    def _grammars(self) -> dict[str, Grammar | None]:
+        return {
+            "json_schema": None if self.json_schema is None else schema_grammar(self.json_schema),
+            "regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            "ebnf": None if self.ebnf is None else Grammar(GrammarKind.EBNF, self.ebnf),
+        }
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the output must be, and the field that says it."""
+        return grammar_among(self._grammars)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -123,12 +146,14 @@ class SamplingBody(StrictBody):
 
     def params(self) -> SamplingParams:
         """The same as the scheduler takes it."""
-        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias"})
+        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias", "json_schema", "regex", "ebnf"})
+        grammar = self.grammar
         return SamplingParams(
             **values,
             stop=self.stop_strings,
             stop_token_ids=tuple(self.stop_token_ids),
             logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
         )
 
 
@@ -146,6 +171,8 @@ class GenerateBody(StrictBody):
     logprob_start_len: int = Field(
         default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
     )
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
@@ -37,16 +38,22 @@ MAX_PROMPT_LOGPROBS = 1 << 20
 class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
-    ``longest_token_chars`` bounds how few tokens a text can have; byte-level vocabularies count bytes.
+    ``dialect`` is how it writes what is not plain text. ``longest_token_chars`` bounds how few tokens a text can have;
+    byte-level vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     limits: Limits
     model_name: str
+    dialect: Dialect = PLAIN
     longest_token_chars: int = field(init=False)
+    special_ids: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        special = {token.content: token_id for token_id, token in added if token.special}
+        object.__setattr__(self, "special_ids", special)
         object.__setattr__(self, "longest_token_chars", max(map(len, self.tokenizer.get_vocab())))
 
     @property
@@ -83,6 +90,8 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         top_logprobs_num=body.top_logprobs_num,
         prompt_logprobs_from=start,
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
+        timeout_s=body.timeout_s,
+        waiting_timeout_s=body.waiting_timeout_s,
     )
     check_prompt_logprobs([message], "logprob_start_len")
     return message

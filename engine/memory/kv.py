@@ -69,8 +69,17 @@ class KVMemory:
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
-            return self.tree.match_length(ids[:hit_limit])
+            # Without the page of the last token. The prompt need not be copied, and it may be long.
+            most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
+            return min(self.tree.match_length(ids), most // self._page_size * self._page_size)
         return len(self._usable(ids[:hit_limit], self.sliding_window))
+
+    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1) -> list[tuple[int, int]]:
+        """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
+        if not self._radix_cache:
+            return []
+        window, prefix = self.sliding_window, ids[:hit_limit]
+        return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window))
 
     def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.frames import BadFrameError
-from engine.messages import Completion, PipelineEvent, PipelineFailed, encode
+from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
 from engine.pipeline.channel import StageChannels
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.wire import (
@@ -25,13 +25,14 @@ from engine.pipeline.wire import (
     FinishUpdate,
     Forget,
     Launch,
+    OrderGrammar,
     StageMessage,
     StageReport,
     StageView,
     decode_stage_report,
     stage_address,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import ForwardMode, GrammarOrder, Microbatch
 from engine.process.control import STAGE_PREFIX
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
@@ -62,6 +63,9 @@ class StagedPipeline:
         self._views: dict[int, StageView] = {}
         self._controls: dict[int, ForwardMode] = {}
         self._done: dict[int, list[ControlDone]] = {}
+        # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
+        self._compiling: set[int] = set()
+        self._ready_grammars: list[GrammarReady] = []
         self._describes = 0
         self._closed = False
 
@@ -101,6 +105,23 @@ class StagedPipeline:
     def wake_sources(self) -> Sequence[int]:
         """The file descriptor that tells of completions."""
         return (self._channels.fileno(),)
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Tell the last stage, by the channel of the plans."""
+        if order.grammar is not None:
+            self._compiling.add(order.id)
+        self._send(self._pp_size - 1, OrderGrammar(order))
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """What the last stage has compiled since the last call, as far as it was read."""
+        if not self._ready_grammars:
+            return ()
+        ready, self._ready_grammars = tuple(self._ready_grammars), []
+        return ready
+
+    def grammar_source(self) -> int | None:
+        """None: they come with the completions."""
+        return None
 
     def fail_next_step(self, stage: int) -> None:
         """Make the next forward of one stage raise."""
@@ -161,6 +182,8 @@ class StagedPipeline:
     def _sort(self, report: StageReport) -> None:
         if isinstance(report, Completion):
             self._note_completion(report)
+        elif isinstance(report, GrammarReady):
+            self._note_grammar(report)
         elif not 0 <= report.stage < self._pp_size:
             raise BadFrameError(f"stage must be in 0..{self._pp_size - 1}, got {report}")
         elif isinstance(report, ControlDone):
@@ -192,6 +215,12 @@ class StagedPipeline:
             )
             completion = Completion(microbatch_id=number, error=error)
         self._completions[number] = completion
+
+    def _note_grammar(self, ready: GrammarReady) -> None:
+        if ready.grammar_id not in self._compiling:
+            raise BadFrameError(f"grammar {ready.grammar_id} is not being compiled")
+        self._compiling.remove(ready.grammar_id)
+        self._ready_grammars.append(ready)
 
     def _note_control(self, report: ControlDone) -> None:
         """When every stage has reported it is done. Then all stages take an update's new weights, or none.

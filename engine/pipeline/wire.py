@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from engine.frames import decoder_of
-from engine.messages import Completion
-from engine.plan import Microbatch
+from engine.messages import Completion, GrammarReady
+from engine.plan import GrammarOrder, Microbatch
 
 __all__ = [
     "ControlDone",
@@ -28,6 +28,7 @@ __all__ = [
     "HiddenHeader",
     "HiddenStates",
     "Launch",
+    "OrderGrammar",
     "StageMessage",
     "StageReport",
     "StageView",
@@ -69,11 +70,17 @@ class FinishUpdate(msgspec.Struct, frozen=True, tag=True):
     commit: bool
 
 
+class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
+    """To the last stage: compile a grammar beside the computation, or forget it."""
+
+    order: GrammarOrder
+
+
 class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | EndStage
+StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage
 
 # ---- from a stage to the scheduler ----
 
@@ -108,7 +115,7 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None
 
 
-StageReport = Completion | StageView | ControlDone
+StageReport = Completion | StageView | ControlDone | GrammarReady
 
 # ---- from a stage to the next one, before the bytes of a tensor ----
 

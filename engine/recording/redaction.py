@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import Completion, Event, Generate, PromptLogprob, SamplingParams, TokenOutput
+from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput
 from engine.recording.checkpoint import Checkpoint
 from engine.recording.snapshot import TreeSnapshot
 from engine.scheduler.ports import StepResult
@@ -56,7 +56,8 @@ class Redactor:
             states[run.id], tokens = self._text(states[run.parent], run.tokens)
             runs.append(msgspec.structs.replace(run, tokens=tokens))
         redacted: TreeSnapshot = msgspec.structs.replace(tree, runs=tuple(runs))
-        return msgspec.structs.replace(checkpoint, tree=redacted)
+        grammars = tuple([(number, self._redact_grammar(one), ready) for number, one, ready in checkpoint.grammars])
+        return msgspec.structs.replace(checkpoint, tree=redacted, grammars=grammars)
 
     def _redact(self, event: Event, scheduler: Scheduler) -> Event:
         if isinstance(event, Generate):
@@ -71,8 +72,16 @@ class Redactor:
         if request is not None and request not in self._texts:
             self._texts[request] = state
             self._live[message.rid] = request
-        sampling: SamplingParams = msgspec.structs.replace(message.sampling, stop=())
+        grammar = message.sampling.grammar
+        sampling: SamplingParams = msgspec.structs.replace(
+            message.sampling, stop=(), grammar=None if grammar is None else self._redact_grammar(grammar)
+        )
         return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling)
+
+    def _redact_grammar(self, grammar: Grammar) -> Grammar:
+        """Its kind, and which others it is equal to: the scheduler asks no more of it."""
+        digest = hashlib.blake2b(grammar.text.encode(), key=self._key, digest_size=_STATE_BYTES)
+        return Grammar(grammar.kind, digest.hexdigest())
 
     def _redact_tokens(self, completion: Completion) -> Completion:
         requests = self._emitting.pop(completion.microbatch_id, [])

@@ -60,7 +60,8 @@ class Admission:
         """The request that a message asks for, the ``arrival``-th to be admitted."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
+        # A grammar that is complete allows nothing but an end, so it must be one.
+        if not sampling.ignore_eos or sampling.grammar is not None:
             stop_ids |= self._end_ids
         return Request(
             rid=message.rid,

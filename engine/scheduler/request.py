@@ -6,15 +6,15 @@ lease.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from engine.memory import Lease
-from engine.messages import FinishReason
+from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
 
-__all__ = ["NO_LOGPROBS_DUE", "Place", "Request"]
+__all__ = ["NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
 
 # Beyond every position.
 NO_LOGPROBS_DUE: Final = 1 << 62
@@ -37,6 +37,16 @@ class Place(StrEnum):
     GONE = "gone"
 
 
+@dataclass(slots=True, eq=False)
+class KnownGrammar:
+    """A grammar under the id that the last stage knows it by. ``users`` are requests that are alive or in flight."""
+
+    id: int
+    grammar: Grammar
+    is_ready: bool = False
+    users: dict[Request, None] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One request. Token counts are absolute positions, prompt first, then the output.
@@ -48,7 +58,8 @@ class Request:
     after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
     later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
-    first position whose logits have not yet given the prompt logprob that is asked for.
+    first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
+    starts when that is ready.
     """
 
     rid: str
@@ -75,6 +86,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs_due: int = NO_LOGPROBS_DUE
+    grammar: KnownGrammar | None = None
 
     @property
     def is_finished(self) -> bool:

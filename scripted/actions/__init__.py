@@ -15,6 +15,7 @@ from scripted.actions.results_and_stages import (
     ResumeStage,
     StallStage,
 )
+from scripted.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 from scripted.actions.from_events import action_of, name_in_answers, words_of
@@ -35,8 +36,10 @@ __all__ = [
     "EndProfile",
     "EngineAction",
     "Evict",
+    "FailGrammar",
     "FailStage",
     "Flush",
+    "HoldGrammars",
     "HoldResults",
     "Intervention",
     "KillStage",
@@ -44,6 +47,7 @@ __all__ = [
     "Placed",
     "Press",
     "Recipe",
+    "ReleaseGrammars",
     "ReleaseResults",
     "Relieve",
     "Resume",

@@ -23,6 +23,7 @@ from engine.messages import (
     FlushCache,
     Generate,
     GetStats,
+    GrammarReady,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -39,6 +40,7 @@ from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
 from scripted.checks.asked_logprobs import check_asked
 from scripted.checks.calls import Calls
+from scripted.checks.grammars import GrammarAccount
 from scripted.checks.pages import Pages, Tenancy
 from scripted.checks.profile_calls import ProfileCalls
 from scripted.rig.handle import RequestHandle
@@ -49,6 +51,7 @@ __all__ = ["ClientAccount", "Life", "Totals", "check_answers"]
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _ABORT: Final = FinishReason.ABORT
 _COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
+_TIMEOUT: Final = FinishReason.TIMEOUT
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
 _PROFILE: Final = ForwardMode.PROFILE
@@ -82,21 +85,26 @@ class Life:
         "retractions",
         "rid",
         "running",
+        "since",
         "started",
         "stop_ids",
         "tenancy",
         "versions",
+        "waits_s",
     )
 
-    def __init__(self, message: Generate, limits: Limits) -> None:
+    def __init__(self, message: Generate, limits: Limits, now: float = 0.0) -> None:
         self.message = message
+        self.since = now
+        waits = [one for one in (message.waiting_timeout_s, limits.waiting_timeout_s) if one is not None]
+        self.waits_s = min(waits, default=None)
         self.rid = message.rid
         self.parts = self.retractions = 0
         self.ids = list(message.prompt_ids)
         self.prompt_tokens = len(self.ids)
         self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
         self.stop_ids = message.sampling.stop_token_ids
-        if not message.sampling.ignore_eos:
+        if not message.sampling.ignore_eos or message.sampling.grammar is not None:
             self.stop_ids += limits.eos_token_ids
         self.tenancy: Tenancy | None = None
         self.running = self.started = False
@@ -116,6 +124,13 @@ class Life:
     def most_hit(self) -> int:
         """How many of its tokens may come from the cache: none whose logits are needed."""
         return self.due.start if self.due else len(self.ids) - 1
+
+    def out_of_time(self, now: float) -> str | None:
+        """The name of the time limit that is over first; None while none is."""
+        own, waits = self.message.timeout_s, None if self.started else self.waits_s
+        if waits is not None and now >= self.since + waits and (own is None or waits < own):
+            return "waiting_timeout_s"
+        return "timeout_s" if own is not None and now >= self.since + own else None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -172,6 +187,7 @@ class Totals:
         "requests_finished",
         "requests_refused",
         "requests_started",
+        "requests_timed_out",
         "retractions",
         "weights_version",
     )
@@ -190,6 +206,7 @@ class Totals:
     requests_finished: int
     requests_refused: int
     requests_started: int
+    requests_timed_out: int
     retractions: int
     weights_version: int
 
@@ -214,12 +231,18 @@ class ClientAccount:
         self.pages = Pages(limits)
         self.calls = Calls()
         self.profiles = ProfileCalls()
+        self.grammars = GrammarAccount()
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
         self.totals = Totals()
         self._step: int | None = None
+        self._now = 0.0
+        # Whether any request has a time limit.
+        self._timed = limits.waiting_timeout_s is not None
         self._may_wait = False
+        # When a gate that waits makes a step all the same.
+        self._wakes_at: float | None = None
         self._expected: list[_Told] = []
         self._refusals: list[tuple[str, RefusalKind]] = []
         self._asked_stats: dict[str, dict[str, int]] = {}
@@ -239,16 +262,21 @@ class ClientAccount:
         """Requests that wait in the queue."""
         return sum([life.tenancy is None for life in self.live.values()])
 
-    def follow(self, events: Sequence[Event], result: StepResult) -> None:
-        """Account for one step. Raises Violation for a reply or a plan that the events do not account for."""
-        self._check_step(events, result)
+    def follow(self, events: Sequence[Event], result: StepResult, now: float) -> None:
+        """Account for one step. Raises Violation for a reply or a plan that events and time do not account for."""
+        self._check_step(events, result, now)
         self.calls.begin_step()
+        self._now = now
         for event in events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
+        if self._timed:
+            self._end_overdue()
+        if result.grammars:
+            self.grammars.note(result.grammars, [life.message for life in self.live.values()])
         # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
-        if result.replies or events or result.microbatch is not None:
+        if result.replies or events or result.microbatch is not None or self._expected:
             if self.calls.open:
                 self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
@@ -269,8 +297,9 @@ class ClientAccount:
             raise Violation(f"{', '.join(self.live)} never got a terminal reply")
         self.calls.check_end()
 
-    def _check_step(self, events: Sequence[Event], result: StepResult) -> None:
-        quiet, self._may_wait = not events and self._may_wait, not result.again
+    def _check_step(self, events: Sequence[Event], result: StepResult, now: float) -> None:
+        woken, self._wakes_at = self._wakes_at is not None and now >= self._wakes_at, result.deadline
+        quiet, self._may_wait = not events and not woken and self._may_wait, not result.again
         if quiet and result.microbatch is not None:
             raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
         if self._step is not None and result.step != self._step + 1:
@@ -280,7 +309,8 @@ class ClientAccount:
     # -- events --
 
     def _on_generate(self, message: Generate) -> None:
-        life = Life(message, self._limits)
+        life = Life(message, self._limits, self._now)
+        self._timed = self._timed or message.timeout_s is not None or message.waiting_timeout_s is not None
         self.lives.append(life)
         refusal = self._refusal_of(life, self.live, self.waiting)
         if refusal is not None:
@@ -379,6 +409,7 @@ class ClientAccount:
             "chunked": int(self.partial is not None),
             "running": sum(life.running for life in self.live.values()),
             "in_flight": len(self.flights),
+            "alive": len(self.live),
         }
 
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
@@ -401,6 +432,10 @@ class ClientAccount:
             self.pages.flush()
         if flight.mode is _PROFILE:
             self.profiles.land(completion.error)
+        for rid, why in completion.errors:
+            for life in flight.lives:
+                if life.rid == rid and life.end is None:
+                    self._end(life, FinishReason.ERROR, error=why)
         tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
         if completion.prompt_logprobs:
             self._on_parts(flight, completion)
@@ -463,6 +498,8 @@ class ClientAccount:
         self._expect(life, tokens, reason, error)
         if reason is _ABORT:
             self.totals.requests_aborted += 1
+        elif reason is _TIMEOUT:
+            self.totals.requests_timed_out += 1
         else:
             self.totals.requests_finished += 1
         life.end, life.running = reason, False
@@ -483,6 +520,12 @@ class ClientAccount:
         prompt = life.prompt_tokens
         completed = len(life.ids) - prompt
         self._expected.append((life.rid, tokens, reason, prompt, completed, life.cached_tokens, error, part))
+
+    def _end_overdue(self) -> None:
+        for life in list(self.live.values()):
+            limit = life.out_of_time(self._now)
+            if limit is not None:
+                self._end(life, _TIMEOUT, error=limit)
 
     # -- replies --
 
@@ -567,6 +610,9 @@ class ClientAccount:
         most = limits.decode_budget_tokens if microbatch.mode is _DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
             raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
+        bound = limits.microbatch_requests
+        if bound is not None and len(microbatch.segments) > bound:
+            raise Violation(f"microbatch {number} has {len(microbatch.segments)} requests, the bound is {bound}")
         if len(microbatch.segments) > 1 and len(set(rids := microbatch.rids)) != len(rids):
             raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
@@ -597,6 +643,7 @@ class ClientAccount:
         if not life.started:
             life.started, life.cached_tokens = True, segment.start
             self.totals.cached_tokens += segment.start
+        self.grammars.check_start(life.message, segment.sampling)
         life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start)
         self.pages.open(tenancy)
         return life, tenancy
@@ -644,9 +691,17 @@ class ClientAccount:
             life.retractions += 1
             self.totals.retractions += 1
 
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        failed = self.grammars.answer(ready)
+        for life in [
+            one for one in self.live.values() if failed is not None and one.message.sampling.grammar == failed
+        ]:
+            self._end(life, FinishReason.ERROR, error=ready.error)
+
     _handlers: ClassVar[dict[type, Callable[[ClientAccount, Any], None]]] = {
         Completion: _on_completion,
         PipelineFailed: _on_pipeline_failed,
+        GrammarReady: _on_grammar_ready,
         Generate: _on_generate,
         Abort: _on_abort,
         AbortAll: _on_abort_all,
@@ -680,9 +735,14 @@ def _told_by(output: TokenOutput) -> _Told:
         output.prompt_tokens,
         output.completion_tokens,
         output.cached_tokens,
-        output.error,
+        _limit_named(output.error) if output.finish_reason is _TIMEOUT else output.error,
         output.prompt_logprobs,
     )
+
+
+def _limit_named(error: str | None) -> str | None:
+    """The time limit that a client is told of."""
+    return next((name for name in ("waiting_timeout_s", "timeout_s") if f" {name} is " in (error or "")), error)
 
 
 def _compare_told(told: list[Told], due: list[Told]) -> None:
@@ -702,7 +762,8 @@ def _compare_told(told: list[Told], due: list[Told]) -> None:
         if one.prompt_logprobs:
             count = len(one.prompt_logprobs)
             raise Violation(f"{one.rid} has the logprobs of {count} tokens of its prompt, but its client was not told")
-        what = "was aborted" if one.finish_reason is _ABORT else "has a result"
+        ends = {_ABORT: "was aborted", _TIMEOUT: "has no time left"}
+        what = "has a result" if one.finish_reason is None else ends.get(one.finish_reason, "has a result")
         raise Violation(f"{one.rid} {what}, but its client was not told: {one}")
 
 

@@ -14,6 +14,16 @@ from scripted.subject.violation import Violation
 __all__ = ["check_idle", "check_sizes", "compare_counts"]
 
 _TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions")
+_NOTHING_OF: Final = (
+    "waiting",
+    "chunked",
+    "running",
+    "in_flight",
+    "pages_cached",
+    "pages_held",
+    "alive",
+    "pending_prefill_tokens",
+)
 _totals_of: Final = attrgetter(*_TOTALS)
 
 
@@ -55,7 +65,7 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
         "rows_free": limits.rows,
         "rows_total": limits.rows,
         "page_size": limits.page_size,
-        **dict.fromkeys(("waiting", "chunked", "running", "in_flight", "pages_cached", "pages_held"), 0),
+        **dict.fromkeys(_NOTHING_OF, 0),
     }
     for name, value in idle.items():
         if getattr(stats, name) != value:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.messages import Reply
-from engine.plan import ForwardMode, SamplingSpec
+from engine.plan import ForwardMode, GrammarOrder, SamplingSpec
 
 __all__ = ["Expected", "ExpectedSegment"]
 
@@ -47,3 +47,4 @@ class Expected(NamedTuple):
     replies: Sequence[Reply]
     deadline: float | None
     again: bool
+    grammars: tuple[GrammarOrder, ...] = ()

@@ -71,6 +71,13 @@ class SpecifiedMemory:
             or self.window.need(pages, hit) + spare_pages <= self.window.available_pages(owners, hit)
         )
 
+    def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
+        """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
+        parked = 0 if split is None else split.goal_tokens - split.planned_tokens
+        return parked + sum(
+            [len(one.ids) - len(self.match(one.ids[: one.may_hit + 1])) * self._limits.page_size for one in waiting]
+        )
+
     # -- the prefix cache --
 
     def match(self, ids: Sequence[int]) -> Sequence[Page]:

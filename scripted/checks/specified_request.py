@@ -52,19 +52,23 @@ class SpecifiedRequest:
     ``due`` to ``due_end`` have not yet given the prompt logprobs that were asked for.
     """
 
-    def __init__(self, message: Generate, arrival: int, limits: Limits) -> None:
+    def __init__(self, message: Generate, arrival: int, limits: Limits, since: float = 0.0) -> None:
+        self.since = since
+        limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
+        self.has_time_limit = limited
         self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
         self.ids = list(message.prompt_ids)
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63
         self.seed = chosen if message.sampling.seed is None else message.sampling.seed
         self.limit_tokens = min(len(self.ids) + message.sampling.max_new_tokens, limits.context_length)
-        eos = () if message.sampling.ignore_eos else limits.eos_token_ids
+        ignores_eos = message.sampling.ignore_eos and message.sampling.grammar is None
+        eos = () if ignores_eos else limits.eos_token_ids
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = self.window_start = 0
+        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
@@ -140,6 +144,7 @@ class SpecifiedRequest:
             top_logprobs_num=self.message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
             prompt_top_logprobs_num=self.message.prompt_top_logprobs_num,
+            grammar_id=self.grammar_id,
             **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
         )
 

@@ -102,8 +102,10 @@ def said_alone(
     for _ in range(_BUDGET_STEPS):
         if result.microbatch is not None:
             pipeline.launch(result.microbatch)
+        for order in result.grammars:
+            pipeline.order_grammar(order)
         event = pipeline.next_completion(0)
-        result = scheduler.step(() if event is None else (event,), 0.0)
+        result = scheduler.step((*(() if event is None else (event,)), *pipeline.ready_grammars()), 0.0)
         for reply in result.replies:
             if isinstance(reply, CallAnswer):
                 assert reply.ok, reply.message
@@ -166,12 +168,15 @@ class Oracle:
 
     def _compare(self, handle: RequestHandle, compared: Compared) -> Generator[None, None, None]:
         alone, logprobs = yield from self._alone(handle)
-        # The front end stops a request in the middle of what it would say.
-        most = len(handle.output_ids) if handle.sampling.stop and handle.finish_reason == "stop" else None
+        # The front end stops a request in the middle of what it would say, and so does the end of its time.
+        is_cut = handle.finish_reason == "timeout" or (handle.sampling.stop and handle.finish_reason == "stop")
+        most = len(handle.output_ids) if is_cut else None
         if handle.output_ids != alone[:most]:
             raise Violation(
                 f"{handle.rid} said {list(handle.output_ids)}, but the same request run alone says {list(alone)}"
             )
+        if handle.finish_reason == "timeout":
+            logprobs = logprobs[: len(handle.prompt_logprobs)]
         if not _are_alike(handle.prompt_logprobs, logprobs):
             raise Violation(_other_logprobs(handle.rid, handle.prompt_logprobs, logprobs))
         compared.outputs += 1
@@ -240,7 +245,7 @@ def _is_repeatable(sampling: SamplingParams) -> bool:
 
 def _why_not(handle: RequestHandle) -> str | None:
     """Why a request's output cannot be compared; None when it can."""
-    if handle.finish_reason not in _NATURAL_ENDS:
+    if handle.finish_reason not in _NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if _is_repeatable(handle.sampling) else "sampled without a seed"
 

@@ -108,12 +108,12 @@ class RequestHandle(Nameless):
 
     @property
     def finish_reason(self) -> str | None:
-        """``length``, ``stop``, ``abort`` or ``error``; None before the end."""
+        """``length``, ``stop``, ``abort``, ``error`` or ``timeout``; None before the end."""
         return finish_reason_of(None if self._end is None else self._end.finish_reason)
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, if one did."""
+        """The error that ended it, or the time limit, if one did."""
         return None if self._end is None else self._end.error
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
+from engine.frontend.openai.spoken_order import require_parser, with_calls
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
 from engine.frontend.served_model import ServedModel, check_fits, check_prompt_logprobs, check_vocabulary, tokenize
@@ -39,12 +40,16 @@ def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
     require_model(body.model, served.model_name)
+    tools = body.offered_tools
+    require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
-    text = served.template.render(conversation, body.template_variables)
+    text = served.template.render(conversation, body.template_variables, tools=[tool.for_template for tool in tools])
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    return _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
+    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
+    start = served.dialect.start_after(text)
+    return with_calls(order, body, start, served)
 
 
 def require_model(model: str | None, served: str) -> None:
@@ -84,6 +89,8 @@ def _order(
                 top_logprobs_num=top or 0,
                 prompt_logprobs_from=0 if asks else -1,
                 prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
+                timeout_s=body.timeout_s,
+                waiting_timeout_s=body.waiting_timeout_s,
             )
         )
     check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
@@ -95,6 +102,7 @@ def _order(
         logprobs=top is not None,
         include_usage=body.include_usage,
         prompt_logprobs=body.prompt_logprobs,
+        grammar_field=None if body.grammar is None else body.grammar[0],
     )
 
 

@@ -6,7 +6,7 @@ Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,12 +22,14 @@ from engine.frontend.openai.answers import (
     ChatMessage,
     CompletionAnswer,
     CompletionChoice,
+    CompletionDetails,
     CompletionLogprobs,
     PromptDetails,
     TopLogprob,
     Usage,
 )
 from engine.frontend.openai.prompt_logprobs import EchoOffsets, echoed, ranked
+from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
 from engine.frontend.token_texts import TokenTexts, Vocabulary
 
@@ -35,11 +37,15 @@ __all__ = ["ChatShape", "CompletionShape"]
 
 
 class _Counts:
-    """Token counts of all choices; ``n`` neighbouring choices share a prompt."""
+    """Token counts of all choices; ``n`` neighbouring choices share a prompt.
+
+    ``reasoning`` has the tokens of reasoning of those choices of which they are known.
+    """
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._last: dict[int, MetaInfo] = {}
+        self.reasoning: dict[int, int] = {}
 
     def note(self, index: int, meta: MetaInfo) -> None:
         self._last[index] = meta
@@ -53,6 +59,9 @@ class _Counts:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=sum(meta.cached_tokens for meta in prompts)),
+            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(self.reasoning.values()))
+            if self.reasoning
+            else msgspec.UNSET,
         )
 
 
@@ -151,7 +160,7 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Answers of ``/v1/chat/completions``."""
+    """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one; None: there are none."""
 
     def __init__(
         self,
@@ -163,6 +172,7 @@ class ChatShape:
         logprobs: bool,
         include_usage: bool,
         prompt_logprobs: int | None = None,
+        new_choice: Callable[[], SpokenChoice] | None = None,
     ) -> None:
         self._prompt_logprobs = prompt_logprobs
         self._rid = rid
@@ -170,6 +180,8 @@ class ChatShape:
         self._texts = TokenTexts(tokenizer)
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._new_choice = new_choice
+        self._choices: dict[int, SpokenChoice] = {}
         self._counts = _Counts(n)
         self._begun: set[int] = set()
         self._created_s = int(time.time())
@@ -178,13 +190,15 @@ class ChatShape:
         """The answer in one."""
         choices = []
         for index, answer in enumerate(answers):
-            self._counts.note(index, answer.meta_info)
+            spoken = self._choice(index)
+            message = ChatMessage(content=answer.text) if spoken is None else spoken.message(answer)
+            self._note(index, answer.meta_info)
             choices.append(
                 ChatChoice(
                     index=index,
-                    message=ChatMessage(content=answer.text),
+                    message=message,
                     logprobs=self._spelled(answer),
-                    finish_reason=answer.meta_info.finish_reason,
+                    finish_reason=self._finish_reason(index, answer.meta_info),
                 )
             )
         most = self._prompt_logprobs
@@ -199,20 +213,43 @@ class ChatShape:
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
-        self._counts.note(index, piece.meta_info)
+        spoken = self._choice(index)
         if index not in self._begun:
             self._begun.add(index)
-            yield self._event(index, ChatDelta(role="assistant", content=""))
+            # Whether there will be content is not known yet where an answer may have other parts.
+            yield self._event(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
+        deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
+        self._note(index, piece.meta_info)
         logprobs = self._spelled(piece)
-        if piece.text or logprobs:
-            yield self._event(index, ChatDelta(content=piece.text), logprobs=logprobs)
+        if logprobs is not None and not deltas:
+            deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
+        for number, delta in enumerate(deltas):
+            yield self._event(index, delta, logprobs=None if number else logprobs)
         if piece.meta_info.finish_reason is not None:
-            yield self._event(index, ChatDelta(), finish_reason=piece.meta_info.finish_reason)
+            yield self._event(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
 
     def last_events(self) -> Iterator[msgspec.Struct]:
         """The token counts, if asked for."""
         if self._include_usage:
             yield self._chunk([], self._counts.usage())
+
+    def _choice(self, index: int) -> SpokenChoice | None:
+        """What finds the parts of a choice: each has its own."""
+        if self._new_choice is None:
+            return None
+        if index not in self._choices:
+            self._choices[index] = self._new_choice()
+        return self._choices[index]
+
+    def _note(self, index: int, meta: MetaInfo) -> None:
+        self._counts.note(index, meta)
+        spoken = self._choice(index)
+        if spoken is not None and spoken.reasoning_tokens is not None:
+            self._counts.reasoning[index] = spoken.reasoning_tokens
+
+    def _finish_reason(self, index: int, meta: MetaInfo) -> str | None:
+        spoken = self._choice(index)
+        return meta.finish_reason if spoken is None else spoken.finish_reason(meta.finish_reason)
 
     def _event(
         self,
@@ -244,6 +281,10 @@ class ChatShape:
                 for token_id, logprob in entry.top
             ],
         )
+
+
+def _plain(piece: GenerateAnswer) -> list[ChatDelta]:
+    return [ChatDelta(content=piece.text)] if piece.text else []
 
 
 class _Offsets:

@@ -32,6 +32,7 @@ def test_totals_of_a_life_of_everything() -> None:
         "generated_tokens": sum(len(life.tokens) for life in lives),
         "forward_ct": len(engine.microbatches),
         "weights_version": 1,
+        "requests_timed_out": 0,
         "retractions": 0,
         "drafted_tokens": 0,
         "accepted_tokens": 0,
