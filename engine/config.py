@@ -86,6 +86,10 @@ class EngineConfig(BaseModel):
     pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
 
+    pp_max_micro_batch_size: int | None = Field(
+        None, ge=1, description="most requests in one microbatch; unset: as many as its tokens allow"
+    )
+
     hidden_transport: Literal["auto", "socket", "gloo", "nccl"] = Field(
         "auto",
         description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else a Unix socket",
@@ -108,6 +112,15 @@ class EngineConfig(BaseModel):
         512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
     )
     max_prefill_tokens: int = Field(16_384, ge=1, description="most tokens in one prefill microbatch, chunked or not")
+    dynamic_chunking: bool = Field(
+        False,
+        description="make the parts of a prompt smaller as its prefix grows, so that stages stay even",
+    )
+    chunk_parity_tokens: int = Field(
+        16_384,
+        ge=1,
+        description="prefix at which attention costs a token as much as all the rest; what dynamic_chunking goes by",
+    )
     mixed_chunk: bool = Field(
         False,
         description="decode beside prompts: decodes first, prompts get the rest of the budget",
@@ -127,12 +140,19 @@ class EngineConfig(BaseModel):
     )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
+    waiting_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds in which a request must be started, else it ends with 504; unset: it may wait for ever",
+    )
     context_length: int | None = Field(
         None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
     )
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
-    schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
-        "fcfs", description="order of the queue: first come, longest prefix match, or highest priority first"
+    schedule_policy: Literal["fcfs", "lpm", "priority", "dfs-weight"] = Field(
+        "fcfs",
+        description="order of the queue: first come, longest prefix match, highest priority, or depth first through "
+        "the prefix tree, the branch that most requests share first",
     )
     priority_preemption: bool = Field(
         False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
@@ -154,6 +174,9 @@ class EngineConfig(BaseModel):
     )
     speculative_ngram_min: int = Field(
         2, ge=1, le=64, description="fewest last tokens that must have occurred before for a guess"
+    )
+    max_cached_grammars: int = Field(
+        64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"
     )
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
@@ -185,6 +208,11 @@ class EngineConfig(BaseModel):
     def _rules_between_fields(self) -> EngineConfig:
         if self.chunked_prefill_size == 0:
             raise ValueError("chunked_prefill_size must be >= 1, or -1 for off, got 0; use -1 to never split a prompt")
+        if self.dynamic_chunking and (self.pp_size == 1 or self.chunked_prefill_size == CHUNKING_OFF):
+            raise ValueError(
+                f"dynamic_chunking needs several stages and chunked prefill, got pp_size={self.pp_size} and "
+                f"chunked_prefill_size={self.chunked_prefill_size}; set both or switch it off"
+            )
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of page_size={self.page_size} tokens, "

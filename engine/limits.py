@@ -86,7 +86,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
     ``ngram_max`` and ``ngram_min`` are. ``loras`` are the adapters that are there from the start, by name and path;
-    ``max_loras`` is 0 where there can be none.
+    ``max_loras`` is 0 where there can be none. ``waiting_timeout_s`` is in seconds, None for no limit.
     """
 
     pp_size: int
@@ -111,6 +111,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ngram_max: int = 0
     ngram_min: int = 0
     has_draft_model: bool = False
+    waiting_timeout_s: float | None = None
+    microbatch_requests: int | None = None
+    dynamic_chunking: bool = False
+    chunk_parity_tokens: int = 1
+    max_cached_grammars: int = 64
     max_loras: int = 0
     loras: tuple[tuple[str, str], ...] = ()
 
@@ -158,6 +163,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             ngram_max=config.speculative_ngram_max if looks_up else 0,
             ngram_min=config.speculative_ngram_min if looks_up else 0,
             has_draft_model=config.speculative_algorithm == "draft_model",
+            waiting_timeout_s=config.waiting_timeout_s,
+            microbatch_requests=config.pp_max_micro_batch_size,
+            dynamic_chunking=config.dynamic_chunking,
+            chunk_parity_tokens=config.chunk_parity_tokens,
+            max_cached_grammars=config.max_cached_grammars,
             max_loras=config.most_loras,
             loras=loras_of(config.lora),
         )
@@ -167,6 +177,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def decode_budget_tokens(self) -> int:
         """Most tokens in one decode microbatch: one of each row, and its drafts."""
         return self.rows * (1 + self.draft_tokens)
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that a microbatch may have; without a bound more than there are rows, which no microbatch has."""
+        return self.rows + 1 if self.microbatch_requests is None else self.microbatch_requests
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which any request may end by itself."""
+        return () if self.waiting_timeout_s is None else (self.waiting_timeout_s,)
 
     @property
     def most_window_pages(self) -> int:
@@ -213,18 +233,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         if prompt_tokens < 1:
             return "the prompt is empty; a prompt needs at least 1 token"
-        if prompt_tokens >= self.context_length:
+        # A prompt alone may fill the context; one that is to be continued leaves room for a token.
+        longest = self.context_length if max_new_tokens == 0 else self.context_length - 1
+        if prompt_tokens > longest:
             return (
                 f"the prompt has {prompt_tokens} tokens, but context_length is {self.context_length} and leaves room "
-                f"for at most {self.context_length - 1}; shorten the prompt"
+                f"for at most {longest}; shorten the prompt"
             )
         if not self.chunking and prompt_tokens > self.prefill_budget_tokens:
             return (
                 f"the prompt has {prompt_tokens} tokens, but max_prefill_tokens is {self.prefill_budget_tokens} and "
                 "chunked prefill is off; shorten the prompt or switch chunking on"
             )
-        # At least one token is always computed, whatever was asked for.
-        total = min(prompt_tokens + max(1, max_new_tokens), self.context_length) - 1
+        # The KV of the whole prompt is written even for no new token.
+        total = max(prompt_tokens, min(prompt_tokens + max_new_tokens, self.context_length) - 1)
         if self.pages_for(total) > self.total_pages:
             return (
                 f"the request needs {self.pages_for(total)} pages of {self.page_size} tokens ({prompt_tokens} prompt + "

@@ -28,12 +28,16 @@ __all__ = [
     "FlushCache",
     "Generate",
     "GetStats",
+    "Grammar",
+    "GrammarKind",
+    "GrammarReady",
     "LoadAdapter",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
     "PipelineEvent",
     "PipelineFailed",
+    "PromptLogprob",
     "Refusal",
     "RefusalKind",
     "ReleasePressure",
@@ -60,15 +64,17 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**63 - 1)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``error`` is never shown as a normal end."""
+    """Why a request ended. ``error`` is never shown as a normal end; ``timeout`` is the end of its time."""
 
     LENGTH = "length"
     STOP = "stop"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class PauseMode(StrEnum):
@@ -87,6 +93,22 @@ class RefusalKind(StrEnum):
     BUSY = "busy"
     UNAVAILABLE = "unavailable"
     NOT_FOUND = "not_found"
+
+
+class GrammarKind(StrEnum):
+    """What a grammar is written in. A choice is a JSON array of the texts that may be said."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What a request's whole output must be. ``text`` is in the language of its kind."""
+
+    kind: GrammarKind
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,13 +133,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[_TokenId, float], ...] = ()
+    grammar: Grammar | None = None
 
 
 # ---- client messages: from the front end to the scheduler ----
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1."""
+    """Start a request. ``rid`` is unique among live requests; ``prompt_ids`` is the tokenized prompt, length >= 1.
+
+    From position ``prompt_logprobs_from`` on each token of the prompt is given its logprob after the tokens before it,
+    that position itself excepted; -1 asks for none. With ``max_new_tokens=0`` the prompt is computed and cached only.
+    It ends by itself ``timeout_s`` seconds after it entered the queue, and ``waiting_timeout_s`` after that if it was
+    not started by then.
+    """
 
     rid: str
     prompt_ids: tuple[_TokenId, ...]
@@ -125,6 +154,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: _Priority = 0
     return_logprob: bool = False
     top_logprobs_num: _Count = 0
+    prompt_logprobs_from: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
+    prompt_top_logprobs_num: _Count = 0
+    timeout_s: _TimeLimit | None = None
+    waiting_timeout_s: _TimeLimit | None = None
     # The name of the adapter to compute with; None: the model itself.
     lora: str | None = None
 
@@ -240,13 +273,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The natural-log probability of one token of a prompt, its rank among all tokens, and the most likely ones.
+
+    The most likely token has rank 1; ``top`` has pairs of a token id and its logprob.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
     ``logprobs`` is empty or has one entry a token, None for tokens whose request asked for none. With ``error`` set the
     microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
     that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
-    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits.
+    ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``prompt_logprobs`` has
+    one entry for each segment with targets, with a value for each of them. ``errors`` has the rids of requests that end
+    by themselves, with the reasons; their tokens are not valid.
     """
 
     microbatch_id: int
@@ -255,6 +301,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     error: str | None = None
     accepted: tuple[_Count, ...] = ()
     guesses: tuple[tuple[_TokenId, ...], ...] = ()
+    prompt_logprobs: tuple[tuple[PromptLogprob, ...], ...] = ()
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -267,7 +315,14 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return f"the {self.process} process died: {self.cause}"
 
 
-PipelineEvent = Completion | PipelineFailed
+class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why."""
+
+    grammar_id: int
+    error: str | None = None
+
+
+PipelineEvent = Completion | PipelineFailed | GrammarReady
 
 # ---- operator events: from the holder of the gate, never from a socket ----
 
@@ -304,7 +359,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     """New tokens of one request. With ``finish_reason`` set it is the request's one and only terminal reply.
 
     ``stop_token_id`` is the token that stopped it, if one did (the token itself is part of ``token_ids``).
-    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens.
+    ``prompt_tokens``, ``cached_tokens`` and ``completion_tokens`` are totals so far, in tokens. ``prompt_logprobs`` are
+    those of a part of the prompt; the parts follow each other without a gap, and none comes twice.
     """
 
     rid: str
@@ -316,6 +372,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -341,9 +398,12 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's counters at the end of a step. Pages and rows are counts, tokens are counts.
 
-    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``loras_resident`` are the
-    adapters that the stages have; ``lora_loads`` counts how often one was loaded, ``lora_evictions`` how often one had
-    to make room.
+    ``weights_version`` is 0 for the weights of the start and grows by one with every update. ``alive`` requests
+    have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
+    the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
+    that found theirs.
+    ``loras_resident`` are the adapters that the stages have; ``lora_loads`` counts how often one was loaded,
+    ``lora_evictions`` how often one had to make room.
     """
 
     step: int
@@ -360,6 +420,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     rows_total: int
     rows_free: int
+    alive: int
+    pending_prefill_tokens: int
     loras_resident: int = 0
     requests_started: int
     requests_finished: int
@@ -372,8 +434,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    requests_timed_out: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
+    waiting_for_grammar: int = 0
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -398,7 +464,7 @@ def decode_client_message(data: bytes) -> ClientMessage:
 
 
 def decode_pipeline_event(data: bytes) -> PipelineEvent:
-    """Decode one completion or pipeline failure. Raises BadFrameError for anything else."""
+    """Decode one completion, pipeline failure or word of a grammar. Raises BadFrameError for anything else."""
     return _pipeline_event_of(data)
 
 

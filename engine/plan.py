@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from engine.frames import decoder_of
+from engine.messages import Grammar
 
-__all__ = ["AdapterChange", "ForwardMode", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+__all__ = ["AdapterChange", "ForwardMode", "GrammarOrder", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
 
 
 class ForwardMode(StrEnum):
@@ -43,7 +44,9 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     alone, so that batching, chunking and retraction never change what a request says. ``temperature=0`` is greedy.
     ``suppressed_ids`` may not be sampled before the token at absolute position ``suppressed_until`` (min_new_tokens).
     Frequency and presence penalties count the tokens from position ``prompt_tokens`` on. ``logit_bias`` has pairs of a
-    token id and what is added to its logit.
+    token id and what is added to its logit. ``prompt_top_logprobs_num`` is for the tokens of the prompt. With a
+    ``grammar_id`` only tokens are chosen that its grammar, ordered before by a ``GrammarOrder``, allows after the
+    output so far; 0 is none.
     """
 
     seed: int
@@ -60,6 +63,19 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_logprobs_num: int = 0
     prompt_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_top_logprobs_num: int = 0
+    grammar_id: int = 0
+
+
+class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage is to do about a grammar: compile it, or with None forget it.
+
+    Ids are never used again. Each order to compile is answered by one ``GrammarReady``; forgotten is only what no
+    request uses that is alive or in flight.
+    """
+
+    id: int
+    grammar: Grammar | None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,6 +93,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     The last ``drafts`` of the tokens are guesses. The logits of the token before them and of each guess choose a token
     for the position after it; those that were guessed right, and the first that was not, are emitted, at least one.
 
+    With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
+    follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
+
     ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
     """
 
@@ -90,6 +109,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingSpec | None = None
     window_pages: tuple[int, ...] = ()
     drafts: int = 0
+    logprobs_from: int = -1
+    next_id: int = -1
     lora: int = 0
 
     @property
@@ -101,6 +122,14 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """How many of its drafts hold, when its last tokens choose these: those before the first that is wrong."""
         guesses = self.token_ids[len(self.token_ids) - self.drafts :]
         return next((place for place, guess in enumerate(guesses) if chosen[place] != guess), self.drafts)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The tokens whose prompt logprobs are asked for, each by the logits of the position before it."""
+        if self.logprobs_from < 0:
+            return ()
+        following = self.token_ids[self.logprobs_from - self.start + 1 :]
+        return following if self.next_id < 0 else (*following, self.next_id)
 
 
 class AdapterChange(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -23,9 +23,10 @@ from engine.config import (
     has_embedded_window,
 )
 from engine.limits import Limits
-from engine.messages import Completion, PipelineEvent, PipelineFailed, TokenLogprob
+from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, PromptLogprob, TokenLogprob
 from engine.pipeline.wire import StageView
-from engine.plan import AdapterChange, ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import AdapterChange, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
+from scripted.simulated_grammar import SimulatedGrammar
 
 __all__ = ["SimulatedPipeline", "alphabet_of"]
 
@@ -89,6 +90,7 @@ class SimulatedPipeline:
         self._total_pages = limits.total_pages
         self._window_tokens = limits.window_tokens
         self._window_pages = limits.window_pages
+        self._ends = limits.eos_token_ids
         self._rows: dict[int, _Row] = {}
         self._make_kv()
         self.forget()
@@ -106,6 +108,11 @@ class SimulatedPipeline:
         self._failing_stage: int | None = None
         self._stalled: set[int] = set()
         self._dead: PipelineFailed | None = None
+        # What is compiled, by id; orders that are not answered, and how many of them may be: None for all.
+        self._grammars: dict[int, SimulatedGrammar] = {}
+        self._unanswered: deque[int] = deque()
+        self._answerable: int | None = None
+        self._failing_grammar = False
         self.corruptions: list[str] = []
         self.last_microbatch: Microbatch | None = None
         self._microbatches = self._failed = self._tokens = self._describes = 0
@@ -145,6 +152,51 @@ class SimulatedPipeline:
     def wake_sources(self) -> Sequence[Any]:
         """No source: everything happens in the caller's thread."""
         return ()
+
+    # -- grammars --
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Compile a grammar at once, or forget it; the answer waits to be taken."""
+        if order.grammar is None:
+            self._grammars.pop(order.id, None)
+        else:
+            self._grammars[order.id] = SimulatedGrammar(order.grammar, self._ends)
+            self._unanswered.append(order.id)
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """The answers to orders, in their order, as far as they are not held."""
+        if not self._unanswered:
+            return ()
+        ready: list[GrammarReady] = []
+        while self._unanswered and self._answerable != 0:
+            number = self._unanswered.popleft()
+            error = f"grammar {number} failed as it was told to" if self._failing_grammar else None
+            self._failing_grammar = False
+            ready.append(GrammarReady(grammar_id=number, error=error))
+            if self._answerable is not None:
+                self._answerable -= 1
+        return ready
+
+    def grammar_source(self) -> int | None:
+        """No source."""
+        return None
+
+    @property
+    def holds_grammars(self) -> bool:
+        """True while answers are kept back."""
+        return self._answerable is not None and bool(self._unanswered)
+
+    def hold_grammars(self) -> None:
+        """Keep back all answers that are not taken yet."""
+        self._answerable = 0
+
+    def release_grammars(self, count: int | None) -> None:
+        """Let ``count`` more through, or all of them and stop holding."""
+        self._answerable = None if count is None else (self._answerable or 0) + count
+
+    def fail_next_grammar(self) -> None:
+        """Answer the next order with an error."""
+        self._failing_grammar = True
 
     def close(self) -> None:
         pass
@@ -196,8 +248,11 @@ class SimulatedPipeline:
         accepted: list[int] = []
         guesses: list[tuple[int, ...]] = []
         wanted = False
+        parts: list[tuple[PromptLogprob, ...]] = []
         for segment in microbatch.segments:
             links, row = self._forward(segment)
+            if segment.logprobs_from >= 0:
+                parts.append(_prompt_logprobs(segment, links, row.spec))
             if not segment.emits:
                 continue
             spec, before = row.spec, len(tokens)
@@ -209,7 +264,8 @@ class SimulatedPipeline:
                 value = fingerprint ^ row.salt
                 if not row.poisoned and _has_penalty(spec):
                     value ^= self._penalty(end, row)
-                token = _choose(value, end, spec, self._alphabet)
+                allowed = self._allowed(segment, end, row) if spec.grammar_id and not row.poisoned else None
+                token = _choose(value, end, spec, self._alphabet, allowed)
                 tokens.append(token)
                 logprobs.append(_logprob(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
                 if draft and token != segment.token_ids[-draft]:
@@ -224,6 +280,7 @@ class SimulatedPipeline:
             logprobs=tuple(logprobs) if wanted else (),
             accepted=tuple(accepted),
             guesses=tuple(guesses),
+            prompt_logprobs=tuple(parts),
         )
 
     def _control(self, microbatch: Microbatch) -> str | None:
@@ -290,7 +347,7 @@ class SimulatedPipeline:
         return digest
 
     def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
-        """Write one segment's KV; returns the fingerprint before it and those of its tokens."""
+        """Write one segment's KV; returns the fingerprint before it and the one after each of its tokens."""
         row = self._take_over(segment)
         if row.poisoned:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
@@ -333,18 +390,39 @@ class SimulatedPipeline:
 
     def _penalty(self, end: int, row: _Row) -> int:
         """What penalties make of a token: they count the request's output, which is read from its KV."""
-        spec, size = row.spec, self._page_size
-        tokens: list[int] = []
-        for position in range(end):
-            slots, offset = self._kv[row.pages[position // size]], position % size
-            if len(slots) < offset + 2:
-                return _CORRUPTED  # It was never written, which is reported.
-            # The inverse of a link of the chain.
-            tokens.append((slots[offset + 1] - slots[offset] * _CHAIN - 1) & _MASK)
+        spec, tokens = row.spec, self._tokens_of(end, row)
+        if tokens is None:
+            return _CORRUPTED  # One was never written, which is reported.
         said = Counter(tokens[spec.prompt_tokens :])
         counts = sorted(said.items()) if spec.frequency_penalty else sorted(said)
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
         return _salt(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
+
+    def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...]:
+        """What the grammar of a row allows at ``end``: a function of its output, which is read from its KV."""
+        number, tokens = row.spec.grammar_id, self._tokens_of(end, row)
+        grammar = self._grammars.get(number)
+        if grammar is None or number in self._unanswered:
+            state = "is not compiled, or not any more" if grammar is None else "is not ready"
+            self.corruptions.append(f"{segment.rid} (row {segment.row}) is masked by grammar {number}, which {state}")
+            return self._ends
+        said = () if tokens is None else tuple(tokens[row.spec.prompt_tokens :])
+        allowed = grammar.allowed(said)
+        if not allowed:
+            self.corruptions.append(f"{segment.rid} (row {segment.row}) has said {said}, which its grammar forbids")
+        return allowed or self._ends
+
+    def _tokens_of(self, end: int, row: _Row) -> list[int] | None:
+        """All tokens of a row before ``end``, from its KV; None when one was never written."""
+        size = self._page_size
+        tokens: list[int] = []
+        for position in range(end):
+            slots, offset = self._kv[row.pages[position // size]], position % size
+            if len(slots) < offset + 2:
+                return None
+            # The inverse of a link of the chain.
+            tokens.append((slots[offset + 1] - slots[offset] * _CHAIN - 1) & _MASK)
+        return tokens
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
         """The first place that the segment sees through its window whose window page holds something else."""
@@ -409,10 +487,13 @@ def _has_penalty(spec: SamplingSpec) -> bool:
     return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
 
 
-def _choose(value: int, position: int, spec: SamplingSpec, alphabet: int) -> int:
+def _choose(
+    value: int, position: int, spec: SamplingSpec, alphabet: int, allowed: tuple[int, ...] | None = None
+) -> int:
     """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
 
-    A token whose bias is the largest there can be is always said, one with the smallest never.
+    A token whose bias is the largest there can be is always said, one with the smallest never; of what a grammar allows
+    one is said in any case.
     """
     if spec.temperature != 0:
         value ^= (spec.seed + position) * _CHAIN & _MASK
@@ -421,13 +502,28 @@ def _choose(value: int, position: int, spec: SamplingSpec, alphabet: int) -> int
         value ^= _salt(spec.logit_bias)
         never += tuple(token for token, bias in spec.logit_bias if bias <= -_DECISIVE_BIAS)
         always = [token for token, bias in spec.logit_bias if bias >= _DECISIVE_BIAS and token not in never]
+        if allowed is not None:
+            always = [token for token in always if token in allowed]
         if always:
             return always[0]
+    if allowed is not None:
+        tokens = [token for token in allowed if token not in never] or allowed
+        return tokens[(value * _MIX >> 40) % len(tokens)]
     token = _FIRST_TOKEN + (value * _MIX >> 40) % alphabet
     if token not in never:
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % alphabet for step in range(1, alphabet))
     return next((other for other in others if other not in never), token)
+
+
+def _prompt_logprobs(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
+    """Made up as well, of the KV up to the position before a token and of the token: one out of place shows."""
+    first, values = segment.logprobs_from, []
+    for position, target in enumerate(segment.targets, first):
+        number = (links[position - segment.start + 1] ^ (target + 1) * _CHAIN) * _MIX >> 40 & 0xFFFF
+        best = [(_FIRST_TOKEN + (number + i) % _TOKENS, -i / 1000) for i in range(spec.prompt_top_logprobs_num)]
+        values.append(PromptLogprob(-number / 1000, 1 + number, tuple(best)))
+    return tuple(values)
 
 
 def _logprob(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:

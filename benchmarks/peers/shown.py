@@ -28,7 +28,8 @@ _Rows = list[list[str]]
 
 def console_tables(run: PeersRun) -> Iterator[Table]:
     """The numbers, then the ratios."""
-    for title, rows in ((_caption(run), _numbers(run)), (f"{run.results[0].name} beside", _ratios(run))):
+    titles = _caption(run).replace("*", ""), f"{run.results[0].name} beside"
+    for title, rows in zip(titles, (_numbers(run), _ratios(run)), strict=True):
         table = Table(*rows[0], title=title)
         for column in table.columns[1:]:
             column.justify = "right"

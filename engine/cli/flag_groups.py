@@ -19,8 +19,26 @@ __all__ = ["GROUPS", "GroupedCommand", "group_of", "kind_of", "range_of"]
 
 SCHEDULING, SERVER, HELP = "Scheduling", "Server", "Help"
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Model": ("config", "model", "served_model_name", "device", "dtype", "seed", "context_length"),
-    "Pipeline": ("pp_size", "pp_async_depth", "hidden_transport", "attention_backend", "compile", "compile_dir"),
+    "Model": (
+        "config",
+        "model",
+        "served_model_name",
+        "device",
+        "dtype",
+        "seed",
+        "context_length",
+        "tool_call_parser",
+        "reasoning_parser",
+    ),
+    "Pipeline": (
+        "pp_size",
+        "pp_async_depth",
+        "pp_max_micro_batch_size",
+        "hidden_transport",
+        "attention_backend",
+        "compile",
+        "compile_dir",
+    ),
     SCHEDULING: (),
     "KV cache": ("page_size", "max_total_tokens", "max_window_tokens", "radix_cache", "kv_sanitizer"),
     SERVER: (),

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.frontend.detokenizer import Decoder, Detokenizer
+from engine.frontend.input_logprobs import InputLogprobs, joined_inputs
 from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
 from engine.frontend.stop_strings import StopScanner
 from engine.messages import FinishReason, Generate, TokenLogprob, TokenOutput
 
-__all__ = ["Answer", "joined"]
+__all__ = ["Answer", "is_shown", "joined"]
 
 
 class Answer:
@@ -26,6 +27,8 @@ class Answer:
         self._detokenizer = Detokenizer(decoder)
         self._scanner = StopScanner(message.sampling.stop)
         self._shown_tokens = 0
+        self._inputs = InputLogprobs(message) if message.prompt_logprobs_from >= 0 else None
+        self._begins = True
 
     @property
     def stop_found(self) -> bool:
@@ -35,6 +38,8 @@ class Answer:
     def piece(self, output: TokenOutput) -> GenerateAnswer:
         """What is new with an output: text and ids are deltas, counts are totals."""
         ids, text = self._show(output)
+        begins, self._begins = self._begins, False
+        inputs = {} if self._inputs is None else self._inputs.fields(output.prompt_logprobs, begins=begins)
         finish_reason = FinishReason.STOP if self.stop_found and output.finish_reason else output.finish_reason
         meta = MetaInfo(
             id=output.rid,
@@ -44,6 +49,7 @@ class Answer:
             cached_tokens=output.cached_tokens,
             matched_stop=self._matched_stop(output) if output.finish_reason else msgspec.UNSET,
             output_logprobs=_logprobs(ids, output.logprobs) if self._message.return_logprob else msgspec.UNSET,
+            **inputs,
         )
         return GenerateAnswer(text=text, output_ids=ids, meta_info=meta)
 
@@ -75,11 +81,19 @@ class Answer:
         return output.stop_token_id if output.stop_token_id is not None else msgspec.UNSET
 
 
+def is_shown(piece: GenerateAnswer) -> bool:
+    """Whether a client is told of a piece: it ends the answer, or has a token or a part of the prompt's logprobs."""
+    meta = piece.meta_info
+    return bool(meta.finish_reason or piece.output_ids or meta.input_token_logprobs)
+
+
 def joined(pieces: Sequence[GenerateAnswer]) -> GenerateAnswer:
     """All pieces of an answer, the last one with its finish reason, as one."""
     meta = pieces[-1].meta_info
     if meta.output_logprobs is not msgspec.UNSET:
         meta = msgspec.structs.replace(meta, output_logprobs=tuple(_joined_logprobs(pieces)))
+    if inputs := joined_inputs(pieces):
+        meta = msgspec.structs.replace(meta, **inputs)
     return GenerateAnswer(
         text="".join(piece.text for piece in pieces),
         output_ids=tuple(token_id for piece in pieces for token_id in piece.output_ids),

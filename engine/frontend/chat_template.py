@@ -5,6 +5,8 @@ Owns the error for messages that a template refuses. Never invents a template: a
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,13 +16,17 @@ from engine.frontend.errors import ApiError
 
 __all__ = ["ChatTemplate", "TemplateSource"]
 
+# What templates raise, by themselves or by what they do with a value of another type than they expect.
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_TOOLS = re.compile(r"\btools\b")
+
 
 class TemplateSource(Protocol):
     """The part of a transformers tokenizer that is needed here."""
 
     chat_template: str | dict[str, str] | None
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
         """The prompt of a conversation."""
         ...
 
@@ -31,7 +37,25 @@ class ChatTemplate:
     def __init__(self, source: TemplateSource) -> None:
         self._source = source
 
-    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, ask: bool = True) -> str:
+    @property
+    def text(self) -> str:
+        """The template, or all of them where a tokenizer has several; empty without one."""
+        template = self._source.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @property
+    def knows_tools(self) -> bool:
+        """True when the template shows the model its tools."""
+        return _TOOLS.search(self.text) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        ask: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
 
         Raises ApiError (400) when the model has no template or the template refuses the conversation.
@@ -40,14 +64,37 @@ class ChatTemplate:
             raise ApiError.invalid(
                 "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
             )
-        conversation = [dict(message) for message in messages]
+        offered = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        options = {"tokenize": False, "add_generation_prompt": ask, **offered, **variables}
         try:
-            prompt = self._source.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **variables
-            )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
+            return self._apply([dict(message) for message in messages], options)
+        except _REFUSALS as exc:
             raise ApiError.invalid(
                 f"the model's chat template must accept the messages, but: {exc}; change roles or order",
                 param="messages",
             ) from exc
-        return str(prompt)
+
+    def _apply(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        """Render, with arguments of calls as objects, or as text for a template that puts them in as they are."""
+        try:
+            return str(self._source.apply_chat_template(conversation, **options))
+        except TypeError:
+            written = [_with_written_arguments(message) for message in conversation]
+            if written == conversation:
+                raise
+            return str(self._source.apply_chat_template(written, **options))
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as JSON text."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": _written(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

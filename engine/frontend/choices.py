@@ -13,7 +13,7 @@ from typing import Final
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
-from engine.frontend.generation import Generation
+from engine.frontend.generation import Generation, TimedOut
 from engine.frontend.metrics import Metrics
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Generate
@@ -67,7 +67,8 @@ class Choices:
     async def pieces(self) -> AsyncGenerator[IndexedPiece, None]:
         """All pieces with the index of their choice, in the order in which they come.
 
-        Raises ApiError when a choice was refused or failed; the others are aborted then.
+        Raises ApiError when a choice was refused or failed; the others are aborted then. A choice whose time was over
+        before its first token fails the answer only if no other choice has a token.
         """
         if len(self._generations) == 1:  # The usual case needs no task and no queue of its own.
             async for piece in self._generations[0].pieces():
@@ -84,25 +85,43 @@ class Choices:
         """The answers in one, by index. Raises ApiError as ``pieces`` does."""
         if len(self._generations) == 1:
             return [await self._generations[0].whole()]
-        answers = asyncio.gather(*(generation.whole() for generation in self._generations))
+        answers = asyncio.gather(*(_whole(generation) for generation in self._generations))
         try:
-            return await answers
+            return _shown(await answers)
         finally:
             self.abort()
 
 
+async def _whole(generation: Generation) -> GenerateAnswer | TimedOut:
+    try:
+        return await generation.whole()
+    except TimedOut as exc:
+        return exc
+
+
+def _shown(ends: Sequence[GenerateAnswer | TimedOut]) -> list[GenerateAnswer]:
+    """The answers; raises TimedOut when none of them has a token."""
+    overdue = [end for end in ends if isinstance(end, TimedOut)]
+    if len(overdue) == len(ends):
+        raise overdue[0]
+    return [end.piece if isinstance(end, TimedOut) else end for end in ends]
+
+
 async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[IndexedPiece, None]:
-    merged: asyncio.Queue[IndexedPiece | ApiError | None] = asyncio.Queue()
+    merged: asyncio.Queue[IndexedPiece | tuple[int, TimedOut] | ApiError | None] = asyncio.Queue()
 
     async def forward(index: int, generation: Generation) -> None:
         try:
             async for piece in generation.pieces():
                 merged.put_nowait((index, piece))
             merged.put_nowait(None)
+        except TimedOut as exc:
+            merged.put_nowait((index, exc))
         except ApiError as exc:
             merged.put_nowait(exc)
 
     tasks = [asyncio.create_task(forward(index, generation)) for index, generation in enumerate(generations)]
+    shown, overdue = False, list[tuple[int, TimedOut]]()
     try:
         left = len(tasks)
         while left:
@@ -111,8 +130,17 @@ async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[IndexedPi
                 raise item
             if item is None:
                 left -= 1
+            elif isinstance(item[1], TimedOut):
+                left -= 1
+                overdue.append((item[0], item[1]))
             else:
-                yield item
+                shown = True
+                yield item[0], item[1]
+            while shown and overdue:
+                index, end = overdue.pop(0)
+                yield index, end.piece
+        if overdue:
+            raise overdue[0][1]
     finally:
         for task in tasks:
             task.cancel()

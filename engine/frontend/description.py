@@ -32,6 +32,7 @@ ERRORS = {
     429: "The queue is full; come back after Retry-After seconds.",
     500: "The engine could not compute this request.",
     503: "The server is starting, draining, or going down.",
+    504: "The time of the request was over before its first token.",
 }
 
 
@@ -51,17 +52,19 @@ class Description:
         event: type[msgspec.Struct] | None = None,
         query: tuple[tuple[str, float, str], ...] = (),
         errors: tuple[int, ...] = (),
+        is_list: bool = False,
         tag: str,
     ) -> dict[str, Any]:
         """Keyword arguments for the framework's route decorator.
 
-        ``answer`` is the body of a 200 (None: plain text), ``event`` that of each server-sent event of a stream;
-        ``query`` are optional parameters from 0 as (name, maximum, description); ``errors`` are the statuses beyond
-        those that any route may have.
+        ``answer`` is the body of a 200 (None: plain text), or with ``is_list`` each part of it; ``event`` is that of
+        each server-sent event of a stream; ``query`` are optional parameters from 0 as (name, maximum, description);
+        ``errors`` are the statuses beyond those that any route may have.
         """
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {}
         if answer is not None:
-            content["application/json"] = {"schema": self._answer(answer)}
+            one = self._answer(answer)
+            content["application/json"] = {"schema": {"type": "array", "items": one} if is_list else one}
         if event is not None:
             content["text/event-stream"] = {"schema": self._event(event)}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
@@ -105,7 +108,8 @@ class Description:
         """One server-sent event. The last one's data is ``[DONE]``, of an answer that broke it is an error's body."""
         shown = {"oneOf": [self._answer(event), self._answer(ErrorBody)]}
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": shown}
-        return {"type": "object", "required": ["data"], "properties": {"data": data}}
+        last = {"const": "[DONE]"}
+        return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [last, data]}}}
 
     def _schemas(self) -> dict[str, Any]:
         bodies = sorted(self._bodies, key=lambda body: body.__name__)

@@ -37,6 +37,7 @@ class ErrorType:
     BUSY = "server_busy"
     UNAVAILABLE = "server_unavailable"
     ENGINE = "engine_error"
+    TIME_LIMIT = "time_limit"
 
 
 _OF_REFUSAL = {

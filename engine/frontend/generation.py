@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from engine.frontend.answer import Answer, joined
+from engine.frontend.answer import Answer, is_shown, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType, public
@@ -16,7 +16,15 @@ from engine.frontend.metrics import RequestTimes
 from engine.frontend.protocol import GenerateAnswer
 from engine.messages import Abort, FinishReason, Generate
 
-__all__ = ["Generation"]
+__all__ = ["Generation", "TimedOut"]
+
+
+class TimedOut(ApiError):
+    """The time of a request was over before its first token. ``piece`` shows that beside choices that have some."""
+
+    def __init__(self, why: str, piece: GenerateAnswer) -> None:
+        super().__init__(504, ErrorType.TIME_LIMIT, why)
+        self.piece = piece
 
 
 class Generation:
@@ -36,7 +44,8 @@ class Generation:
     async def pieces(self) -> AsyncIterator[GenerateAnswer]:
         """The answer in pieces: texts and ids are deltas, counts are totals; the last piece has a finish reason.
 
-        Raises ApiError when the request was refused or ended by an error.
+        Raises ApiError when the request was refused or ended by an error, TimedOut when its time was over before its
+        first token.
         """
         finished = False
         while not finished:
@@ -50,7 +59,9 @@ class Generation:
             piece = self._answer.piece(output)
             if self._answer.stop_found and not stopped_before:
                 self.abort(FinishReason.STOP)
-            if finished or piece.output_ids:
+            if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
+                raise TimedOut(output.error or "the time of this request is over", piece)
+            if is_shown(piece):
                 yield piece
 
     async def whole(self) -> GenerateAnswer:

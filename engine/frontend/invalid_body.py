@@ -56,7 +56,9 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
         rule = broken_rule(error["type"], error.get("ctx"))
         path, owner = _locate(error["loc"], model)
         if error["type"] == "value_error":
-            others.append(rule)
+            # A rule between the fields of one body names these, not the place of the body.
+            inside = path and isinstance(error["input"], dict)
+            others.append(f"{_joined(path)}: {rule}" if inside else rule)
         elif error["type"] == "extra_forbidden":
             remedy = _remedy(str(path[-1]), owner)
             others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")

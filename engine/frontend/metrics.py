@@ -42,6 +42,7 @@ FIRST_TOKEN_BUCKETS_S = (
 )
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 LENGTH_BUCKETS_TOKENS = tuple(2**power for power in range(18))
 
 
@@ -67,11 +68,24 @@ class Metrics:
         self.generated = self._histogram(
             "request_generation_tokens", "Output tokens of a request.", LENGTH_BUCKETS_TOKENS
         )
+        self.grammar_check = self._histogram(
+            "grammar_check_seconds",
+            "To compile a grammar that was not known, to see whether it can be.",
+            CHECK_BUCKETS_S,
+        )
         labels = ("model_name", "finished_reason")
         name = f"{PREFIX}request_success"
         self._ended = Counter(name, "Requests that ended, by reason.", labels, registry=self._registry)
         name = f"{PREFIX}request_failure"
         self._failed = Counter(name, "Requests that ended by an error.", labels[:1], registry=self._registry)
+
+        name = f"{PREFIX}tool_calls"
+        labels = ("model_name", "end")
+        self._calls = Counter(
+            name, "Calls of tools in answers, by whether they are whole.", labels, registry=self._registry
+        )
+        for end in ("whole", "cut"):
+            self._calls.labels(model, end)
 
     def begin(self) -> RequestTimes:
         """Begin to time a request that has just arrived."""
@@ -83,6 +97,10 @@ class Metrics:
             self._failed.labels(self._model).inc()
         else:
             self._ended.labels(self._model, reason.value).inc()
+
+    def count_call(self, *, whole: bool) -> None:
+        """Count a call of a tool in an answer."""
+        self._calls.labels(self._model, "whole" if whole else "cut").inc()
 
     def text(self, stats: EngineStats | None) -> bytes:
         """All metrics in Prometheus' text format; ``stats`` is None when the scheduler did not answer."""
@@ -142,10 +160,16 @@ class _SchedulerCollector(Collector):
         yield self._gauge("scheduler_up", "1 when the scheduler answered in time.", float(stats is not None))
         if stats is None:
             return
-        yield self._gauge("num_requests_running", "Requests that own memory.", stats.running + stats.chunked)
+        yield self._gauge("num_requests_running", "Requests that are being computed.", stats.alive - stats.waiting)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.waiting)
+        pending = stats.pending_prefill_tokens
+        yield self._gauge(
+            "num_pending_prefill_tokens", "Prompt tokens to be launched; cached ones not counted.", pending
+        )
         yield self._gauge("num_microbatches_in_flight", "Microbatches on their way.", stats.in_flight)
         held = stats.pages_held / max(1, stats.pages_total)
+        yield self._gauge("kv_pages", "Pages of the KV cache.", stats.pages_total)
+        yield self._gauge("kv_pages_free", "Pages that hold nothing.", stats.pages_free)
         yield self._gauge("kv_cache_usage_perc", "Part of the KV cache that requests hold; 1 is all of it.", held)
         cached = stats.pages_cached / max(1, stats.pages_total)
         yield self._gauge(
@@ -158,7 +182,15 @@ class _SchedulerCollector(Collector):
         yield self._counter("spec_decode_num_accepted_tokens", "Guesses that held.", stats.accepted_tokens)
         yield self._counter("num_preemptions", "Requests that were retracted.", stats.retractions)
         yield self._counter("num_requests_refused", "Requests that were not admitted.", stats.requests_refused)
+        yield self._counter("num_requests_timed_out", "Requests whose time was over.", stats.requests_timed_out)
         yield self._gauge("weights_version", "How often the weights were updated.", stats.weights_version)
+        yield self._gauge(
+            "num_requests_waiting_for_grammar",
+            "Requests in the queue whose grammar is compiled.",
+            stats.waiting_for_grammar,
+        )
+        yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
+        yield self._counter("grammar_hits", "Requests whose grammar was compiled already.", stats.grammar_hits)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
         yield self._gauge("lora_adapters_resident", "Adapters that the stages hold.", stats.loras_resident)
         yield self._counter("lora_adapter_loads", "How often an adapter was loaded.", stats.lora_loads)

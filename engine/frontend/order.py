@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.messages import Generate
+from engine.frontend.dialect import Parsing
+from engine.messages import Generate, Grammar
 
 __all__ = ["Order", "packed", "unpacked"]
 
@@ -19,7 +20,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of an answer, all choices of the first prompt before those of the next.
 
     ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
-    ``echo`` the prompts' texts that its choices begin with, ``lora`` the adapter that was asked for as the model.
+    ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
+    the most likely tokens a completion's logprobs and those of its prompt show.
+    ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
+    must be, if one does: all requests have the same grammar, in their sampling.
+    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
+    wrote, with their places in the body, for an error that names one. ``lora`` is the
+    adapter that was asked for as the model.
     """
 
     rid: str
@@ -29,6 +36,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     include_usage: bool = False
     echo: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    grammar_field: str | None = None
+    parsing: Parsing | None = None
+    grammar_parts: tuple[tuple[str, Grammar], ...] = ()
     lora: str | None = None
 
 

@@ -58,4 +58,6 @@ def _orders(served: ServedModel) -> Orders:
 def _native_order(data: bytes, served: ServedModel) -> Order:
     body = parse_body(GenerateBody, data)
     message = served.request(body)
-    return Order(rid=message.rid, messages=(message,), stream=body.stream)
+    grammar = body.sampling_params.grammar
+    field = None if grammar is None else f"sampling_params.{grammar[0]}"
+    return Order(rid=message.rid, messages=(message,), stream=body.stream, grammar_field=field)

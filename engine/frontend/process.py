@@ -20,6 +20,7 @@ from engine.frontend.app import build_app
 from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_logs, quiet_resource_errors
 from engine.frontend.context import FrontEnd
+from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
@@ -51,7 +52,8 @@ def run_frontend(
 ) -> None:
     """Serve until the supervisor ends it or is gone. Raises ProcessDiedError when another process died."""
     tokenizer, template = load_tokenizer(settings)
-    served = ServedModel(tokenizer, template, limits, settings.model_name)
+    dialect = Dialect.of(settings, template.text)
+    served = ServedModel(tokenizer, template, limits, settings.model_name, dialect)
     reading = ForkedWork.start(READER, body_work(order_works(served) | token_works(served)))
     try:
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
@@ -165,6 +167,7 @@ async def _serve(
         access=access,
         orders=OrderTaker(served, long_bodies),
         token_answers=TokenAnswers(served, long_bodies),
+        dialect=served.dialect,
     )
     life = _Life(control, front)
     loop = asyncio.get_running_loop()
@@ -172,7 +175,7 @@ async def _serve(
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.set_exception_handler(quiet_resource_errors())
     quiet_logs()
-    server = _Server(_uvicorn_config(front), lambda: control.send(Ready()))
+    server = _Server(_uvicorn_config(front), lambda: control.send(Ready(about=front.dialect.about())))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
         delivering = tasks.create_task(client.deliver_replies())

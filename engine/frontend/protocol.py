@@ -12,8 +12,10 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from engine.config import MAX_LORA_NAME_CHARS
+from engine.frontend.grammar_fields import GrammarText, Schema, grammar_among
 from engine.frontend.invalid_body import invalid_body
-from engine.messages import FinishReason, PauseMode, SamplingParams
+from engine.grammar import schema_grammar
+from engine.messages import FinishReason, Grammar, GrammarKind, PauseMode, SamplingParams
 
 __all__ = [
     "MAX_INT32",
@@ -26,6 +28,8 @@ __all__ = [
     "Body",
     "GenerateAnswer",
     "GenerateBody",
+    "InputLogprob",
+    "InputTopLogprob",
     "LoadLoraBody",
     "LogitBias",
     "MetaInfo",
@@ -34,6 +38,7 @@ __all__ = [
     "SamplingBody",
     "StopString",
     "StrictBody",
+    "TimeLimit",
     "TokenIds",
     "UnloadLoraBody",
     "UpdateWeightsBody",
@@ -50,6 +55,8 @@ MAX_TOKEN_ID_DIGITS = 10
 MAX_PATH_CHARS = 4096
 # The longest that a call may wait for the engine to be idle.
 MAX_CALL_TIMEOUT_S = 3600.0
+# The longest time limit of a request: a day.
+MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
@@ -76,6 +83,7 @@ LogitBias = Annotated[
 ]
 # Only the first wrong entry of a list is reported, so a list of a million wrong ones costs no more.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TimeLimit = Annotated[float, Field(gt=0, le=MAX_TIME_LIMIT_S)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -88,7 +96,9 @@ class StrictBody(BaseModel):
 class SamplingBody(StrictBody):
     """``sampling_params`` of a request; the defaults are those of ``engine.messages.SamplingParams``."""
 
-    max_new_tokens: int = Field(default=_DEFAULTS.max_new_tokens, ge=1, le=MAX_INT32)
+    max_new_tokens: int = Field(
+        default=_DEFAULTS.max_new_tokens, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only"
+    )
     min_new_tokens: int = Field(default=_DEFAULTS.min_new_tokens, ge=0, le=MAX_INT32)
     temperature: float = Field(default=_DEFAULTS.temperature, ge=0)
     top_p: float = Field(default=_DEFAULTS.top_p, gt=0, le=1)
@@ -102,6 +112,9 @@ class SamplingBody(StrictBody):
     stop_token_ids: TokenIds = Field(default=[], max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     logit_bias: LogitBias = Field(default={})
+    json_schema: Schema | None = Field(default=None, description="the output is JSON of this schema")
+    regex: GrammarText | None = Field(default=None, description="the whole output matches this")
+    ebnf: GrammarText | None = Field(default=None, description="the output follows this grammar, in GBNF or Lark")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
@@ -115,7 +128,21 @@ class SamplingBody(StrictBody):
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
             raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        grammar_among(self._grammars)
         return self
+
+    @property
+    def _grammars(self) -> dict[str, Grammar | None]:
+        return {
+            "json_schema": None if self.json_schema is None else schema_grammar(self.json_schema),
+            "regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            "ebnf": None if self.ebnf is None else Grammar(GrammarKind.EBNF, self.ebnf),
+        }
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the output must be, and the field that says it."""
+        return grammar_among(self._grammars)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -124,12 +151,14 @@ class SamplingBody(StrictBody):
 
     def params(self) -> SamplingParams:
         """The same as the scheduler takes it."""
-        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias"})
+        values = self.model_dump(exclude={"stop", "stop_token_ids", "logit_bias", "json_schema", "regex", "ebnf"})
+        grammar = self.grammar
         return SamplingParams(
             **values,
             stop=self.stop_strings,
             stop_token_ids=tuple(self.stop_token_ids),
             logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
         )
 
 
@@ -144,6 +173,11 @@ class GenerateBody(StrictBody):
     priority: int = Field(default=0, ge=-MAX_INT32, le=MAX_INT32)
     return_logprob: bool = False
     top_logprobs_num: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    logprob_start_len: int = Field(
+        default=-1, ge=-1, le=MAX_INT32, description="the prompt's logprobs too, from this position on; -1: none"
+    )
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
     lora_path: LoraName | None = Field(default=None, description="the name of the adapter to compute with")
 
     @model_validator(mode="after")
@@ -155,6 +189,11 @@ class GenerateBody(StrictBody):
             raise ValueError(
                 f"top_logprobs_num needs return_logprob=true, got top_logprobs_num={self.top_logprobs_num} without it; "
                 "set return_logprob"
+            )
+        if self.logprob_start_len >= 0 and not self.return_logprob:
+            raise ValueError(
+                f"logprob_start_len needs return_logprob=true, got logprob_start_len={self.logprob_start_len} without "
+                "it; set return_logprob"
             )
         return self
 
@@ -215,8 +254,18 @@ class OutputLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+# A logprob, its token id, and the token's text, which is left to clients with a tokenizer.
+InputLogprob = tuple[float | None, int, None]
+InputTopLogprob = tuple[float, int, None]
+
+
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request."""
+    """Data about the text. Token counts are totals so far; ``output_logprobs`` is present only on request.
+
+    So are the three about the prompt, which have an entry for each token from ``logprob_start_len`` on: its logprob,
+    the most likely tokens in its place, and its rank among all tokens. That of the first one is null: the logits before
+    it are not computed.
+    """
 
     id: str
     finish_reason: FinishReason | None
@@ -225,6 +274,9 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     matched_stop: str | int | msgspec.UnsetType = msgspec.UNSET
     output_logprobs: tuple[OutputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: tuple[InputLogprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: tuple[tuple[InputTopLogprob, ...] | None, ...] | msgspec.UnsetType = msgspec.UNSET
+    input_token_ranks: tuple[int | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):

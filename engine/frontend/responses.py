@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.frontend.choices import Choices, IndexedPiece
 from engine.frontend.context import FrontEnd
+from engine.frontend.detokenizer import Decoder
 from engine.frontend.errors import ApiError
 from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
@@ -65,13 +66,20 @@ class EventStream(StreamingResponse):
 
 
 async def respond(
-    request: Request, front: FrontEnd, messages: Sequence[Generate], shape: Shape, *, stream: bool
+    request: Request,
+    front: FrontEnd,
+    messages: Sequence[Generate],
+    shape: Shape,
+    *,
+    stream: bool,
+    decoder: Decoder | None = None,
 ) -> Response:
     """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails.
 
+    ``decoder`` gives them their texts, by default the tokenizer.
     Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
     """
-    choices = Choices(front.client, front.tokenizer, front.metrics)
+    choices = Choices(front.client, decoder or front.tokenizer, front.metrics)
     watch = asyncio.create_task(_abort_on_disconnect(request, choices))
     try:
         if not await choices.send(messages):
@@ -105,7 +113,9 @@ def error_answer(
     return json_answer(error.body_for(request_id), status=error.status, headers={**(headers or {}), **own})
 
 
-def json_answer(data: msgspec.Struct, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_answer(
+    data: msgspec.Struct | Sequence[msgspec.Struct], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """An answer with a JSON body."""
     return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)
 

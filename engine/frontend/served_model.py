@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
@@ -19,23 +20,41 @@ from engine.messages import Generate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ServedModel", "adapter_of", "check_fits", "check_vocabulary", "request_of", "tokenize"]
+__all__ = [
+    "MAX_PROMPT_LOGPROBS",
+    "ServedModel",
+    "adapter_of",
+    "check_fits",
+    "check_prompt_logprobs",
+    "check_vocabulary",
+    "request_of",
+    "tokenize",
+]
+
+# An answer that is sent whole is kept until its end: this is 200 MB of them.
+MAX_PROMPT_LOGPROBS = 1 << 20
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """What a body is checked against: the model's tokenizer, template and numbers, and the name that it has here.
 
-    ``longest_token_chars`` bounds how few tokens a text can have; byte-level vocabularies count bytes.
+    ``dialect`` is how it writes what is not plain text. ``longest_token_chars`` bounds how few tokens a text can have;
+    byte-level vocabularies count bytes. ``special_ids`` are the special tokens of the vocabulary.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     limits: Limits
     model_name: str
+    dialect: Dialect = PLAIN
     longest_token_chars: int = field(init=False)
+    special_ids: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        special = {token.content: token_id for token_id, token in added if token.special}
+        object.__setattr__(self, "special_ids", special)
         object.__setattr__(self, "longest_token_chars", max(map(len, self.tokenizer.get_vocab())))
 
     @property
@@ -56,15 +75,28 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
     check_vocabulary(tuple(body.sampling_params.logit_bias), limits.vocab_size, "sampling_params.logit_bias")
     param = "text" if body.text is not None else "input_ids"
     check_fits(len(prompt_ids), body.sampling_params.max_new_tokens, limits, param)
-    return Generate(
+    start = body.logprob_start_len
+    if start >= len(prompt_ids):
+        raise ApiError.invalid(
+            f"logprob_start_len must be < {len(prompt_ids)}, the tokens of the prompt, got {start}; lower it, or send "
+            "-1 for none of them",
+            param="logprob_start_len",
+        )
+    message = Generate(
         rid=body.rid or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         sampling=body.sampling_params.params(),
         priority=body.priority,
         return_logprob=body.return_logprob,
         top_logprobs_num=body.top_logprobs_num,
+        prompt_logprobs_from=start,
+        prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
+        timeout_s=body.timeout_s,
+        waiting_timeout_s=body.waiting_timeout_s,
         lora=adapter_of(body.lora_path, limits),
     )
+    check_prompt_logprobs([message], "logprob_start_len")
+    return message
 
 
 def adapter_of(name: str | None, limits: Limits) -> str | None:
@@ -112,6 +144,21 @@ def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: s
     reason = limits.why_never_fits(prompt_tokens, max_new_tokens)
     if reason is not None:
         raise ApiError.invalid(reason, param=param)
+
+
+def check_prompt_logprobs(messages: Sequence[Generate], param: str) -> None:
+    """Raise ApiError (400) when the logprobs of its prompts would make an answer too large to keep."""
+    values = sum(
+        (len(message.prompt_ids) - message.prompt_logprobs_from) * (1 + message.prompt_top_logprobs_num)
+        for message in messages
+        if message.prompt_logprobs_from >= 0
+    )
+    if values > MAX_PROMPT_LOGPROBS:
+        raise ApiError.invalid(
+            f"{param} must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely "
+            f"tokens included, got {values}; ask for fewer of the most likely tokens, or send less in one request",
+            param=param,
+        )
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:

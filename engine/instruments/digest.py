@@ -111,6 +111,7 @@ def _shape(microbatch: Microbatch) -> list[object]:
             s.pages,
             s.choosers if s.drafts else s.emits,
             s.window_pages,
+            s.logprobs_from,
         )
         + ((s.lora,) if s.lora else ())
         for s in microbatch.segments

@@ -12,6 +12,7 @@ from engine.errors import IntegrityError
 from engine.integrity.memory import check_memory
 from engine.memory import SlidingWindowPool
 from engine.scheduler import Books, Place, Request, Scheduler
+from engine.scheduler.grammars import Grammars
 
 __all__ = ["audit"]
 
@@ -34,11 +35,14 @@ def audit(scheduler: Scheduler) -> None:
     books, memory = scheduler.books, scheduler.memory
     live = books.live()
     _check_books(books, live)
+    _check_time_limits(scheduler)
     if scheduler.limits.max_loras:
         _check_adapters(scheduler, live)
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
+    if scheduler.grammars.known:
+        _check_grammars(scheduler.grammars, live)
 
 
 def _check_books(books: Books, live: list[Request]) -> None:
@@ -75,6 +79,17 @@ def _check_request(books: Books, request: Request) -> None:
         raise IntegrityError(f"{request} is not in flight")
 
 
+def _check_time_limits(scheduler: Scheduler) -> None:
+    """Only what lives can run out of time, and what has started is not bound to start."""
+    if scheduler.time_limits.deadline is None:
+        return
+    for request, must_start in scheduler.time_limits.entries():
+        if scheduler.books.requests.get(request.rid) is not request:
+            raise IntegrityError(f"{request} has a time limit, but has ended")
+        if must_start and (request.lease is not None or request.retractions):
+            raise IntegrityError(f"{request} has started, but may still run out of the time to start")
+
+
 def _is_in_place(books: Books, request: Request) -> bool:
     """Whether a request that does not run is where it says."""
     place = request.place
@@ -86,6 +101,14 @@ def _is_in_place(books: Books, request: Request) -> bool:
     if place is _RETRACTING or place is _RELEASING:
         return request in (books.retracting if place is _RETRACTING else books.releasing)
     return True
+
+
+def _check_grammars(grammars: Grammars, live: list[Request]) -> None:
+    """Every request that is not gone is a user of its grammar, and there are no other users."""
+    users = {request: known for known in grammars.entries for request in known.users}
+    owed = {request: request.grammar for request in live if request.grammar is not None}
+    if users != owed:
+        raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} are to follow one")
 
 
 def _check_adapters(scheduler: Scheduler, live: list[Request]) -> None:

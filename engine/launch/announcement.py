@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -36,6 +36,10 @@ class StartView(Protocol):
         """Learn how far a process is."""
         ...
 
+    def learned(self, about: Mapping[str, str]) -> None:
+        """Learn what a process found out about what it serves."""
+        ...
+
     def serving(self, serving: Serving) -> None:
         """Learn that every process is ready."""
         ...
@@ -51,6 +55,9 @@ class HarnessView:
         return nullcontext()
 
     def loaded(self, name: str, progress: Loading) -> None:
+        pass
+
+    def learned(self, about: Mapping[str, str]) -> None:
         pass
 
     def serving(self, serving: Serving) -> None:
@@ -69,6 +76,7 @@ class OperatorView:
         self._limits = limits
         self._started_s = started_s
         self._loads: dict[str, Loading] = {}
+        self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
@@ -92,6 +100,10 @@ class OperatorView:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name, total=progress.total)
         self._progress.update(self._bars[name], completed=progress.done, refresh=True)
+
+    def learned(self, about: Mapping[str, str]) -> None:
+        """Keep what a process found out, to say it with the rest."""
+        self._learned |= about
 
     def serving(self, serving: Serving) -> None:
         """Say what is served."""
@@ -125,4 +137,5 @@ class OperatorView:
             "running_requests": limits.rows,
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
             **lora,
+            **self._learned,
         }

@@ -49,6 +49,7 @@ class Child:
         self.name = name
         self.pid = pid
         self.ready = False
+        self.about: dict[str, str] = {}
         self.drained = False
         self.loading: Loading | None = None
         self.dying: Dying | None = None
@@ -117,6 +118,7 @@ class Child:
     def _take(self, message: ChildMessage) -> None:
         if isinstance(message, Ready):
             self.ready = True
+            self.about = message.about
         elif isinstance(message, Loading):
             self.loading = message
         elif isinstance(message, Drained):

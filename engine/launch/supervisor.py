@@ -268,6 +268,8 @@ class _Supervisor:
         if not self._leaving:
             serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
             self._tell(serving)
+            for child in self._children:
+                self._view.learned(child.about)
             self._view.serving(serving)
             self._wait_for(lambda: self._leaving, None)
             if not self._over:

@@ -64,24 +64,37 @@ class KVMemory:
         """Pages that this many tokens take."""
         return -(-tokens // self._page_size)
 
-    def cached_tokens(self, ids: Sequence[int], adapter: int = 0) -> int:
-        """Tokens of a prompt that the tree could serve now, computed with this adapter. Changes nothing."""
+    def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, adapter: int = 0) -> int:
+        """Tokens of a prompt that the tree could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
-            return self.tree.match_length(ids[:-1], adapter)
-        return len(self._usable(ids, self.sliding_window, adapter))
+            # Without the page of the last token. The prompt need not be copied, and it may be long.
+            most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
+            return min(self.tree.match_length(ids, adapter), most // self._page_size * self._page_size)
+        return len(self._usable(ids[:hit_limit], self.sliding_window, adapter))
 
-    def admit(self, rid: str, ids: Sequence[int], *, spare_pages: int, adapter: int = 0) -> Lease | None:
+    def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, adapter: int = 0) -> list[tuple[int, int]]:
+        """The nodes of the tree that could serve a prompt now, with the pages that it would take of each."""
+        if not self._radix_cache:
+            return []
+        window, prefix = self.sliding_window, ids[:hit_limit]
+        return self.tree.match_nodes(prefix if window is None else self._usable(prefix, window, adapter), adapter)
+
+    def admit(
+        self, rid: str, ids: Sequence[int], *, spare_pages: int, hit_limit: int = -1, adapter: int = 0
+    ) -> Lease | None:
         """Lease a row and the cached prefix of ``ids``, if all of ``ids`` fit and ``spare_pages`` are left over.
 
-        None, and nothing taken, when it does not fit. The prefix was computed with the same ``adapter``. The last token
-        never comes from the cache: without a forward pass there is no next token, so a fully cached prompt still
-        computes one.
+        None, and nothing taken, when it does not fit. The prefix was computed with the same ``adapter``. Only
+        ``ids[:hit_limit]`` may come from the cache, and never the last token: without a forward pass there is no next
+        token, so a fully cached prompt still computes one.
         """
         if not self.rows.free:
             return None
-        prefix = ids[:-1] if self.sliding_window is None else self._usable(ids, self.sliding_window, adapter)
+        prefix = ids[:hit_limit]
+        if self.sliding_window is not None:
+            prefix = self._usable(prefix, self.sliding_window, adapter)
         node, pages = self.tree.match(prefix, adapter) if self._radix_cache else (self.tree.root, [])
         # Locked before the count, because what the request itself protects cannot be evicted for it.
         self.tree.lock(node)
@@ -181,7 +194,7 @@ class KVMemory:
 
     def _usable(self, ids: Sequence[int], window: SlidingWindowPool, adapter: int) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""
-        pages = self.tree.match_pages(ids[:-1], adapter) if self._radix_cache else []
+        pages = self.tree.match_pages(ids, adapter) if self._radix_cache else []
         return ids[: window.usable_pages(pages) * self._page_size]
 
     def _enter_window(self, lease: Lease, tokens: int, spare_pages: int, window: SlidingWindowPool) -> bool:

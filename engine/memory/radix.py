@@ -46,6 +46,10 @@ class RadixTree:
         """Tokens of the longest cached prefix, in full pages. Changes nothing."""
         return sum([shared for _, shared in self._walk(self.root, tokens, 0, adapter)]) * self._page_size
 
+    def match_nodes(self, tokens: Sequence[int], adapter: int = 0) -> list[tuple[int, int]]:
+        """The ids of the nodes along the longest cached prefix, each with its pages that match. Changes nothing."""
+        return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, adapter)]
+
     def match_pages(self, tokens: Sequence[int], adapter: int = 0) -> list[int]:
         """The pages of the longest cached prefix. Changes nothing."""
         return [page for node, shared in self._walk(self.root, tokens, 0, adapter) for page in node.pages[:shared]]

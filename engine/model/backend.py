@@ -23,6 +23,7 @@ from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
 from engine.model.lora import StageAdapters
+from engine.model.prompt_logprobs import ScoreTaker
 from engine.model.stage_slice import OnLoad
 from engine.plan import Segment
 
@@ -59,10 +60,11 @@ class ComputingStage(Protocol):
     def batch(self, segments: Sequence[Segment]) -> Batch:
         """What ``forward`` takes, for segments whose pages are in the pool's tables."""
 
-    def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Hidden states [tokens, hidden size] for the next stage, or on the last one logits [emitting, vocabulary].
 
-        The result may be overwritten by the next call.
+        The result may be overwritten by the next call. On the last stage ``take_scored`` is given the logits of the
+        rows that prompt logprobs are asked from, a few at a time.
         """
 
     def take_pool(self, pool: KVPool) -> None:

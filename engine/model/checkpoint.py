@@ -28,6 +28,7 @@ __all__ = [
     "read_facts",
     "read_model_config",
     "read_never_sampled_ids",
+    "read_tokenizer",
     "require_files",
     "require_same_model",
     "require_tokenizer",
@@ -180,6 +181,17 @@ def read_never_sampled_ids(folder: Path) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ids = _read_json(path).get("suppress_tokens")
     return () if ids is None else _token_ids(path, "suppress_tokens", ids)
+
+
+def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
+    """The text of the folder's tokenizer.json, or what it would be."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return str(tokenizer.backend_tokenizer.to_str())
 
 
 def require_tokenizer(folder: Path) -> None:

@@ -54,8 +54,18 @@ _HEAD_GAIN = 2.5
 _QK_NORM = 1.5
 
 _CHAT_TEMPLATE = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\\nTools that you may call:\\n<tools>' }}"
+    "{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}"
+    "{{ '\\n</tools>\\nCall one so:\\n<tool_call>\\n' }}"
+    "{{ {'name': 'NAME', 'arguments': {}} | tojson }}{{ '\\n</tool_call><|im_end|>\\n' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] %}"
+    "{{ '\\n<tool_call>\\n' + (call['function'] | tojson) + '\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding, rms_norm
 from engine.model.attention import PagedAttention
 from engine.model.batch import ForwardBatch
 from engine.model.lora import BatchAdapters
+from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
 __all__ = ["PRODUCTS", "LeanDecoder", "why_not_lean"]
 
@@ -72,9 +73,16 @@ class LeanDecoder:
         self._head = None if head is None else _head_weight(head, self._embedding, dtype)
 
     def forward(
-        self, batch: ForwardBatch, hidden: torch.Tensor | None, adapters: BatchAdapters | None = None
+        self,
+        batch: ForwardBatch,
+        hidden: torch.Tensor | None,
+        take_scored: ScoreTaker | None = None,
+        adapters: BatchAdapters | None = None,
     ) -> torch.Tensor:
-        """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary]."""
+        """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary].
+
+        ``take_scored`` is given the logits that prompt logprobs are asked from.
+        """
         if hidden is None:
             assert self._embedding is not None, "a stage without an embedding got no hidden states"
             hidden = embedding(batch.token_ids[0], self._embedding)
@@ -88,6 +96,9 @@ class LeanDecoder:
                 states = layer.adapted(states, cos, sin, index, adapters)
         if self._norm is None or self._head is None:
             return states
+        if take_scored is not None:
+            for rows in slices_of(scored_rows(batch.segments)):
+                take_scored(torch.mm(self._norm(states[rows]), self._head))
         if len(batch.emitting) != batch.tokens:
             states = states.index_select(0, batch.emitting)
         return torch.mm(self._norm(states), self._head)

@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, IntegrityError, StepFailedError
+from engine.grammar import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.backend import ComputingStage, make_stage
@@ -22,12 +23,14 @@ from engine.model.checkpoint import (
     local_folder,
     read_model_config,
     read_never_sampled_ids,
+    read_tokenizer,
     require_same_model,
     resolve_folder,
 )
 from engine.model.drafting import DraftModel
 from engine.model.lora import LoadedAdapter, StageAdapters
 from engine.model.profiling import StageProfile
+from engine.model.prompt_logprobs import PromptScores
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
@@ -65,8 +68,8 @@ class StageRunner:
     """Stage ``stage`` of ``limits.pp_size``; with one stage it is both the first and the last.
 
     Sets how many threads torch uses in this process, see ``limit_threads``. ``lean=False`` computes with transformers'
-    own forward even where a faster one is known to be equal; ``on_load`` is told of each weight that is loaded. Raises
-    CheckpointError when the model cannot be loaded.
+    own forward even where a faster one is known to be equal; ``on_load`` is told of each weight that is loaded.
+    ``grammars`` are those that its requests may use. Raises CheckpointError when the model cannot be loaded.
     """
 
     def __init__(
@@ -91,7 +94,12 @@ class StageRunner:
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         never = read_never_sampled_ids(self._model.folder)
-        self._sampler = Sampler(never=never, vocab_size=limits.vocab_size, device=self._model.device)
+        self.grammars = CompiledGrammars(
+            self._read_tokenizer, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
+        )
+        self._sampler = Sampler(
+            never=never, vocab_size=limits.vocab_size, device=self._model.device, grammars=self.grammars
+        )
         has_draft_model = limits.has_draft_model and self.is_last
         self._draft_model = DraftModel(config, limits, never=never) if has_draft_model else None
         self._fail_next = False
@@ -145,13 +153,14 @@ class StageRunner:
         self._fail_next = on
 
     def forget(self) -> None:
-        """Reset counters, slot records, sampling specs and a planned failure, for the next script.
+        """Reset counters, slot records, sampling specs, grammars and a planned failure, for the next script.
 
         Only after a flush: a prefix that is still cached would be one that was never written.
         """
         self.counters = RunnerCounters()
         self._record.forget()
         self._sampler.forget()
+        self.grammars.clear()
         self._fail_next = False
 
     def forward(self, microbatch: Microbatch, hidden: torch.Tensor | None = None) -> torch.Tensor | Completion:
@@ -305,6 +314,9 @@ class StageRunner:
                 "the adapters first"
             )
 
+    def _read_tokenizer(self) -> str:
+        return read_tokenizer(self._model.folder, trust_remote_code=self._config.trust_remote_code)
+
     def _fail_if_told(self) -> None:
         if self._fail_next:
             self._fail_next = False
@@ -336,18 +348,24 @@ class StageRunner:
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
         self._fail_if_told()
         batch = self._batch(microbatch)
+        scores = None
+        if self.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
+            scores = PromptScores(microbatch.segments, self._sampler.spec_of)
+        take_scored = None if scores is None else scores.take
         if self._profile is None:
-            output = self._model.forward(batch, hidden)
+            output = self._model.forward(batch, hidden, take_scored)
         else:
             with torch.profiler.record_function(f"stage on {self._model.backend}"):
-                output = self._model.forward(batch, hidden)
+                output = self._model.forward(batch, hidden, take_scored)
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
         result = verify(microbatch, token_ids, logprobs)
         if self._draft_model is not None:
             result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))
-        return result
+        if self._sampler.errors:
+            result = msgspec.structs.replace(result, errors=self._sampler.errors)
+        return result if scores is None else msgspec.structs.replace(result, prompt_logprobs=scores.parts())
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -1,7 +1,7 @@
-"""Choosing tokens from logits on the last stage: greedy, temperature, filters, penalties, biases, logprobs.
+"""Choosing tokens from logits on the last stage: greedy, temperature, filters, penalties, biases, grammars, logprobs.
 
 The random number of a token depends on (seed, position) alone, so batching, chunking and retraction never change a
-request's output. Owns each row's sampling spec; never keeps tokens.
+request's output. Owns each row's sampling spec and its place in its grammar; never keeps tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.grammar import CompiledGrammars, GrammarError, Matcher
 from engine.messages import TokenLogprob
 from engine.plan import SamplingSpec, Segment
 
@@ -36,47 +37,117 @@ def uniform(seed: int, position: int) -> float:
 
 
 class Sampler:
-    """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample."""
+    """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample.
 
-    def __init__(self, *, never: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    ``errors`` has of the last sample the rid of each request whose grammar cannot be followed, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        never: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        grammars: CompiledGrammars | None = None,
+    ) -> None:
         self._specs: dict[int, SamplingSpec] = {}
+        self._grammars = grammars
+        self._matchers: dict[int, Matcher] = {}
+        self.errors: tuple[tuple[str, str], ...] = ()
         self._never = torch.zeros(vocab_size, device=device)
         self._never[[token for token in never if token < vocab_size]] = float("-inf")
         self._any_never = bool(never)
 
     def adopt(self, segment: Segment) -> None:
-        """Remember the sampling spec of a row's new tenant."""
+        """Remember the sampling spec of a row's new tenant, whose place in its grammar its history will say."""
         if segment.sampling is not None:
             self._specs[segment.row] = segment.sampling
+            self._matchers.pop(segment.row, None)
+
+    def spec_of(self, segment: Segment) -> SamplingSpec:
+        """The sampling spec of a segment's row."""
+        return self._specs.get(segment.row, _GREEDY)
 
     def forget(self) -> None:
         """Forget every row's spec; only while no request owns a row."""
         self._specs.clear()
+        self._matchers.clear()
+        self.errors = ()
 
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
 
-        Logprobs are those of the model's own distribution, before biases, penalties, temperature and filters.
+        Logprobs are those of the model's own distribution over the tokens that the grammar allows, before biases,
+        penalties, temperature and filters.
         """
+        self.errors = ()
         if not segments:
             return (), ()
         raw = logits.float()
-        specs = [self._specs.get(segment.row, _GREEDY) for segment in segments]
+        specs = list(map(self.spec_of, segments))
+        masked = [place for place, spec in enumerate(specs) if spec.grammar_id]
+        if masked:
+            raw = self._masked(raw, masked, specs, segments, history)
         if all(map(_is_plain, specs)):
-            ids = _greedy(raw + self._never if self._any_never else raw)
+            ids = _greedy(self._without_never(raw, masked) if self._any_never else raw)
             return ids, _logprobs(raw, ids, specs)
-        scores = raw + self._never if self._any_never else raw.clone()
+        scores = self._without_never(raw, masked) if self._any_never else raw.clone()
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
             if spec.logit_bias:
                 _add_bias(scores[row], spec)
             if spec.suppressed_ids and _position(segment) < spec.suppressed_until:
-                scores[row, list(spec.suppressed_ids)] = float("-inf")
+                _suppress(scores[row], spec)
             if _has_penalty(spec):
                 _penalize(scores[row], spec, history(segment))
         chosen = torch.argmax(scores, dim=-1)
         _draw(chosen, scores, specs, segments)
         ids = tuple(chosen.tolist())
         return ids, _logprobs(raw, ids, specs)
+
+    def _without_never(self, raw: torch.Tensor, masked: Sequence[int]) -> torch.Tensor:
+        """The logits without what no request may sample, but for what is all that a grammar allows, such as an end."""
+        scores = raw + self._never
+        for place in masked:
+            if bool(scores[place].isneginf().all()):
+                scores[place] = raw[place]
+        return scores
+
+    def _masked(
+        self,
+        raw: torch.Tensor,
+        places: Sequence[int],
+        specs: Sequence[SamplingSpec],
+        segments: Sequence[Segment],
+        history: History,
+    ) -> torch.Tensor:
+        """The logits without what the grammars of these places forbid; all of them where one cannot be followed.
+
+        A row with drafts has several places, one after the other. What follows a draft that is forbidden is never used.
+        """
+        allowed = np.ones((len(places), raw.shape[-1]), np.bool_)
+        errors: list[tuple[str, str]] = []
+        before = None
+        for line, place in zip(allowed, places, strict=True):
+            segment, spec = segments[place], specs[place]
+            is_draft, before = segment.row == before, segment.row
+            try:
+                line[:] = self._matcher_of(segment.row, spec).allowed(history(segment)[spec.prompt_tokens :])
+            except GrammarError as exc:
+                if not is_draft:
+                    errors.append((segment.rid, str(exc)))
+        self.errors = tuple(errors)
+        forbidden = torch.from_numpy(~allowed).to(raw.device)
+        masked = raw.clone()
+        masked[list(places)] = raw[list(places)].masked_fill(forbidden, float("-inf"))
+        return masked
+
+    def _matcher_of(self, row: int, spec: SamplingSpec) -> Matcher:
+        """A row's place in its grammar, made anew for a new tenant: what it said before is in its history."""
+        matcher = self._matchers.get(row)
+        if matcher is None:
+            assert self._grammars is not None, f"grammar {spec.grammar_id} is used where none can be compiled"
+            matcher = self._matchers[row] = self._grammars.begin(spec.grammar_id)
+        return matcher
 
 
 def _is_plain(spec: SamplingSpec) -> bool:
@@ -110,6 +181,14 @@ def _has_penalty(spec: SamplingSpec) -> bool:
 def _add_bias(scores: torch.Tensor, spec: SamplingSpec) -> None:
     ids, biases = zip(*spec.logit_bias, strict=True)
     scores[list(ids)] += torch.tensor(biases, dtype=scores.dtype, device=scores.device)
+
+
+def _suppress(scores: torch.Tensor, spec: SamplingSpec) -> None:
+    """Forbid the ends, unless the grammar is complete and allows nothing else."""
+    kept = scores.clone() if spec.grammar_id else None
+    scores[list(spec.suppressed_ids)] = float("-inf")
+    if kept is not None and bool(scores.isneginf().all()):
+        scores.copy_(kept)
 
 
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
@@ -199,4 +278,6 @@ def _logprob(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprob:
     if top <= 0:
         return TokenLogprob(float(logprobs[token]))
     best = torch.topk(logprobs, min(top, logprobs.shape[-1]))
-    return TokenLogprob(float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+    # What a grammar forbids has no probability, and minus infinity no JSON.
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprob(float(logprobs[token]), tuple([pair for pair in pairs if pair[1] > float("-inf")]))

@@ -5,6 +5,7 @@ Owns no request and no page table. Built once when a stage starts, then called o
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import StageAdapters
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
+from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
 from engine.model.varlen import VarlenAttention, why_not_varlen
 from engine.plan import Segment
@@ -134,11 +136,11 @@ class StageModel:
         """What ``forward`` takes, for segments whose pages are in the pool's tables."""
         return ForwardBatch(segments, self.pool, self.device)
 
-    def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Compute this stage's layers for one batch.
 
         ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
-        last stage the logits [emitting tokens, vocabulary].
+        last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs.
         """
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
         self._attention.batch = batch
@@ -146,12 +148,13 @@ class StageModel:
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
         adapters = None if self.lora is None else self.lora.of(batch.segments)
         try:
-            if self._lean is not None:
-                output = self._lean.forward(batch, hidden, adapters)
-            elif self.lora is None:
-                output = self._call(batch, hidden)
-            else:
+            if self.lora is not None:
                 self.lora.present = adapters
+            if self._lean is not None:
+                output = self._lean.forward(batch, hidden, take_scored, adapters)
+            elif take_scored is not None:
+                output = self._call_scored(batch, hidden, take_scored)
+            else:
                 output = self._call(batch, hidden)
         finally:
             self._attention.batch = None
@@ -172,6 +175,28 @@ class StageModel:
         logits: torch.Tensor = self._model(
             **inputs, position_ids=batch.positions, use_cache=False, logits_to_keep=batch.emitting
         ).logits
+        return logits[0]
+
+    def _call_scored(self, batch: ForwardBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
+        """The layers once, then the head for a few rows at a time: for all of a long part it would not fit."""
+        inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
+        output = self._decoder(**inputs, position_ids=batch.positions, use_cache=False)
+        for rows in slices_of(scored_rows(batch.segments)):
+            take_scored(self._head_of(output, rows))
+        return self._head_of(output, batch.emitting)
+
+    def _head_of(self, output: Any, rows: list[int] | torch.Tensor) -> torch.Tensor:
+        """What the model makes of rows of its decoder's output, by its own code: some scale or cap their logits.
+
+        The decoder is left out by giving it the answer: its own forward would compute the layers again.
+        """
+        states = output.last_hidden_state[:, rows]
+        part = dataclasses.replace(output, last_hidden_state=states)
+        self._decoder.forward = lambda **_: part
+        try:
+            logits: torch.Tensor = self._model(inputs_embeds=states, use_cache=False).logits
+        finally:
+            del self._decoder.forward
         return logits[0]
 
     def _takes_varlen(self, config: EngineConfig, model: PreTrainedConfig, kv_heads: int, head_dim: int) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from engine.frames import BadFrameError
@@ -28,12 +29,13 @@ _LENGTH_BYTES: Final = 4
 
 
 class StageChannel:
-    """A stage's end. Blocks: a stage has nothing else to do."""
+    """A stage's end. Blocks: a stage has nothing else to do. Frames may be sent from several threads."""
 
     def __init__(self, address: Path) -> None:
         """Connect to the scheduler, however long it takes to listen."""
         self._socket = connected(address)
         self._frames = _Frames()
+        self._sending = Lock()
 
     def fileno(self) -> int:
         """Polled for errors alone, it shows when the scheduler is gone."""
@@ -41,7 +43,7 @@ class StageChannel:
 
     def send(self, data: bytes) -> None:
         """Send one frame. No error when the scheduler is gone: the next ``receive`` shows that."""
-        with contextlib.suppress(ConnectionError):
+        with self._sending, contextlib.suppress(ConnectionError):
             self._socket.sendall(_framed(data))
 
     def receive(self) -> bytes | None:

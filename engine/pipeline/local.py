@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 from engine.errors import EngineError
-from engine.messages import Completion, PipelineEvent
+from engine.grammar import GrammarCompiler
+from engine.messages import Completion, GrammarReady, PipelineEvent
 from engine.model.runner import StageRunner
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import ForwardMode, GrammarOrder, Microbatch
 
 __all__ = ["LocalPipeline"]
 
@@ -28,6 +31,11 @@ class LocalPipeline:
         self._runner = runner
         self._launched: deque[Microbatch] = deque()
         self._describes = 0
+        self._compiler = GrammarCompiler(runner.grammars, self._note_ready)
+        # Filled from the compiler's thread; the file wakes who waits for it.
+        self._ready_grammars: deque[GrammarReady] = deque()
+        self._ready_lock = Lock()
+        self._ready_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def launch(self, microbatch: Microbatch) -> None:
         """Queue a microbatch."""
@@ -68,6 +76,30 @@ class LocalPipeline:
         """None: the work is in this process, see ``ready``."""
         return ()
 
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Compile a grammar beside the computation, or forget it."""
+        self._compiler.order(order)
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """What was compiled since the last call."""
+        if not self._ready_grammars:
+            return ()
+        with self._ready_lock:
+            ready = tuple(self._ready_grammars)
+            self._ready_grammars.clear()
+            os.eventfd_read(self._ready_file)
+        return ready
+
+    def grammar_source(self) -> int | None:
+        """Readable while there are answers."""
+        return self._ready_file
+
+    def _note_ready(self, ready: GrammarReady) -> None:
+        with self._ready_lock:
+            self._ready_grammars.append(ready)
+            if self._ready_file >= 0:
+                os.eventfd_write(self._ready_file, 1)
+
     def fail_next_step(self, stage: int) -> None:
         """Make the next forward raise; ``stage`` must be 0."""
         if stage != 0:
@@ -90,3 +122,7 @@ class LocalPipeline:
     def close(self) -> None:
         """Drop what was launched and not computed; idempotent."""
         self._launched.clear()
+        with self._ready_lock:
+            if self._ready_file >= 0:
+                os.close(self._ready_file)
+                self._ready_file = -1

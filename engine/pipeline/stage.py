@@ -16,6 +16,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.frames import BadFrameError
+from engine.grammar import GrammarCompiler
 from engine.limits import Limits
 from engine.messages import Completion, encode
 from engine.model.runner import StageRunner
@@ -32,6 +33,7 @@ from engine.pipeline.wire import (
     Forget,
     HiddenFailed,
     Launch,
+    OrderGrammar,
     StageMessage,
     StageReport,
     StageView,
@@ -84,6 +86,7 @@ class StageLoop:
         self._neighbours = neighbours
         self._scheduler = scheduler
         self._progress = progress
+        self._compiler = GrammarCompiler(runner.grammars, self._report)
         # What an earlier server left in its folder is not this stage's.
         self._note(_NO_MICROBATCH, Phase.DONE)
 
@@ -113,6 +116,8 @@ class StageLoop:
                 self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
                 self._runner.fail_next(on=message.on)
+            case OrderGrammar():
+                self._compiler.order(message.order)
             case Forget():
                 self._runner.forget()
                 self._note(_NO_MICROBATCH, Phase.DONE)

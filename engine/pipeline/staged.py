@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.frames import BadFrameError
-from engine.messages import Completion, PipelineEvent, PipelineFailed, encode
+from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
 from engine.pipeline.channel import StageChannels
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.wire import (
@@ -26,13 +26,14 @@ from engine.pipeline.wire import (
     FinishUpdate,
     Forget,
     Launch,
+    OrderGrammar,
     StageMessage,
     StageReport,
     StageView,
     decode_stage_report,
     stage_address,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import ForwardMode, GrammarOrder, Microbatch
 from engine.process.control import STAGE_PREFIX
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
@@ -57,12 +58,15 @@ class StagedPipeline:
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched after it.
         self._launched: deque[int] = deque()
-        # Tokens that each of them is to come back with, and the drafts that may hold, until it is back.
-        self._awaited: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # What each of them is to come back with, until it is back: see ``_awaited_of``.
+        self._awaited: dict[int, tuple[int, tuple[int, ...], list[int]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
         self._controls: dict[int, ForwardMode] = {}
         self._done: dict[int, list[ControlDone]] = {}
+        # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
+        self._compiling: set[int] = set()
+        self._ready_grammars: list[GrammarReady] = []
         self._describes = 0
         self._closed = False
 
@@ -72,7 +76,7 @@ class StagedPipeline:
         if microbatch.is_control:
             self._controls[microbatch.id] = microbatch.mode
         else:
-            self._awaited[microbatch.id] = sum([segment.emits for segment in microbatch.segments]), microbatch.drafts
+            self._awaited[microbatch.id] = _awaited_of(microbatch)
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
@@ -102,6 +106,23 @@ class StagedPipeline:
     def wake_sources(self) -> Sequence[int]:
         """The file descriptor that tells of completions."""
         return (self._channels.fileno(),)
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Tell the last stage, by the channel of the plans."""
+        if order.grammar is not None:
+            self._compiling.add(order.id)
+        self._send(self._pp_size - 1, OrderGrammar(order))
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """What the last stage has compiled since the last call, as far as it was read."""
+        if not self._ready_grammars:
+            return ()
+        ready, self._ready_grammars = tuple(self._ready_grammars), []
+        return ready
+
+    def grammar_source(self) -> int | None:
+        """None: they come with the completions."""
+        return None
 
     def fail_next_step(self, stage: int) -> None:
         """Make the next forward of one stage raise."""
@@ -162,6 +183,8 @@ class StagedPipeline:
     def _sort(self, report: StageReport) -> None:
         if isinstance(report, Completion):
             self._note_completion(report)
+        elif isinstance(report, GrammarReady):
+            self._note_grammar(report)
         elif not 0 <= report.stage < self._pp_size:
             raise BadFrameError(f"stage must be in 0..{self._pp_size - 1}, got {report}")
         elif isinstance(report, ControlDone):
@@ -174,7 +197,7 @@ class StagedPipeline:
         number, tokens = completion.microbatch_id, len(completion.token_ids)
         if number not in self._awaited:
             raise BadFrameError(f"microbatch {number} is not awaited")
-        awaited, drafts = self._awaited.pop(number)
+        awaited, drafts, targets = self._awaited.pop(number)
         accepted = completion.accepted
         fits = len(accepted) == len(drafts) and all(map(int.__le__, accepted, drafts))
         fits = fits and len(completion.guesses) in (0, awaited)
@@ -186,7 +209,19 @@ class StagedPipeline:
                 f"{len(completion.logprobs)}"
             )
             completion = Completion(microbatch_id=number, error=error)
+        elif completion.error is None and [len(part) for part in completion.prompt_logprobs] != targets:
+            error = (
+                f"stage {self._pp_size - 1} must return prompt logprobs of {targets} tokens for microbatch {number}, "
+                f"got {[len(part) for part in completion.prompt_logprobs]}"
+            )
+            completion = Completion(microbatch_id=number, error=error)
         self._completions[number] = completion
+
+    def _note_grammar(self, ready: GrammarReady) -> None:
+        if ready.grammar_id not in self._compiling:
+            raise BadFrameError(f"grammar {ready.grammar_id} is not being compiled")
+        self._compiling.remove(ready.grammar_id)
+        self._ready_grammars.append(ready)
 
     def _note_control(self, report: ControlDone) -> None:
         """When every stage has reported it is done. Then all stages take the new weights or the adapter, or none.
@@ -211,3 +246,10 @@ class StagedPipeline:
         elif mode is ForwardMode.ADAPTER:
             self._broadcast(FinishAdapter(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
+
+
+def _awaited_of(microbatch: Microbatch) -> tuple[int, tuple[int, ...], list[int]]:
+    """Tokens that a microbatch brings, drafts that may hold, and prompt logprobs of each segment that asks for some."""
+    segments = microbatch.segments
+    targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]
+    return sum([segment.emits for segment in segments]), microbatch.drafts, targets

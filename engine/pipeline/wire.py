@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from engine.frames import decoder_of
-from engine.messages import Completion
-from engine.plan import Microbatch
+from engine.messages import Completion, GrammarReady
+from engine.plan import GrammarOrder, Microbatch
 
 __all__ = [
     "ControlDone",
@@ -29,6 +29,7 @@ __all__ = [
     "HiddenHeader",
     "HiddenStates",
     "Launch",
+    "OrderGrammar",
     "StageMessage",
     "StageReport",
     "StageView",
@@ -70,6 +71,12 @@ class FinishUpdate(msgspec.Struct, frozen=True, tag=True):
     commit: bool
 
 
+class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
+    """To the last stage: compile a grammar beside the computation, or forget it."""
+
+    order: GrammarOrder
+
+
 class FinishAdapter(msgspec.Struct, frozen=True, tag=True):
     """Take the adapter that the last change of adapters made the stage read, and drop what it says; or do neither."""
 
@@ -80,7 +87,7 @@ class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | EndStage | FinishAdapter
+StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishAdapter
 
 # ---- from a stage to the scheduler ----
 
@@ -115,7 +122,7 @@ class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None
 
 
-StageReport = Completion | StageView | ControlDone
+StageReport = Completion | StageView | ControlDone | GrammarReady
 
 # ---- from a stage to the next one, before the bytes of a tensor ----
 

@@ -47,7 +47,12 @@ logger = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A process has loaded everything that it needs and can work. Never sent by one that failed."""
+    """A process has loaded everything that it needs and can work. Never sent by one that failed.
+
+    ``about`` is what it found out that an operator wants to see, by name.
+    """
+
+    about: dict[str, str] = {}
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):

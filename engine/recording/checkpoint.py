@@ -10,7 +10,7 @@ import msgspec
 from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.limits import Limits
-from engine.messages import EngineStats, PauseMode
+from engine.messages import EngineStats, Grammar, PauseMode
 from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
 from engine.scheduler.adapter import Adapter
 from engine.scheduler.counters import Counters
@@ -31,13 +31,16 @@ class AdapterState(msgspec.Struct, frozen=True, array_like=True):
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
     """A scheduler after step ``stats.step``; ``now`` in seconds. Rows and pages that the tree has not are free.
 
-    ``window`` has the pages of the tree with a window page, each with it, in the order of eviction.
+    ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
+    those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
     """
 
     now: float
     stats: EngineStats
     tree: TreeSnapshot
     window: tuple[tuple[int, int], ...] = ()
+    last_grammar: int = 0
+    grammars: tuple[tuple[int, Grammar, bool], ...] = ()
     adapters: tuple[AdapterState, ...] = ()
 
 
@@ -53,8 +56,15 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
     window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
     known = scheduler.adapters.known.values()
     adapters = tuple([AdapterState(one.name, one.path, one.version, one.used) for one in known])
+    last_grammar, grammars = scheduler.grammars.snapshot()
     return Checkpoint(
-        now=scheduler.now, stats=scheduler.stats(), tree=tree_snapshot(memory), window=window, adapters=adapters
+        now=scheduler.now,
+        stats=scheduler.stats(),
+        tree=tree_snapshot(memory),
+        window=window,
+        last_grammar=last_grammar,
+        grammars=grammars,
+        adapters=adapters,
     )
 
 
@@ -66,6 +76,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     for name in Counters.__slots__:
         setattr(scheduler.counters, name, getattr(stats, name))
     restore_tree(scheduler.memory, checkpoint.tree)
+    scheduler.grammars.become(checkpoint.last_grammar, checkpoint.grammars)
     if scheduler.memory.sliding_window is not None:
         scheduler.memory.sliding_window.become(checkpoint.window)
     scheduler.adapters.known = {

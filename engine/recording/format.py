@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.frames import BadFrameError, decoder_of
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
-from engine.plan import Microbatch
+from engine.plan import Microbatch, Segment
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
 
@@ -165,8 +165,8 @@ def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
     segments = [
         (
             *(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages),
-            s.choosers if s.drafts else s.emits,
-            *([s.lora] if s.lora else []),
+            *(s.choosers if s.drafts else s.emits, *_asked(s)),
+            *([("lora", s.lora)] if s.lora else []),
         )
         for s in microbatch.segments
     ]
@@ -174,10 +174,16 @@ def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
     return shape if microbatch.adapter is None else (*shape, microbatch.adapter)
 
 
+def _asked(segment: Segment) -> tuple[int, ...]:
+    """Nothing where no prompt logprobs are asked for: older recordings stay what they were."""
+    return () if segment.logprobs_from < 0 else (segment.logprobs_from,)
+
+
 def _reply_shape(reply: Reply) -> tuple[object, ...]:
     if isinstance(reply, TokenOutput):
         reason = reply.finish_reason
-        return reply.rid, len(reply.token_ids), reason, reply.error, reply.cached_tokens, reply.completion_tokens
+        counts = reply.cached_tokens, reply.completion_tokens, *([len(part)] if (part := reply.prompt_logprobs) else ())
+        return reply.rid, len(reply.token_ids), reason, reply.error, *counts
     if isinstance(reply, Refusal):
         return reply.rid, reply.kind, reply.message
     return (reply,)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import Completion, Event, Generate, SamplingParams, TokenOutput
+from engine.messages import Completion, Event, Generate, Grammar, PromptLogprob, SamplingParams, TokenOutput
 from engine.recording.checkpoint import Checkpoint
 from engine.recording.snapshot import TreeSnapshot
 from engine.scheduler.ports import StepResult
@@ -28,6 +28,7 @@ _STATE_BYTES: Final = 16
 _FIRST_FINGERPRINT: Final = 1 << 32
 _FINGERPRINT_BYTES: Final = 6
 _NO_TEXT: Final = b""
+_NO_LOGPROB: Final = PromptLogprob(logprob=0.0, rank=0)
 
 
 class Redactor:
@@ -55,7 +56,8 @@ class Redactor:
             states[run.id], tokens = self._text(states[run.parent], run.tokens)
             runs.append(msgspec.structs.replace(run, tokens=tokens))
         redacted: TreeSnapshot = msgspec.structs.replace(tree, runs=tuple(runs))
-        return msgspec.structs.replace(checkpoint, tree=redacted)
+        grammars = tuple([(number, self._redact_grammar(one), ready) for number, one, ready in checkpoint.grammars])
+        return msgspec.structs.replace(checkpoint, tree=redacted, grammars=grammars)
 
     def _redact(self, event: Event, scheduler: Scheduler) -> Event:
         if isinstance(event, Generate):
@@ -70,14 +72,24 @@ class Redactor:
         if request is not None and request not in self._texts:
             self._texts[request] = state
             self._live[message.rid] = request
-        sampling: SamplingParams = msgspec.structs.replace(message.sampling, stop=())
+        grammar = message.sampling.grammar
+        sampling: SamplingParams = msgspec.structs.replace(
+            message.sampling, stop=(), grammar=None if grammar is None else self._redact_grammar(grammar)
+        )
         return msgspec.structs.replace(message, prompt_ids=ids, sampling=sampling)
+
+    def _redact_grammar(self, grammar: Grammar) -> Grammar:
+        """Its kind, and which others it is equal to: the scheduler asks no more of it."""
+        digest = hashlib.blake2b(grammar.text.encode(), key=self._key, digest_size=_STATE_BYTES)
+        return Grammar(grammar.kind, digest.hexdigest())
 
     def _redact_tokens(self, completion: Completion) -> Completion:
         requests = self._emitting.pop(completion.microbatch_id, [])
         tokens = [self._token(request, token) for request, token in zip(requests, completion.token_ids, strict=False)]
         tokens += [0] * (len(completion.token_ids) - len(tokens))
-        return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=())
+        # How many of its prompt's logprobs a client has is part of what the scheduler knows; their values are not.
+        parts = tuple((_NO_LOGPROB,) * len(part) for part in completion.prompt_logprobs)
+        return msgspec.structs.replace(completion, token_ids=tuple(tokens), logprobs=(), prompt_logprobs=parts)
 
     def _token(self, request: Request, token: int) -> int:
         state = self._texts.get(request)

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.errors import EngineError
-from engine.messages import PipelineEvent, Reply
-from engine.plan import Microbatch
+from engine.messages import GrammarReady, PipelineEvent, Reply
+from engine.plan import GrammarOrder, Microbatch
 from engine.recording.format import RecordedStep, Recording, RecordingError, checks_of
 from engine.scheduler.ports import Step, StepResult
 
@@ -85,6 +85,15 @@ class NullPorts:
 
     def wake_sources(self) -> Sequence[Any]:
         return ()
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Its answer is in the recording."""
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        return ()
+
+    def grammar_source(self) -> int | None:
+        return None
 
     def close(self) -> None:
         pass

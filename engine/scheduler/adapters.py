@@ -16,6 +16,7 @@ from engine.plan import AdapterChange, Microbatch
 from engine.scheduler.adapter import Adapter
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
@@ -41,11 +42,12 @@ class Adapters:
     last step left a change to the next one.
     """
 
-    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters) -> None:
+    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters, grammars: Grammars) -> None:
         self._most = limits.max_loras
         self._books = books
         self._memory = memory
         self._counters = counters
+        self._grammars = grammars
         self._policy = policy_named(limits.schedule_policy)
         self.known = {name: Adapter(name=name, path=path) for name, path in limits.loras}
         # Calls that were accepted and are not launched yet.
@@ -136,7 +138,7 @@ class Adapters:
             return None
         if self._due:
             self._launched = self._of_call(self._due.pop(0))
-        elif self._books.paused is None and any(request.lacks_adapter for request in self._books.waiting):
+        elif self._books.paused is None and any(request.lacks_adapter for request in self._startable):
             self.is_postponed = has_landed
             self._launched = None if has_landed else self._of_requests()
         if self._launched is None:
@@ -186,7 +188,7 @@ class Adapters:
             adapter = self.known[call.name]
             return _Launched(call, adapter, AdapterChange(adapter.name, drop=adapter.version))
         adapter = Adapter(name=call.name, path=call.path)
-        wanted = {request.lora for request in self._books.waiting if request.lora is not None}
+        wanted = {request.lora for request in self._startable if request.lora is not None}
         has_place, victim = self._place_for(wanted)
         return self._load(call, adapter, victim, is_kept=has_place)
 
@@ -196,7 +198,7 @@ class Adapters:
         One that a request before it waits for makes no room: the two would be loaded in turn for ever.
         """
         wanted: set[Adapter] = set()
-        for request in self._policy.order(self._books.waiting, self._memory):
+        for request in self._policy.order(self._startable, self._memory):
             if request.lora is None:
                 continue
             if not request.lora.version:
@@ -218,6 +220,11 @@ class Adapters:
         idle = [one for one in self.known.values() if one.version and one not in in_use and one not in wanted]
         victim = min(idle, key=lambda one: (one.used, one.version), default=None)
         return victim is not None, victim
+
+    @property
+    def _startable(self) -> Sequence[Request]:
+        """Those that wait for an adapter at most: one whose grammar is compiled keeps no place from others."""
+        return self._grammars.startable(self._books.waiting)
 
     # -- who uses one --
 

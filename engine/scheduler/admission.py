@@ -13,6 +13,7 @@ from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
 from engine.plan import SamplingSpec
 from engine.scheduler.adapters import Adapters
 from engine.scheduler.books import Books
+from engine.scheduler.prompt_logprobs import first_due
 from engine.scheduler.request import Request
 
 __all__ = ["Admission"]
@@ -43,8 +44,7 @@ class Admission:
         """Why this request may not enter the queue; None when it may. See ``Scheduler.refusal_of``."""
         if failure is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.UNAVAILABLE, message=str(failure))
-        # At least one token is always computed, whatever was asked for.
-        never = self._limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
+        never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
         if message.lora is not None and (unknown := self._adapters.why_unknown(message.lora)) is not None:
@@ -64,7 +64,8 @@ class Admission:
         """The request that a message asks for, the ``arrival``-th to be admitted."""
         prompt_tokens, sampling = len(message.prompt_ids), message.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
+        # A grammar that is complete allows nothing but an end, so it must be one.
+        if not sampling.ignore_eos or sampling.grammar is not None:
             stop_ids |= self._end_ids
         return Request(
             rid=message.rid,
@@ -75,6 +76,7 @@ class Admission:
             limit_tokens=min(prompt_tokens + sampling.max_new_tokens, self._limits.context_length),
             spec=self._spec(message, arrival, stop_ids),
             stop_ids=stop_ids,
+            logprobs_due=first_due(message.prompt_logprobs_from),
             lora=None if message.lora is None else self._adapters.known[message.lora],
         )
 
@@ -96,4 +98,5 @@ class Admission:
             top_logprobs_num=message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
             logit_bias=sampling.logit_bias,
+            prompt_top_logprobs_num=message.prompt_top_logprobs_num,
         )

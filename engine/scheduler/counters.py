@@ -25,12 +25,17 @@ class Counters:
     weights_version: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    requests_timed_out: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
-        """Count a terminal reply: aborts apart from all other ends."""
+        """Count a terminal reply: aborts and ends of time apart from all other ends."""
         if reason is FinishReason.ABORT:
             self.requests_aborted += 1
+        elif reason is FinishReason.TIMEOUT:
+            self.requests_timed_out += 1
         else:
             self.requests_finished += 1

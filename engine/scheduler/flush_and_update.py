@@ -9,6 +9,7 @@ from engine.memory import KVMemory
 from engine.messages import CallAnswer, FlushCache, UpdateWeights
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.grammars import Grammars
 
 __all__ = ["FlushAndUpdate"]
 
@@ -18,10 +19,11 @@ _NAMES = {FlushCache: "flush", UpdateWeights: "weight update"}
 class FlushAndUpdate:
     """At most one call waits. ``deadline``, in seconds, is when it gives up; None when none waits."""
 
-    def __init__(self, books: Books, memory: KVMemory, counters: Counters) -> None:
+    def __init__(self, books: Books, memory: KVMemory, counters: Counters, grammars: Grammars) -> None:
         self._books = books
         self._memory = memory
         self._counters = counters
+        self._grammars = grammars
         self._deferred: FlushCache | UpdateWeights | None = None
         self.deadline: float | None = None
 
@@ -69,6 +71,7 @@ class FlushAndUpdate:
         return None
 
     def _flush(self, flush: FlushCache) -> CallAnswer:
+        self._grammars.forget_unused()
         return CallAnswer(call_id=flush.call_id, ok=True, message=f"flushed {self._drop_cache()} cached pages")
 
     def _drop_cache(self) -> int:

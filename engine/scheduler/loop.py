@@ -20,6 +20,8 @@ def run_loop(gate: Gate, scheduler: Scheduler, pipeline: Pipeline, outbox: Outbo
     with gate:
         while (step := gate.next_step(result)) is not None:
             result = scheduler.step(step.events, step.now)
+            for order in result.grammars:
+                pipeline.order_grammar(order)
             if result.microbatch is not None:
                 pipeline.launch(result.microbatch)
             if result.replies:

@@ -13,10 +13,14 @@ from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.plan import ForwardMode, Segment
 from engine.scheduler.books import Books
+from engine.scheduler.chunk_sizes import ChunkSizes
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
+from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import Place, Request
+from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
 
@@ -27,17 +31,20 @@ ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
 class Plan:
     """A microbatch in the making: ``requests`` are those of ``segments``, in the same order.
 
-    ``budget`` is how many tokens its parts of prompts may have.
+    ``budget`` is how many tokens its parts of prompts may have, ``seats`` how many parts it may have, and ``cost`` what
+    they cost where that is bounded.
     """
 
-    __slots__ = ("budget", "mode", "requests", "segments", "tokens")
+    __slots__ = ("budget", "cost", "mode", "requests", "seats", "segments", "tokens")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, seats: int) -> None:
         self.budget = budget
+        self.seats = seats
         self.mode = ForwardMode.PREFILL
         self.segments: list[Segment] = []
         self.requests: list[Request] = []
         self.tokens = 0
+        self.cost = 0
 
     @property
     def room(self) -> int:
@@ -48,18 +55,31 @@ class Plan:
         """No microbatch is larger than what the stages were sized for."""
         most = limits.decode_budget_tokens if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
         assert self.tokens <= most, f"a {self.mode} microbatch has {self.tokens} tokens, the budget is {most}"
+        assert len(self.requests) <= limits.most_requests, f"{self.requests} are in one microbatch"
 
 
 class Planner:
     """Plans one microbatch at a time over the books and the memory of one scheduler."""
 
-    def __init__(self, limits: Limits, books: Books, memory: KVMemory, counters: Counters) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        books: Books,
+        memory: KVMemory,
+        counters: Counters,
+        time_limits: TimeLimits,
+        grammars: Grammars,
+    ) -> None:
         self._limits = limits
+        self._time_limits = time_limits
         self._books = books
         self._memory = memory
         self._counters = counters
+        self._grammars = grammars
         self.policy = policy_named(limits.schedule_policy)
         self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
+        budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
+        self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
 
     @property
     def may_plan(self) -> bool:
@@ -77,7 +97,7 @@ class Planner:
         has_prompts = books.chunked is not None or books.waiting
         if not (has_prompts or books.running) or not self._has_slot:
             return None
-        plan = Plan(self._limits.prefill_budget_tokens)
+        plan = Plan(self._limits.prefill_budget_tokens, self._limits.most_requests)
         if has_prompts:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
@@ -102,12 +122,14 @@ class Planner:
         """
         budget = plan.budget
         least = max(1, min(self._limits.page_size, budget // 2)) if self._limits.chunking else budget
-        decodes = len(self._choose_decodes(min(self._decode_share(), budget - least)))
+        decodes = len(self._choose_decodes(min(self._decode_share(), budget - least, plan.seats - 1)))
         plan.budget -= decodes
+        plan.seats -= decodes
         self._add_prefill(plan)
         if plan.tokens:
             # Chosen again, because an admission may have sent one of them back to the queue.
-            self._add_decodes(plan, min(self._decode_share(), decodes + plan.room))
+            seats = decodes + plan.seats - len(plan.requests)
+            self._add_decodes(plan, min(self._decode_share(), decodes + plan.room, seats))
 
     def retract(self, request: Request) -> None:
         """Send a request that is in no microbatch back to the queue, to compute prompt and output anew."""
@@ -155,7 +177,7 @@ class Planner:
         books = self._books
         if books.chunked is not None or not (self._memory.rows.free or self._limits.priority_preemption):
             return
-        policy, waiting, missed = self.policy, books.waiting, 0
+        policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
         for request in tuple(policy.order(waiting, self._memory)):
             if request.lacks_adapter:
                 if policy.is_overdue(request):
@@ -177,6 +199,8 @@ class Planner:
     def _may_start(self, request: Request, plan: Plan) -> bool:
         """Whether the rest of the budget is worth a start: all of the prompt, or a part that is not a sliver."""
         tokens = len(request.ids)
+        if len(plan.requests) >= plan.seats:
+            return False
         if not plan.tokens or tokens <= plan.room:
             return True
         # A prompt that is longer than the whole budget is split even with chunking off: a retracted request can be so.
@@ -187,11 +211,12 @@ class Planner:
         """Lease memory for all of a request's tokens, and leave one page to each running request that may need one."""
         if self._limits.priority_preemption:
             self._preempt_for(request)
-        spare = len(self._books.running)
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, adapter=request.kv_key)
+        spare, most = len(self._books.running), request.hit_limit_tokens
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, adapter=request.kv_key)
         if lease is None:
             return False
         self._books.take_out(request)
+        self._time_limits.start(request)
         request.lease = lease
         request.prefill_start = request.planned_tokens = lease.cached_pages * self._limits.page_size
         request.prefill_tokens = len(request.ids)
@@ -202,7 +227,7 @@ class Planner:
         request.place = Place.CHUNKED
         self._books.chunked = request
         request.overtaken = 0
-        for other in self.policy.overtaken_by(request, self._books.waiting):
+        for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
             other.overtaken += 1
         return True
 
@@ -212,7 +237,7 @@ class Planner:
         With its last part a request leaves ``chunked``.
         """
         start = request.planned_tokens
-        end = min(start + plan.room, request.prefill_tokens)
+        end = start + self._part(plan, start, request.prefill_tokens - start)
         lease = request.lease
         assert lease is not None, f"{request} is being prefilled, but owns no memory"
         if not self._memory.extend(lease, end):
@@ -223,13 +248,22 @@ class Planner:
         if last:
             request.place = Place.DISPATCHED
             self._books.chunked = None
-        self._add_segment(plan, request, start, end, emits=last)
+        emits = last and end < request.limit_tokens
+        self._add_segment(plan, request, start, end, emits=emits, asked=next_asked(request, start, end))
+
+    def _part(self, plan: Plan, start: int, rest: int) -> int:
+        """How much of the rest of a prompt comes next: as much as there is room for, or as keeps the stages even."""
+        if self.chunk_sizes is None:
+            return min(rest, plan.room)
+        tokens = self.chunk_sizes.part(start, rest, room=plan.room, spent=plan.cost)
+        plan.cost += self.chunk_sizes.cost(start, tokens)
+        return tokens
 
     # -- decode --
 
     def _decode_share(self) -> int:
         """Running requests in one microbatch: spread over the stages, so that no stage idles while one has them all."""
-        return -(-len(self._books.running) // self._limits.pp_size)
+        return min(self._limits.most_requests, -(-len(self._books.running) // self._limits.pp_size))
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
@@ -299,9 +333,20 @@ class Planner:
             self.retract(victim)
 
     def _add_segment(
-        self, plan: Plan, request: Request, start: int, end: int, *, emits: bool, drafts: tuple[int, ...] = ()
+        self,
+        plan: Plan,
+        request: Request,
+        start: int,
+        end: int,
+        *,
+        emits: bool,
+        drafts: tuple[int, ...] = (),
+        asked: tuple[int, int] = NOTHING,
     ) -> None:
-        """Add one request's share of the microbatch, with what the stages do not know yet of its pages."""
+        """Add one request's share of the microbatch, with what the stages do not know yet of its pages.
+
+        ``asked`` are the prompt logprobs that it asks for.
+        """
         lease = request.lease
         assert lease is not None, f"{request} is planned, but owns no memory"
         unsent, window = lease.unsent, self._memory.sliding_window
@@ -320,7 +365,9 @@ class Planner:
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
             len(drafts),
-            0 if request.lora is None else request.lora.use(self._counters.forward_ct),
+            logprobs_from=asked[0],
+            next_id=asked[1],
+            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

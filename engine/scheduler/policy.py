@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.memory import KVMemory
+from engine.scheduler.depth_first import depth_first
 from engine.scheduler.request import Request
 
 __all__ = ["LPM_QUEUE_LIMIT_REQUESTS", "OVERTAKEN_LIMIT_REQUESTS", "Policy", "policy_named"]
@@ -57,8 +58,22 @@ class LongestPrefix(Policy):
         """By cached tokens; a queue that is too long for that, as they arrived."""
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
-        cached = {one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.kv_key) for one in waiting}
+        cached = {
+            one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key)
+            for one in waiting
+        }
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), cached[one], one.arrival))
+
+
+class DepthFirst(Policy):
+    """Prompts that share a cached prefix go one after another, those of the prefix that most of them share first."""
+
+    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
+        """By a walk through the tree; a queue that is too long for that, as they arrived."""
+        if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
+            return waiting
+        due = [one for one in waiting if self.is_overdue(one)]
+        return due + depth_first([one for one in waiting if not self.is_overdue(one)], memory)
 
 
 class HighestPriority(Policy):
@@ -77,7 +92,12 @@ class HighestPriority(Policy):
             yield waiting[0]
 
 
-_POLICIES: Final[dict[str, Policy]] = {"fcfs": FirstCome(), "lpm": LongestPrefix(), "priority": HighestPriority()}
+_POLICIES: Final[dict[str, Policy]] = {
+    "fcfs": FirstCome(),
+    "lpm": LongestPrefix(),
+    "priority": HighestPriority(),
+    "dfs-weight": DepthFirst(),
+}
 
 
 def policy_named(name: str) -> Policy:

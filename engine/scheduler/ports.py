@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from engine.messages import Event, PipelineEvent, Reply
-from engine.plan import Microbatch
+from engine.messages import Event, GrammarReady, PipelineEvent, Reply
+from engine.plan import GrammarOrder, Microbatch
 
 __all__ = ["Gate", "Outbox", "Pipeline", "Step", "StepRecord", "StepResult"]
 
@@ -31,7 +31,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     ``again`` says that another step without events may do more (the pipeline has a free slot and there is work), so a
     gate must not wait for an event. ``deadline`` is the time in seconds, on the clock of ``Step.now``, at which a step
-    is due even if nothing happens.
+    is due even if nothing happens. ``grammars`` is what the last stage is to do before the microbatch.
     """
 
     step: int
@@ -39,6 +39,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     replies: tuple[Reply, ...]
     again: bool
     deadline: float | None
+    grammars: tuple[GrammarOrder, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +109,18 @@ class Pipeline(Protocol):
 
     def wake_sources(self) -> Sequence[Any]:
         """What to register with a ``zmq.Poller`` to learn that ``next_completion(0)`` may return something."""
+        ...
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        """Have the last stage compile or forget a grammar. Never blocks on the compilation."""
+        ...
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """The answers to orders that are there, without waiting; they wake as completions do."""
+        ...
+
+    def grammar_source(self) -> int | None:
+        """A file descriptor that is readable when ``ready_grammars`` has some, where ``wake_sources`` do not tell."""
         ...
 
     def close(self) -> None:

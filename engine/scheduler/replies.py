@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from engine.messages import FinishReason, TokenLogprob, TokenOutput
+import msgspec
+
+from engine.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
 from engine.scheduler.request import Request
 
-__all__ = ["output_of"]
+__all__ = ["output_of", "part_of"]
 
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
@@ -21,3 +23,9 @@ def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | No
         cached_tokens=request.cached_tokens,
         completion_tokens=len(request.ids) - request.prompt_tokens,
     )
+
+
+def part_of(request: Request, values: tuple[PromptLogprob, ...]) -> TokenOutput:
+    """The reply with the logprobs of a part of a request's prompt."""
+    output = output_of(request, token=None, logprob=None)
+    return msgspec.structs.replace(output, prompt_logprobs=values)

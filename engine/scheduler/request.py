@@ -6,18 +6,19 @@ lease.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from engine.memory import Lease
-from engine.messages import FinishReason
+from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
 from engine.scheduler.adapter import Adapter
 
-__all__ = ["NOT_RESIDENT", "Place", "Request"]
+__all__ = ["NOT_RESIDENT", "NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
 
-
+# Beyond every position.
+NO_LOGPROBS_DUE: Final = 1 << 62
 # No KV was computed with it.
 NOT_RESIDENT: Final = -1
 
@@ -39,6 +40,16 @@ class Place(StrEnum):
     GONE = "gone"
 
 
+@dataclass(slots=True, eq=False)
+class KnownGrammar:
+    """A grammar under the id that the last stage knows it by. ``users`` are requests that are alive or in flight."""
+
+    id: int
+    grammar: Grammar
+    is_ready: bool = False
+    users: dict[Request, None] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One request. Token counts are absolute positions, prompt first, then the output.
@@ -49,8 +60,9 @@ class Request:
     tokens of the prompt that others had cached when it was first admitted. What it computed itself and finds again
     after a retraction is no hit. ``in_flight`` counts the microbatches with it that are not back, ``overtaken`` the
     later requests that started while it waits. ``guesses`` are a draft model's, of what
-    follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``lora`` is the adapter
-    that computes it, None for the model itself.
+    follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
+    first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
+    starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself.
     """
 
     rid: str
@@ -76,6 +88,8 @@ class Request:
     lookup_text: bytearray | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs_due: int = NO_LOGPROBS_DUE
+    grammar: KnownGrammar | None = None
     lora: Adapter | None = None
 
     @property
@@ -92,6 +106,19 @@ class Request:
     def is_finished(self) -> bool:
         """True from its terminal reply on."""
         return self.finish_reason is not None
+
+    @property
+    def is_prefilled(self) -> bool:
+        """True when all that it ever computes is launched: only for a request of no new token."""
+        return self.planned_tokens == self.limit_tokens
+
+    @property
+    def hit_limit_tokens(self) -> int:
+        """How many of its tokens may come from the cache: no token whose logits are needed.
+
+        Those are the last one's, for the next token, and those that a prompt logprob is still due from.
+        """
+        return self.logprobs_due if self.logprobs_due < self.prompt_tokens - 1 else len(self.ids) - 1
 
     def __repr__(self) -> str:
         return (

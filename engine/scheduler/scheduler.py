@@ -24,6 +24,7 @@ from engine.messages import (
     FinishReason,
     Generate,
     GetStats,
+    GrammarReady,
     OperatorEvent,
     PauseGeneration,
     PauseMode,
@@ -40,11 +41,14 @@ from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
 from engine.scheduler.flush_and_update import FlushAndUpdate
+from engine.scheduler.grammars import Grammars
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
+from engine.scheduler.prompt_logprobs import parts_told
 from engine.scheduler.replies import output_of
 from engine.scheduler.request import Place, Request
 from engine.scheduler.sizes import sizes_of, stats_of
+from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["Scheduler"]
 
@@ -63,21 +67,24 @@ class Scheduler:
         )
         self.books = Books()
         self.counters = Counters()
-        self.planner = Planner(limits, self.books, self.memory, self.counters)
+        self.time_limits = TimeLimits(limits.waiting_timeout_s)
+        self.grammars = Grammars(limits.max_cached_grammars, self.counters)
+        self.planner = Planner(limits, self.books, self.memory, self.counters, self.time_limits, self.grammars)
         self.digests = DigestChain()
         self.pressure = Pressure(self.memory)
         self.step_number = 0
         self.now = 0.0
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
-        self.adapters = Adapters(limits, self.books, self.memory, self.counters)
+        self.adapters = Adapters(limits, self.books, self.memory, self.counters, self.grammars)
         self._admission = Admission(limits, self.books, self.adapters)
-        flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters)
+        flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters, self.grammars)
         self.controls = Controls(limits, self.books, flush_and_update, self.adapters)
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
             PipelineFailed: self._on_pipeline_failed,
+            GrammarReady: self._on_grammar_ready,
             Generate: self._on_generate,
             Abort: self._on_abort,
             AbortAll: self._on_abort_all,
@@ -97,11 +104,11 @@ class Scheduler:
         handlers = self._handlers
         for event in self.pressure.not_yet_applied(events) if self.pressure.ahead else events:
             handlers[type(event)](event)
+        if (deadline := self.time_limits.deadline) is not None and deadline <= now:
+            self._end_overdue()
         calls = self.controls
-        deadline = calls.deadline
-        if deadline is not None:
+        if calls.deadline is not None:
             self._replies += calls.answers_due(now)
-            deadline = calls.deadline
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
@@ -113,9 +120,15 @@ class Scheduler:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
         again = (changed or self.adapters.is_postponed) and self.planner.may_plan
-        return StepResult(self.step_number, microbatch, replies, again, deadline)
+        return StepResult(self.step_number, microbatch, replies, again, self.deadline, self.grammars.take_orders())
 
     # -- looking --
+
+    @property
+    def deadline(self) -> float | None:
+        """When a request runs out of time or a call that waits gives up, whichever is first; None when nothing can."""
+        call, request = self.controls.deadline, self.time_limits.deadline
+        return request if call is None else call if request is None else min(call, request)
 
     @property
     def is_fully_idle(self) -> bool:
@@ -143,7 +156,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        return stats_of(self.step_number, self.counters, self.books, self.memory, self.adapters.resident)
+        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars, self.adapters.resident)
 
     # -- completions --
 
@@ -178,6 +191,12 @@ class Scheduler:
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        self._replies += parts_told(launched.microbatch, launched.requests, completion)
+        for rid, error in completion.errors:
+            for request in launched.requests:
+                if request.rid == rid and not request.is_finished:
+                    # While it is in flight: what came for it is dropped with its result.
+                    self._end(request, FinishReason.ERROR, error=error)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
@@ -240,6 +259,10 @@ class Scheduler:
         self.memory.tree.check_own(request.lease.node)
         if request.place is Place.CHUNKED and not request.in_flight:
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
+        if request.is_prefilled and not (request.in_flight or request.is_finished):
+            self.memory.publish(request.lease, request.ids, counts=True)
+            self._end(request, FinishReason.LENGTH)
+            return
         self._release_if_landed(request)
 
     def _on_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
@@ -288,7 +311,15 @@ class Scheduler:
             return
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(message.prompt_ids)
-        self.books.enqueue(self._admission.request_of(message, self.counters.requests_started))
+        request = self._admission.request_of(message, self.counters.requests_started)
+        if message.sampling.grammar is not None:
+            self.grammars.take(request, message.sampling.grammar)
+        self.time_limits.enter(request, message, self.now)
+        self.books.enqueue(request)
+
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        for request in self.grammars.on_ready(ready):
+            self._end(request, FinishReason.ERROR, error=ready.error)
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.books.requests.get(abort.rid)
@@ -305,6 +336,10 @@ class Scheduler:
         if abort.call_id is not None:
             self._answer(abort.call_id, ok=True, message=f"aborted {len(live)} requests")
 
+    def _end_overdue(self) -> None:
+        for request in self.time_limits.over(self.now):
+            self._end(request, FinishReason.TIMEOUT, error=self.time_limits.why(request, self.now))
+
     def _end(
         self,
         request: Request,
@@ -318,11 +353,12 @@ class Scheduler:
         assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
         request.finish_reason, request.error = reason, error
         self.books.take_out(request)
+        self.time_limits.leave(request)
         del self.books.requests[request.rid]
         self._replies.append(output_of(request, token=token, logprob=logprob))
         self.counters.count_end(reason)
         if request.lease is None:
-            request.place = Place.GONE
+            self._forget(request)
         elif request.in_flight:
             # The pages stay until the last microbatch that uses them is back; its result is dropped.
             request.place = Place.RELEASING
@@ -347,7 +383,11 @@ class Scheduler:
         assert request.lease is not None, f"{request} is freed, but owns no memory"
         self.memory.release(request.lease)
         request.lease = None
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         request.place = Place.GONE
+        self.grammars.let_go(request)
 
     # -- operators' calls --
 

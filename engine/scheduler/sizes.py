@@ -13,6 +13,8 @@ from engine.memory import KVMemory
 from engine.messages import EngineStats
 from engine.scheduler.books import Books
 from engine.scheduler.counters import Counters
+from engine.scheduler.grammars import Grammars
+from engine.scheduler.load import pending_prefill_tokens
 
 __all__ = ["sizes_of", "stats_of"]
 
@@ -35,7 +37,9 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
     return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
 
 
-def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, loras_resident: int) -> EngineStats:
+def stats_of(
+    step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars, loras_resident: int
+) -> EngineStats:
     """Every counter and size."""
     pages, rows = memory.pages, memory.rows
     return EngineStats(
@@ -52,6 +56,9 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, lora
         page_size=pages.page_size,
         rows_total=rows.total,
         rows_free=rows.free,
+        alive=len(books.requests),
+        pending_prefill_tokens=pending_prefill_tokens(books, memory),
+        waiting_for_grammar=grammars.waiting,
         loras_resident=loras_resident,
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

@@ -15,6 +15,7 @@ from scripted.actions.results_and_stages import (
     ResumeStage,
     StallStage,
 )
+from scripted.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
 from scripted.actions.adapters import LoadLora, UnloadLora
 from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
@@ -36,8 +37,10 @@ __all__ = [
     "EndProfile",
     "EngineAction",
     "Evict",
+    "FailGrammar",
     "FailStage",
     "Flush",
+    "HoldGrammars",
     "HoldResults",
     "Intervention",
     "KillStage",
@@ -46,6 +49,7 @@ __all__ = [
     "Placed",
     "Press",
     "Recipe",
+    "ReleaseGrammars",
     "ReleaseResults",
     "Relieve",
     "Resume",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from engine.messages import ClientMessage, Generate, OperatorEvent
+from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
 from scripted.subject.action import Action
 from scripted.subject.run import Run
 
@@ -53,6 +53,10 @@ class EventReader(Protocol):
 
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
         """How a schedule makes a prompt that shares with those before it what this one does."""
+        ...
+
+    def regex_of(self, grammar: Grammar) -> str:
+        """What stands for a grammar in a schedule, where the length of an output says when it is complete."""
         ...
 
 

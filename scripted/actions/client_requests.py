@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-from engine.messages import Abort, FinishReason, Generate, SamplingParams
+import msgspec
+
+from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.phrases import plural, printable, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
 from scripted.subject.action import Action, SearchBase, smaller_requests
 from scripted.subject.run import Run
-from scripted.subject.shell_words import ShellWord, only, whole
+from scripted.subject.shell_words import ShellWord, only, seconds, whole
 from scripted.subject.verb import Code, Verb, variable_of
 
 __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
@@ -22,6 +24,7 @@ _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+_ANOTHER_REGEX: Final = "[p-z]{2}"
 _SHELL_FIELDS: Final[dict[str, type]] = {
     "rid": str,
     "prompt_len": int,
@@ -30,6 +33,9 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "priority": int,
     "ignore_eos": bool,
     "stream": bool,
+    "timeout_s": float,
+    "waiting_timeout_s": float,
+    "regex": str,
     "lora": str,
 }
 
@@ -55,6 +61,8 @@ def _assignment(word: str) -> tuple[str, Any]:
         raise BadCommand(f"start takes {', '.join(_SHELL_FIELDS)}, each as name=value, got {word!r}")
     if _SHELL_FIELDS[name] is int:
         return name, whole(f"start {name}=", text)
+    if _SHELL_FIELDS[name] is float:
+        return name, seconds(f"start {name}=", [text])
     if _SHELL_FIELDS[name] is bool and text.lower() not in ("true", "false"):
         raise BadCommand(f"start {name}= takes true or false, got {text!r}")
     return name, text.lower() == "true" if _SHELL_FIELDS[name] is bool else text
@@ -159,7 +167,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
     Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
-    ``new_least`` tokens nothing ends it. ``lora`` is the name of its adapter.
+    ``new_least`` tokens nothing ends it.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
+    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match. ``lora`` is the name of its adapter.
     """
 
     rid: str
@@ -180,6 +190,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     bias: float = 0.0
     new_least: int = 0
     ignore_eos: bool = False
+    logprobs_from: int | None = None
+    timeout_s: float | None = None
+    waiting_timeout_s: float | None = None
+    regex: str | None = None
     lora: str | None = None
 
     is_start: ClassVar[bool] = True
@@ -191,6 +205,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
         "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
         "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=40 new=0 logprobs_from=16",
+        "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
         "start b prompt=9 lora=x",
     )
     event: ClassVar = Generate
@@ -202,6 +219,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which it ends by itself."""
+        return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
 
     @property
     def variable(self) -> str:
@@ -222,9 +244,19 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             stop_token_ids=stop,
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
+            grammar=None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
         )
+        first = self.logprobs_from
         return Generate(
-            rid=self.rid, prompt_ids=self.prompt_ids, sampling=sampling, priority=self.priority, lora=self.lora
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            priority=self.priority,
+            return_logprob=first is not None,
+            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+            timeout_s=self.timeout_s,
+            waiting_timeout_s=self.waiting_timeout_s,
+            lora=self.lora,
         )
 
     def apply(self, run: Run) -> None:
@@ -249,6 +281,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
         more |= {"min_new_tokens": self.new_least} if self.new_least else {}
         more |= {"ignore_eos": True} if self.ignore_eos else {}
+        if self.logprobs_from is not None:
+            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
+        more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
+        more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
+        more |= {"regex": self.regex} if self.regex is not None else {}
         more |= {"lora": self.lora} if self.lora is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
@@ -266,6 +303,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
                 yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -277,8 +318,17 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
 
     def smaller(self) -> Iterator[Action]:
-        """Shorter prompts and outputs, no priority, smaller seeds."""
-        return smaller_requests(self)
+        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds, fewer logprobs, no grammar."""
+        for name in ("timeout_s", "waiting_timeout_s"):
+            if getattr(self, name) is not None:
+                yield msgspec.structs.replace(self, **{name: None})
+        yield from smaller_requests(self)
+        if self.logprobs_from is not None:
+            yield msgspec.structs.replace(self, logprobs_from=None)
+            if self.logprobs_from:
+                yield msgspec.structs.replace(self, logprobs_from=0)
+        if self.regex is not None:
+            yield msgspec.structs.replace(self, regex=None)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
@@ -303,6 +353,10 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             bias=bias,
             new_least=min(sampling.min_new_tokens, new),
             ignore_eos=sampling.ignore_eos,
+            logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
+            timeout_s=event.timeout_s,
+            waiting_timeout_s=event.waiting_timeout_s,
+            regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
             lora=event.lora,
         )
 

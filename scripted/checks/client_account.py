@@ -23,10 +23,12 @@ from engine.messages import (
     FlushCache,
     Generate,
     GetStats,
+    GrammarReady,
     LoadAdapter,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
+    PromptLogprob,
     Refusal,
     RefusalKind,
     Reply,
@@ -39,7 +41,9 @@ from engine.messages import (
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
 from scripted.checks.adapter_calls import AdapterCalls
+from scripted.checks.asked_logprobs import check_asked
 from scripted.checks.calls import Calls
+from scripted.checks.grammars import GrammarAccount
 from scripted.checks.pages import Pages, Tenancy
 from scripted.checks.profile_calls import ProfileCalls
 from scripted.rig.handle import RequestHandle
@@ -49,6 +53,8 @@ __all__ = ["ClientAccount", "Life", "Totals", "check_answers"]
 
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _ABORT: Final = FinishReason.ABORT
+_COMPLETE: Final = (FinishReason.LENGTH.value, FinishReason.STOP.value)
+_TIMEOUT: Final = FinishReason.TIMEOUT
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
 _PROFILE: Final = ForwardMode.PROFILE
@@ -65,8 +71,9 @@ _RULES: Final = {
 class Life:
     """One request, from its ``Generate`` to its terminal reply or its refusal. ``ids`` is prompt and output.
 
-    ``versions`` are the weights that computed its output, each once. ``cached_tokens`` is what its client is told:
-    where its computation began when it started for the first time. ``lora_path`` is where its adapter is.
+    ``versions`` are the weights that computed what it was told, each once. ``cached_tokens`` is what its client is
+    told: where its computation began when it started for the first time. ``prompt_logprobs`` are what it was told of
+    its prompt. ``lora_path`` is where its adapter is.
     """
 
     __slots__ = (
@@ -76,24 +83,33 @@ class Life:
         "limit",
         "lora_path",
         "message",
+        "parts",
+        "prompt_logprobs",
         "prompt_tokens",
         "refused",
+        "retractions",
         "rid",
         "running",
+        "since",
         "started",
         "stop_ids",
         "tenancy",
         "versions",
+        "waits_s",
     )
 
-    def __init__(self, message: Generate, limits: Limits) -> None:
+    def __init__(self, message: Generate, limits: Limits, now: float = 0.0) -> None:
         self.message = message
+        self.since = now
+        waits = [one for one in (message.waiting_timeout_s, limits.waiting_timeout_s) if one is not None]
+        self.waits_s = min(waits, default=None)
         self.rid = message.rid
+        self.parts = self.retractions = 0
         self.ids = list(message.prompt_ids)
         self.prompt_tokens = len(self.ids)
         self.limit = min(self.prompt_tokens + message.sampling.max_new_tokens, limits.context_length)
         self.stop_ids = message.sampling.stop_token_ids
-        if not message.sampling.ignore_eos:
+        if not message.sampling.ignore_eos or message.sampling.grammar is not None:
             self.stop_ids += limits.eos_token_ids
         self.tenancy: Tenancy | None = None
         self.running = self.started = False
@@ -102,6 +118,25 @@ class Life:
         self.cached_tokens = 0
         self.versions: tuple[int, ...] = ()
         self.lora_path: str | None = None
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
+
+    @property
+    def due(self) -> range:
+        """The positions whose logits have not yet given the prompt logprob that was asked for."""
+        first = self.message.prompt_logprobs_from
+        return range(0) if first < 0 else range(first + len(self.prompt_logprobs), self.prompt_tokens - 1)
+
+    @property
+    def most_hit(self) -> int:
+        """How many of its tokens may come from the cache: none whose logits are needed."""
+        return self.due.start if self.due else len(self.ids) - 1
+
+    def out_of_time(self, now: float) -> str | None:
+        """The name of the time limit that is over first; None while none is."""
+        own, waits = self.message.timeout_s, None if self.started else self.waits_s
+        if waits is not None and now >= self.since + waits and (own is None or waits < own):
+            return "waiting_timeout_s"
+        return "timeout_s" if own is not None and now >= self.since + own else None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -119,10 +154,11 @@ class Told(NamedTuple):
     completion_tokens: int
     cached_tokens: int
     error: str | None
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 # The same without the names, which cost as much as all the rest; they are there where two differ.
-_Told = tuple[str, tuple[int, ...], FinishReason | None, int, int, int, str | None]
+_Told = tuple[str, tuple[int, ...], FinishReason | None, int, int, int, str | None, tuple[PromptLogprob, ...]]
 
 
 class Flight:
@@ -159,6 +195,7 @@ class Totals:
         "requests_finished",
         "requests_refused",
         "requests_started",
+        "requests_timed_out",
         "retractions",
         "weights_version",
     )
@@ -179,6 +216,7 @@ class Totals:
     requests_finished: int
     requests_refused: int
     requests_started: int
+    requests_timed_out: int
     retractions: int
     weights_version: int
 
@@ -203,13 +241,19 @@ class ClientAccount:
         self.pages = Pages(limits)
         self.calls = Calls()
         self.profiles = ProfileCalls()
+        self.grammars = GrammarAccount()
         self.adapters = AdapterCalls(limits)
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
         self.totals = Totals()
         self._step: int | None = None
+        self._now = 0.0
+        # Whether any request has a time limit.
+        self._timed = limits.waiting_timeout_s is not None
         self._may_wait = False
+        # When a gate that waits makes a step all the same.
+        self._wakes_at: float | None = None
         self._expected: list[_Told] = []
         self._refusals: list[tuple[str, RefusalKind]] = []
         self._asked_stats: dict[str, dict[str, int]] = {}
@@ -229,16 +273,21 @@ class ClientAccount:
         """Requests that wait in the queue."""
         return sum([life.tenancy is None for life in self.live.values()])
 
-    def follow(self, events: Sequence[Event], result: StepResult) -> None:
-        """Account for one step. Raises Violation for a reply or a plan that the events do not account for."""
-        self._check_step(events, result)
+    def follow(self, events: Sequence[Event], result: StepResult, now: float) -> None:
+        """Account for one step. Raises Violation for a reply or a plan that events and time do not account for."""
+        self._check_step(events, result, now)
         self.calls.begin_step()
+        self._now = now
         for event in events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(self, event)
+        if self._timed:
+            self._end_overdue()
+        if result.grammars:
+            self.grammars.note(result.grammars, [life.message for life in self.live.values()])
         # A step that only launches may launch the update that waits: a retraction has left the engine quiescent.
-        if result.replies or events or result.microbatch is not None:
+        if result.replies or events or result.microbatch is not None or self._expected:
             if self.calls.open:
                 self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
@@ -260,8 +309,9 @@ class ClientAccount:
             raise Violation(f"{', '.join(self.live)} never got a terminal reply")
         self.calls.check_end()
 
-    def _check_step(self, events: Sequence[Event], result: StepResult) -> None:
-        quiet, self._may_wait = not events and self._may_wait, not result.again
+    def _check_step(self, events: Sequence[Event], result: StepResult, now: float) -> None:
+        woken, self._wakes_at = self._wakes_at is not None and now >= self._wakes_at, result.deadline
+        quiet, self._may_wait = not events and not woken and self._may_wait, not result.again
         if quiet and result.microbatch is not None:
             raise Violation(f"a gate that waits for an event would have missed microbatch {result.microbatch.id}")
         if self._step is not None and result.step != self._step + 1:
@@ -271,7 +321,8 @@ class ClientAccount:
     # -- events --
 
     def _on_generate(self, message: Generate) -> None:
-        life = Life(message, self._limits)
+        life = Life(message, self._limits, self._now)
+        self._timed = self._timed or message.timeout_s is not None or message.waiting_timeout_s is not None
         self.lives.append(life)
         refusal = self._refusal_of(life, self.live, self.waiting)
         if refusal is not None:
@@ -316,9 +367,13 @@ class ClientAccount:
         return RefusalKind.BUSY if waiting >= self._limits.max_queued_requests else None
 
     def _never_fits(self, life: Life) -> bool:
-        """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none."""
+        """By its numbers: the prompt leaves no room for a token, or the KV of all but the last token has none.
+
+        A prompt that nothing is to follow may fill the context.
+        """
         limits, prompt = self._limits, life.prompt_tokens
-        if not 0 < prompt < limits.context_length or (not limits.chunking and prompt > limits.prefill_budget_tokens):
+        longest = limits.context_length - (life.message.sampling.max_new_tokens > 0)
+        if not 0 < prompt <= longest or (not limits.chunking and prompt > limits.prefill_budget_tokens):
             return True
         return max(life.limit, prompt + 1) - 1 > limits.total_pages * limits.page_size
 
@@ -379,6 +434,7 @@ class ClientAccount:
             "chunked": int(self.partial is not None),
             "running": sum(life.running for life in self.live.values()),
             "in_flight": len(self.flights),
+            "alive": len(self.live),
         }
 
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
@@ -404,7 +460,13 @@ class ClientAccount:
             self.profiles.land(completion.error)
         if flight.mode is ForwardMode.ADAPTER:
             self._on_change(completion.error)
+        for rid, why in completion.errors:
+            for life in flight.lives:
+                if life.rid == rid and life.end is None:
+                    self._end(life, FinishReason.ERROR, error=why)
         tokens, accepted = iter(completion.token_ids), iter(completion.accepted)
+        if completion.prompt_logprobs:
+            self._on_parts(flight, completion)
         for segment, life, tenancy in flight.work:
             if completion.error is not None and life.end is None:
                 self._end(life, FinishReason.ERROR, error=completion.error)
@@ -418,6 +480,9 @@ class ClientAccount:
             if segment.emits and completion.error is None:
                 for _ in range(segment.choosers - rejected):
                     self._on_token(life, next(tokens), tenancy)
+            elif life.end is None and not tenancy.in_flight and tenancy.planned == life.limit:
+                # Nothing is to follow the prompt, and all of it is computed.
+                self._end(life, FinishReason.LENGTH)
             if segment.drafts:
                 # After the tokens: what was guessed right belongs to the request only now.
                 tenancy.planned -= rejected
@@ -425,6 +490,19 @@ class ClientAccount:
             # After the token, because a request on its way back to the queue may end with it.
             if life.tenancy is not None and life.tenancy.leaving:
                 self._note_if_retracted(life)
+
+    def _on_parts(self, flight: Flight, completion: Completion) -> None:
+        """Prompt logprobs: each part is told with its chunk's result, before the tokens of any."""
+        parts = iter(completion.prompt_logprobs)
+        version = self.totals.weights_version
+        for segment, life, _ in flight.work:
+            if segment.logprobs_from < 0:
+                continue
+            part = next(parts)
+            if life.end is None:
+                self._expect(life, (), None, None, part)
+                life.prompt_logprobs += part
+                life.versions += () if version in life.versions else (version,)
 
     def _on_change(self, error: str | None) -> None:
         change = self.adapters.land(error)
@@ -451,9 +529,13 @@ class ClientAccount:
             self._expect(life, (token,), None, None)
 
     def _end(self, life: Life, reason: FinishReason, *tokens: int, error: str | None = None) -> None:
+        if (tokens or reason is FinishReason.LENGTH) and life.due:
+            raise Violation(f"{life.rid} ends with {reason}, but its prompt logprobs of {life.due} were never told")
         self._expect(life, tokens, reason, error)
         if reason is _ABORT:
             self.totals.requests_aborted += 1
+        elif reason is _TIMEOUT:
+            self.totals.requests_timed_out += 1
         else:
             self.totals.requests_finished += 1
         life.end, life.running = reason, False
@@ -463,9 +545,23 @@ class ClientAccount:
         if life.tenancy is not None and not life.tenancy.leaving:
             self.pages.leave(life.tenancy)
 
-    def _expect(self, life: Life, tokens: tuple[int, ...], reason: FinishReason | None, error: str | None) -> None:
+    def _expect(
+        self,
+        life: Life,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        error: str | None,
+        part: tuple[PromptLogprob, ...] = (),
+    ) -> None:
         prompt = life.prompt_tokens
-        self._expected.append((life.rid, tokens, reason, prompt, len(life.ids) - prompt, life.cached_tokens, error))
+        completed = len(life.ids) - prompt
+        self._expected.append((life.rid, tokens, reason, prompt, completed, life.cached_tokens, error, part))
+
+    def _end_overdue(self) -> None:
+        for life in list(self.live.values()):
+            limit = life.out_of_time(self._now)
+            if limit is not None:
+                self._end(life, _TIMEOUT, error=limit)
 
     # -- replies --
 
@@ -554,6 +650,9 @@ class ClientAccount:
         most = limits.decode_budget_tokens if microbatch.mode is _DECODE else limits.prefill_budget_tokens
         if not 1 <= microbatch.tokens <= most:
             raise Violation(f"microbatch {number} has {microbatch.tokens} tokens, the budget is {most}")
+        bound = limits.microbatch_requests
+        if bound is not None and len(microbatch.segments) > bound:
+            raise Violation(f"microbatch {number} has {len(microbatch.segments)} requests, the bound is {bound}")
         if len(microbatch.segments) > 1 and len(set(rids := microbatch.rids)) != len(rids):
             raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
@@ -584,6 +683,7 @@ class ClientAccount:
         if not life.started:
             life.started, life.cached_tokens = True, segment.start
             self.totals.cached_tokens += segment.start
+        self.grammars.check_start(life.message, segment.sampling)
         life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start, segment.lora)
         self.pages.open(tenancy)
         return life, tenancy
@@ -598,8 +698,13 @@ class ClientAccount:
             raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
         if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
-        if segment.emits is not (end == known):
-            raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {end == known}")
+        emits = end == known < life.limit
+        if segment.emits is not emits:
+            raise Violation(f"{life.rid} has {known} tokens, computed up to {end} it emits one is {emits}")
+        if segment.logprobs_from >= 0 or life.message.prompt_logprobs_from >= 0:
+            # Of this stay in a row, that is: what a request was asked before it was sent back has come.
+            asked = [one for flight in self.flights for one, _, other in flight.work if other is tenancy]
+            check_asked(segment, life.ids, life.due, asked)
         if segment.drafts and (end != known or known + segment.drafts >= life.limit):
             raise Violation(f"{life.rid} has {known} of at most {life.limit} tokens and guesses: {segment}")
         tenancy.planned = end + segment.drafts
@@ -607,8 +712,10 @@ class ClientAccount:
             if self.partial is not None and self.partial is not life:
                 raise Violation(f"{life.rid} is split while {self.partial.rid} is partly computed")
             self.partial = life
+            life.parts += 1
         elif self.partial is life:
             self.partial = None
+            life.parts += 1
 
     # -- retractions --
 
@@ -625,11 +732,20 @@ class ClientAccount:
         tenancy = life.tenancy
         if tenancy is not None and tenancy.leaving and not tenancy.in_flight and life.end is None:
             life.tenancy = None
+            life.retractions += 1
             self.totals.retractions += 1
+
+    def _on_grammar_ready(self, ready: GrammarReady) -> None:
+        failed = self.grammars.answer(ready)
+        for life in [
+            one for one in self.live.values() if failed is not None and one.message.sampling.grammar == failed
+        ]:
+            self._end(life, FinishReason.ERROR, error=ready.error)
 
     _handlers: ClassVar[dict[type, Callable[[ClientAccount, Any], None]]] = {
         Completion: _on_completion,
         PipelineFailed: _on_pipeline_failed,
+        GrammarReady: _on_grammar_ready,
         Generate: _on_generate,
         Abort: _on_abort,
         AbortAll: _on_abort_all,
@@ -651,6 +767,10 @@ def check_answers(handles: Iterable[RequestHandle]) -> None:
         client = handle.client
         if client.terminal_answers != 1 and client.status is not None and not client.dropped:
             raise Violation(f"the client of {handle.rid} got {client.terminal_answers} terminal answers: {client}")
+        due = (None, *[value.logprob for value in handle.prompt_logprobs])
+        is_whole = handle.message.prompt_logprobs_from >= 0 and client.finish_reason in _COMPLETE
+        if is_whole and client.input_logprobs != due:
+            raise Violation(f"the client of {handle.rid} got the logprobs {client.input_logprobs}, but told were {due}")
 
 
 def _told_by(output: TokenOutput) -> _Told:
@@ -661,8 +781,14 @@ def _told_by(output: TokenOutput) -> _Told:
         output.prompt_tokens,
         output.completion_tokens,
         output.cached_tokens,
-        output.error,
+        _limit_named(output.error) if output.finish_reason is _TIMEOUT else output.error,
+        output.prompt_logprobs,
     )
+
+
+def _limit_named(error: str | None) -> str | None:
+    """The time limit that a client is told of."""
+    return next((name for name in ("waiting_timeout_s", "timeout_s") if f" {name} is " in (error or "")), error)
 
 
 def _compare_told(told: list[Told], due: list[Told]) -> None:
@@ -679,7 +805,11 @@ def _compare_told(told: list[Told], due: list[Told]) -> None:
             raise Violation(f"{one.rid} gets a reply after its terminal one, or without being alive: {one}")
         raise Violation(_difference(one, same))
     for one in missing:
-        what = "was aborted" if one.finish_reason is _ABORT else "has a result"
+        if one.prompt_logprobs:
+            count = len(one.prompt_logprobs)
+            raise Violation(f"{one.rid} has the logprobs of {count} tokens of its prompt, but its client was not told")
+        ends = {_ABORT: "was aborted", _TIMEOUT: "has no time left"}
+        what = "has a result" if one.finish_reason is None else ends.get(one.finish_reason, "has a result")
         raise Violation(f"{one.rid} {what}, but its client was not told: {one}")
 
 
@@ -693,6 +823,11 @@ def _difference(told: Told, due: Told) -> str:
             return f"{rid} goes on after its stop token: {told.token_ids}"
         reason, tokens = told.finish_reason, told.completion_tokens
         return f"{rid} ends with {reason} after {tokens} tokens: nothing explains that, due is {due.finish_reason}"
+    if told.prompt_logprobs != due.prompt_logprobs:
+        return (
+            f"{rid} is told the prompt logprobs {[one.logprob for one in told.prompt_logprobs]}, but its result has "
+            f"{[one.logprob for one in due.prompt_logprobs]}"
+        )
     if told.error != due.error:
         return f"{rid} ends with the wrong error: {told.error!r}, what happened is {due.error!r}"
     if told.cached_tokens != due.cached_tokens:

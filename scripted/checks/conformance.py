@@ -15,6 +15,7 @@ from engine.messages import (
     CallAnswer,
     EngineStats,
     Event,
+    FinishReason,
     Refusal,
     Reply,
     StatsAnswer,
@@ -44,12 +45,16 @@ RULES: Final = {
     "End": "A request ends with the token that stops it, the one that fills its length, an abort or an error",
     "Evict": "When pages are missing, exactly that number is evicted: least recently used first",
     "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
+    "Grammar": "A request with a grammar is tried when that is ready; no other waits for it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
+    "Load": "The pending prefill tokens are those of prompts that must still be launched",
+    "Kept": "A grammar that no request uses is kept, up to max_cached_grammars of them",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
     "Mixed": "Without mixed_chunk a microbatch has prompts or decodes, never both",
     "Profile": "A profile is begun and ended by a microbatch of its own, in the first step with a free slot",
     "Order": "The queue is tried in the order of its policy, ties by arrival",
     "Places": "Every live request is in exactly one place",
+    "Prompt logprobs": "Each token of a prompt that is asked for is given its logprob once",
     "Publish": "Full pages of confirmed KV are published",
     "Refuse": "A request is refused for the first of these reasons",
     "Result": "A token is sent to the client in the step of its result, in the order of the segments",
@@ -57,6 +62,7 @@ RULES: Final = {
     "Room": "A request owns one row and the pages of the tokens that are planned, no more",
     "Sampling": "The last stage learns a request's sampling with the first part after each admission",
     "Slide": "A request gives a window page back when all before the tokens that no longer see it is back",
+    "Time limits": "A request ends by itself in the first step whose time is not before its deadline",
     "Told": "The stages are told of a page once, and again where the cache's page takes its place",
     "Turns": "Of the running requests that are in no microbatch, those launched longest ago decode first",
     "Verify": "The guesses before the first wrong one hold; the pages of the others are given back",
@@ -65,6 +71,8 @@ RULES: Final = {
     "Weight update": "An update is launched in the step that accepts it",
 }
 _OF_STATS: Final = {
+    "pending_prefill_tokens": "Load",
+    "alive": "Places",
     "forward_ct": "Launch",
     "waiting": "Places",
     "chunked": "Places",
@@ -79,6 +87,8 @@ _OF_STATS: Final = {
     "drafted_tokens": "Verify",
     "accepted_tokens": "Verify",
     "cached_tokens": "Cached tokens",
+    "waiting_for_grammar": "Grammar",
+    "grammar_hits": "Kept",
     "loras_resident": "Adapters",
 }
 _OF_CONTROL: Final = {
@@ -87,7 +97,15 @@ _OF_CONTROL: Final = {
     ForwardMode.ADAPTER: "Changes",
 }
 _MEANING: Final = tuple(_OF_STATS)
-_OF_OUTPUT: Final = {"finish_reason": "End", "stop_token_id": "End", "error": "End", "cached_tokens": "Cached tokens"}
+_OF_OUTPUT: Final = {
+    "finish_reason": "End",
+    "stop_token_id": "End",
+    "error": "End",
+    "cached_tokens": "Cached tokens",
+    "prompt_logprobs": "Prompt logprobs",
+}
+# What a segment asks for that has no prompt logprobs to give.
+_NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 
 
 class Nonconformance(Violation):
@@ -115,8 +133,11 @@ class Conformance:
             _compare_window(self._specification.memory, scheduler.memory.sliding_window)
         if self._specification.memory.evictions != evictions:
             self.check_cache(scheduler)
+        if expected.grammars != result.grammars:
+            _must_be_equal("Kept", "what the last stage is told of grammars", expected.grammars, result.grammars)
         if (expected.deadline, expected.again) != (result.deadline, result.again):
-            _must_be_equal("Deferred", "the deadline of the call that waits", expected.deadline, result.deadline)
+            rule = "Deferred" if expected.deadline == self._specification.calls.deadline else "Time limits"
+            _must_be_equal(rule, "the deadline of what waits", expected.deadline, result.deadline)
             _must_be_equal("Again", "whether the loop goes on at once", expected.again, result.again)
 
     def check_cache(self, scheduler: Scheduler) -> None:
@@ -162,6 +183,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
     pages, window = len(segment.pages), [page >= 0 for page in segment.window_pages]
     what_pages = segment.page_start, pages
+    asked = (segment.logprobs_from, segment.targets) if segment.logprobs_from >= 0 else _NOTHING_ASKED
     if (
         expected.rid,
         segment.start,
@@ -171,6 +193,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
         segment.sampling,
         window,
         segment.drafts,
+        *asked,
         segment.lora,
     ) == expected:
         return
@@ -183,6 +206,8 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     _must_be_equal("Result", f"{what}: its token ids", expected.token_ids, segment.token_ids)
     _must_be_equal("Chunks", f"{what}: whether it emits a token", expected.emits, segment.emits)
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
+    due = (expected.logprobs_from, expected.targets)
+    _must_be_equal("Prompt logprobs", f"{what}: the tokens whose logprobs it asks for, and after which one", due, asked)
     _must_be_equal("Adapters", f"{what}: the version of its adapter", expected.lora, segment.lora)
     told = (expected.page_start, expected.pages)
     _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
@@ -242,8 +267,9 @@ def _compare_reply(expected: Reply, reply: Reply) -> None:
         _compare_stats(expected.stats, reply.stats)
     for name in expected.__struct_fields__:
         one, other = getattr(expected, name), getattr(reply, name)
-        if name == "message":
-            if one not in other:
+        is_limit = name == "error" and getattr(expected, "finish_reason", None) is FinishReason.TIMEOUT
+        if name == "message" or is_limit:
+            if one not in (other or ""):
                 raise Nonconformance(_rule_of(expected), f"{other!r} must say {one!r}")
         elif one != other:
             rule = _OF_OUTPUT.get(name, "Result") if isinstance(expected, TokenOutput) else _rule_of(expected)
@@ -251,8 +277,11 @@ def _compare_reply(expected: Reply, reply: Reply) -> None:
 
 
 def _rule_of(reply: Reply) -> str:
+    if isinstance(reply, TokenOutput) and reply.prompt_logprobs:
+        return "Prompt logprobs"
     if isinstance(reply, TokenOutput):
-        return "Result" if reply.finish_reason is None else "End"
+        ends = "Time limits" if reply.finish_reason is FinishReason.TIMEOUT else "End"
+        return "Result" if reply.finish_reason is None else ends
     return "Refuse" if isinstance(reply, Refusal) else "Calls" if isinstance(reply, CallAnswer) else "Counters"
 
 

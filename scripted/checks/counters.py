@@ -14,6 +14,16 @@ from scripted.subject.violation import Violation
 __all__ = ["check_idle", "check_sizes", "compare_counts"]
 
 _TOTALS: Final = tuple(name for name in Totals.__slots__ if name != "retractions")
+_NOTHING_OF: Final = (
+    "waiting",
+    "chunked",
+    "running",
+    "in_flight",
+    "pages_cached",
+    "pages_held",
+    "alive",
+    "pending_prefill_tokens",
+)
 _totals_of: Final = attrgetter(*_TOTALS)
 
 
@@ -22,6 +32,7 @@ def compare_counts(clients: ClientAccount, scheduler: Scheduler) -> None:
     if clients.calls.suspicion:
         raise Violation(clients.calls.suspicion)
     totals, counters = clients.totals, scheduler.counters
+    _compare_lives(clients, scheduler)
     if counters.retractions != totals.retractions:
         _take_note_of_retractions(clients, scheduler)
     if not _agree(clients, scheduler):
@@ -54,11 +65,21 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
         "rows_free": limits.rows,
         "rows_total": limits.rows,
         "page_size": limits.page_size,
-        **dict.fromkeys(("waiting", "chunked", "running", "in_flight", "pages_cached", "pages_held"), 0),
+        **dict.fromkeys(_NOTHING_OF, 0),
     }
     for name, value in idle.items():
         if getattr(stats, name) != value:
             raise Violation(f"an idle engine says {name} {getattr(stats, name)}, but it is {value}")
+
+
+def _compare_lives(clients: ClientAccount, scheduler: Scheduler) -> None:
+    """What the engine counts for each request of the newest microbatch."""
+    in_flight = scheduler.books.in_flight
+    for request in in_flight[-1].requests if in_flight else ():
+        life = clients.live.get(request.rid)
+        if life is not None and (life.parts, life.retractions) != (request.chunks_done, request.retractions):
+            true, said = (life.parts, life.retractions), (request.chunks_done, request.retractions)
+            raise Violation(f"{life.rid} has (parts of its prompt, retractions) {true}, but counted are {said}")
 
 
 def _take_note_of_retractions(clients: ClientAccount, scheduler: Scheduler) -> None:

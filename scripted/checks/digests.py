@@ -23,7 +23,7 @@ _NOT_DIGESTED: Final = frozenset(("call_id",))
 # Lists of more than 15 entries have another header in the encoding that is digested.
 _BATCHES: Final = (15, 16, 17)
 # What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is.
-_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "weights", "trace_dir"))
+_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "weights", "trace_dir", "next_id"))
 
 # The events, the microbatch, the replies and the sizes of one step.
 DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[int, ...]]

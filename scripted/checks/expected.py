@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.messages import Reply
-from engine.plan import AdapterChange, ForwardMode, SamplingSpec
+from engine.plan import AdapterChange, ForwardMode, GrammarOrder, SamplingSpec
 
 __all__ = ["Expected", "ExpectedSegment"]
 
@@ -29,6 +29,8 @@ class ExpectedSegment(NamedTuple):
     sampling: SamplingSpec | None
     window_pages: Sequence[bool]
     drafts: int
+    logprobs_from: int
+    targets: tuple[int, ...]
     lora: int
 
 
@@ -47,3 +49,4 @@ class Expected(NamedTuple):
     replies: Sequence[Reply]
     deadline: float | None
     again: bool
+    grammars: tuple[GrammarOrder, ...] = ()

@@ -56,7 +56,7 @@ def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
             break
         run = runs[run.parent]
     prompt = (*ids, 1)
-    hit = twin.memory.cached_tokens(prompt, version)
+    hit = twin.memory.cached_tokens(prompt, adapter=version)
     if twin.books.paused is not None or not _fits(prompt, limits):
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)

@@ -12,25 +12,30 @@ from typing import Any, Final
 
 from engine import messages
 from engine.limits import Limits
-from engine.messages import FinishReason, PauseMode, RefusalKind, TokenLogprob
+from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
+from scripted.checks.specified_chunks import next_part
 from scripted.checks.specified_drafts import drafts_of, verify
+from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
-from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake
+from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
+from scripted.checks.specified_request import InFlight
 from scripted.checks.specified_request import SpecifiedRequest as Request
+from scripted.checks.specified_time import next_deadline, out_of_time
 
 __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
+ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") :
+    messages.EngineStats.__struct_fields__.index("requests_started") : -1
 ]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[tuple[Request, int, bool]], ForwardMode]  # in flight: of each request its end, if it emits a token
+_Flight = tuple[list[InFlight], ForwardMode]
 
 
 class Specification:
@@ -38,7 +43,8 @@ class Specification:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
-        self.calls = SpecifiedCalls(self.memory)
+        self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
+        self.calls = SpecifiedCalls(self.memory, self.grammars)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -51,10 +57,12 @@ class Specification:
         self.adapters = SpecifiedAdapters(limits, self.totals)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
-        """**Step**: the events in their order, then the call that waits, then at most one microbatch."""
+        """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
         self.steps, self.now, self.replies = self.steps + 1, now, []
         for event in events:
             self._apply(event)
+        for _, _, says, request in out_of_time(self.live.values(), self.limits, now):
+            self._end(request, FinishReason.TIMEOUT, error=says)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
         if self.adapters.unload is not None:
@@ -63,14 +71,13 @@ class Specification:
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
-            parts = [(request, end, end == len(request.ids)) for request, _, end in plan]
-            self.flights.append((parts, mode))
+            self.flights.append(([*map(Request.in_microbatch, plan, segments)], mode))
             self.launched += 1
         changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
         change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
-        deadline = min([one for one in (self.calls.deadline, self.adapters.deadline) if one is not None], default=None)
-        again = changed and self._may_plan()
-        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again)
+        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), self.live.values(), self.limits)
+        again, orders = changed and self._may_plan(), self.grammars.take_orders()
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -78,6 +85,9 @@ class Specification:
                 self._on_completion(event)
             case messages.PipelineFailed():
                 self._on_pipeline_failed(str(event))
+            case messages.GrammarReady():
+                for request in self.grammars.answer(event, self.totals):
+                    self._end(request, FinishReason.ERROR, error=event.error)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -132,8 +142,9 @@ class Specification:
         return messages.EngineStats(
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            loras_resident=len(self.adapters.resident), **self.memory.sizes(),
-            **self.totals | {"weights_version": self.calls.updates_done},
+            alive=len(self.live), pending_prefill_tokens=self.memory.pending_tokens(self.waiting, self.chunked),
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident),
+            **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
     # -- results --
@@ -152,13 +163,14 @@ class Specification:
             for request in left:
                 self._end(request, FinishReason.ERROR, error=error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        self.replies += Request.told_parts(parts, completion)
+        alive = {request.rid: request for request, *_ in parts if request.end is None}
+        for rid, why in [(rid, why) for rid, why in completion.errors if rid in alive]:
+            self._end(alive[rid], FinishReason.ERROR, error=why)
         computed: list[tuple[Request, int]] = []
-        for request, end, emits in parts:
+        for request, end, emits, _ in parts:
             request.in_flight -= 1
-            count = 0
-            if emits and error is None:
-                count = 1 + verify(request, self, next(accepted) if request.drafts else 0)
-                request.guesses = next(guesses, ())
+            count = verify(request, self, accepted, guesses) if emits and error is None else 0
             computed.append((request, end + max(0, count - 1)))
             for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
                 if request.end is None:
@@ -166,8 +178,10 @@ class Specification:
             if request.end is None:
                 if error is not None:
                     self._end(request, FinishReason.ERROR, error=error)
-                elif request is self.chunked and not request.in_flight:
-                    self.memory.publish(request, request.planned_tokens, counts=False)
+                elif not request.in_flight and (request is self.chunked or request.is_prefilled):
+                    self.memory.publish(request, request.planned_tokens, counts=request.is_prefilled)
+                    if request.is_prefilled:
+                        self._end(request, FinishReason.LENGTH)
             self._leave_if_landed(request)
         for request, end in computed if error is None else ():
             self.memory.slide(request, end)
@@ -179,10 +193,8 @@ class Specification:
             self.running.append(request)
         request.ids.append(token)
         self.totals["generated_tokens"] += 1
-        if token in request.stop_ids:
-            self._end(request, FinishReason.STOP, token, logprob)
-        elif len(request.ids) >= request.limit_tokens:
-            self._end(request, FinishReason.LENGTH, token, logprob)
+        if (reason := request.why_ended(token)) is not None:
+            self._end(request, reason, token, logprob)
         else:
             self.replies.append(request.output(token, logprob))
 
@@ -192,9 +204,10 @@ class Specification:
         self._take_out(request)
         del self.live[request.rid]
         self.replies.append(request.output(*news, error=error))
-        self.totals["requests_aborted" if reason is FinishReason.ABORT else "requests_finished"] += 1
+        self.totals[ENDS.get(reason, "requests_finished")] += 1
         if news:
             self.memory.publish(request, len(request.ids) - 1)
+        self.grammars.leave(request)
         self._leave_if_landed(request)
 
     def _abort_all(self) -> int:
@@ -221,6 +234,7 @@ class Specification:
             request.was_retracted, request.guesses = True, ()
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
+        self.grammars.leave(request)
 
     def _on_pipeline_failed(self, why: str) -> None:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
@@ -235,29 +249,19 @@ class Specification:
     # -- clients --
 
     def _on_generate(self, message: messages.Generate) -> None:
-        refusal = self._refusal_of(message)
+        refusal = why_refused(
+            message, self.failure, self.live, len(self.waiting), self.limits, self.adapters.to_ask_for
+        )
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
             adapter = None if message.lora is None else self.adapters.known[message.lora]
-            self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, adapter)
+            request = Request(message, self.totals["requests_started"], self.limits, self.now, adapter)
+            self.live[message.rid] = request
+            self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
-
-    def _refusal_of(self, message: messages.Generate) -> tuple[RefusalKind, str] | None:
-        """**Refuse**: for the first of these reasons that holds."""
-        never = self.limits.why_never_fits(len(message.prompt_ids), max(1, message.sampling.max_new_tokens))
-        waiting = len(self.waiting)
-        if self.failure is not None:
-            return RefusalKind.UNAVAILABLE, self.failure
-        if never is not None:
-            return RefusalKind.INVALID, never
-        if message.lora is not None and not self.adapters.may_ask_for(message.lora):
-            return RefusalKind.NOT_FOUND, repr(message.lora)
-        if message.rid in self.live:
-            return RefusalKind.DUPLICATE, repr(message.rid)
-        return (RefusalKind.BUSY, f"{waiting} requests wait") if waiting >= self.limits.max_queued_requests else None
 
     def _answer(self, call: Any, *, ok: bool, says: str = "", missing: bool = False) -> None:
         if call.call_id is not None:
@@ -289,7 +293,11 @@ class Specification:
         told = self.calls.launch(len(self.flights), self.limits.depth)
         has_slot = told is None and self.calls.update is None and len(self.flights) < self.limits.depth
         changes = self.limits.max_loras > 0 and self.adapters.change(
-            self.waiting, self.memory, self.memory.owners, has_slot=has_slot, goes_on=self.paused is None
+            self.grammars.startable(self.waiting),
+            self.memory,
+            self.memory.owners,
+            has_slot=has_slot,
+            goes_on=self.paused is None,
         )
         if told is not None:
             return told[0], [], told[1]
@@ -306,52 +314,49 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits, drafts = tuple(request.ids[start:end]), end == len(request.ids), request.drafts
+        ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
         window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
-        version = request.use_adapter(self.launched)
+        more = window, len(request.drafts), *request.asked(start, end), request.use_adapter(self.launched)
         return ExpectedSegment(
-            request.rid, start, ids + drafts, told, request.pages - told, emits, sampling, window, len(drafts), version
+            request.rid, start, ids + request.drafts, told, request.pages - told, emits, sampling, *more
         )
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
-        """**Mixed**: decodes first and prompts into the rest; without mixing, decodes when there are no prompts."""
+        """**Mixed**: decodes first, prompts into the rest; or decodes when there are no prompts. **Seats**: for all."""
         budget, limits = self.limits.prefill_budget_tokens, self.limits
         if not limits.mixed_chunk:
-            prompts = self._prompts(budget)
-            return prompts, [] if prompts else self._decodes(limits.rows, with_drafts=True)
+            prompts = self._prompts(budget, limits.most_requests)
+            return prompts, [] if prompts else self._decodes(limits.most_requests, with_drafts=True)
         left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
         has_prompts = self.chunked is not None or bool(self.waiting)
-        count = len(self._choose(budget - left_to_prompts)) if has_prompts else 0
-        prompts = self._prompts(budget - count)
+        most = limits.most_requests
+        count = len(self._choose(min(budget - left_to_prompts, most - 1))) if has_prompts else 0
+        prompts = self._prompts(budget - count, most - count)
         taken = sum([end - start for _, start, end in prompts])
-        most = budget - taken if prompts else limits.rows
-        return prompts, self._decodes(most, with_drafts=not prompts)
+        left = min(budget - taken, most - len(prompts)) if prompts else most
+        return prompts, self._decodes(left, with_drafts=not prompts)
 
-    def _prompts(self, budget: int) -> list[_Part]:
+    def _prompts(self, budget: int, seats: int) -> list[_Part]:
         """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
         plan: list[_Part] = []
-        tries, queue = 0, by_policy(self.waiting, self.limits, self.memory)
+        tries, queue = 0, by_policy(self.grammars.startable(self.waiting), self.limits, self.memory)
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
                 if request.lacks_adapter and not is_overdue(request):
                     continue
                 has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
-                if (
-                    request.lacks_adapter
-                    or self.chunked is not None
-                    or not has_row
-                    or not self._is_worth(budget, request, alone=not plan)
-                ):
+                is_worth = len(plan) < seats and self._is_worth(budget, request, alone=not plan)
+                if self.chunked is not None or request.lacks_adapter or not has_row or not is_worth:
                     break
                 if not self._admit(request):
                     tries += 1
                     if tries >= TRIES_LIMIT or is_overdue(request):
                         break
                     continue
-                overtaken = overtake(request, self.waiting, self.limits)
+                overtaken = overtake(request, self.grammars.startable(self.waiting), self.limits)
             start = request.planned_tokens
-            end = min(start + budget, request.goal_tokens)
+            end = start + next_part(self.limits, plan, start, request.goal_tokens - start, budget)
             if not self.memory.extend(request, end):
                 break
             request.planned_tokens, request.in_flight = end, request.in_flight + 1

@@ -50,9 +50,10 @@ class SpecifiedAdapters:
         """Those that the stages hold."""
         return [one for one in self.known.values() if one.version]
 
-    def may_ask_for(self, name: str) -> bool:
+    @property
+    def to_ask_for(self) -> list[str]:
         """**Refuse**: an adapter that is not loaded, or is being unloaded."""
-        return name in self.known and not self.known[name].is_leaving
+        return [name for name, one in self.known.items() if not one.is_leaving]
 
     # -- calls --
 

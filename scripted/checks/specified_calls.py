@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.messages import FlushCache, StartProfile, StopProfile, UpdateWeights
 from engine.plan import ForwardMode
+from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 
 __all__ = ["Answer", "SpecifiedCalls"]
@@ -22,8 +23,9 @@ class SpecifiedCalls:
     ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
     """
 
-    def __init__(self, memory: SpecifiedMemory) -> None:
+    def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars) -> None:
         self._memory = memory
+        self._grammars = grammars
         self._deferred: FlushCache | UpdateWeights | None = None
         self.deadline: float | None = None
         self.update: UpdateWeights | None = None
@@ -83,6 +85,7 @@ class SpecifiedCalls:
 
     def _do(self, call: FlushCache | UpdateWeights) -> list[Answer]:
         if isinstance(call, FlushCache):
+            self._grammars.shrink(0)
             return [(call, True, self._flush())]
         self.update = call
         return []

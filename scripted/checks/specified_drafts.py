@@ -5,6 +5,7 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from engine.limits import Limits
@@ -38,12 +39,13 @@ def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
     return ()
 
 
-def verify(request: Request, engine: _Specified, right: int) -> int:
-    """**Verify**: ``right`` drafts hold; the others were not computed, and have no pages."""
-    drafts, request.drafts = request.drafts, ()
+def verify(request: Request, engine: _Specified, accepted: Iterator[int], guesses: Iterator[tuple[int, ...]]) -> int:
+    """**Verify**: the accepted drafts hold; the others were not computed, and have no pages. Returns its tokens."""
+    drafts, request.drafts, request.guesses = request.drafts, (), next(guesses, ())
+    right = next(accepted) if drafts else 0
     engine.totals["drafted_tokens"] += len(drafts)
     engine.totals["accepted_tokens"] += right
     request.planned_tokens -= len(drafts) - right
     if drafts:
         engine.memory.trim(request)
-    return right
+    return right + 1

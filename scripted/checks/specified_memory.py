@@ -71,7 +71,16 @@ class SpecifiedMemory:
             or self.window.need(pages, hit) + spare_pages <= self.window.available_pages(owners, hit)
         )
 
+    def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
+        """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
+        parked = 0 if split is None else split.goal_tokens - split.planned_tokens
+        return parked + sum([len(one.ids) - len(self.match_of(one)) * self._limits.page_size for one in waiting])
+
     # -- the prefix cache --
+
+    def match_of(self, request: SpecifiedRequest) -> Sequence[Page]:
+        """**Hit**: what this request hits."""
+        return self.match(request.ids[: request.may_hit + 1], request.version)
 
     def match(self, ids: Sequence[int], version: int = 0) -> Sequence[Page]:
         """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token.
@@ -123,7 +132,7 @@ class SpecifiedMemory:
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
         """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
-        hit, window, tokens = self.match(request.ids, request.version), self.window, len(request.ids)
+        hit, window, tokens = self.match_of(request), self.window, len(request.ids)
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(

@@ -5,14 +5,25 @@ It says what its client and the last stage are told. The specification decides w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from engine.limits import Limits
-from engine.messages import FinishReason, Generate, SamplingParams, TokenLogprob, TokenOutput
+from engine.messages import (
+    Completion,
+    FinishReason,
+    Generate,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+    TokenOutput,
+)
 from engine.plan import SamplingSpec
+from scripted.checks.expected import ExpectedSegment
 
-__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest"]
+__all__ = ["InFlight", "Page", "SpecifiedAdapter", "SpecifiedRequest"]
 
+_NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
@@ -44,27 +55,75 @@ class SpecifiedRequest:
     Of its ``pages`` the first are those of ``prefix``, in the cache; the stages know the ones before ``told_pages``.
     With window layers it uses a window page beside each page from ``window_start`` on. Of its tokens, ``hit_tokens``
     were in the cache when it was admitted, those before ``planned_tokens`` are launched, and ``goal_tokens`` are
-    computed before it decodes. ``cached_tokens`` were hit when it was admitted first.
+    computed before it decodes. ``cached_tokens`` were hit when it was admitted first. The logits of the positions from
+    ``due`` to ``due_end`` have not yet given the prompt logprobs that were asked for.
     """
 
     def __init__(
-        self, message: Generate, arrival: int, limits: Limits, adapter: SpecifiedAdapter | None = None
+        self,
+        message: Generate,
+        arrival: int,
+        limits: Limits,
+        since: float = 0.0,
+        adapter: SpecifiedAdapter | None = None,
     ) -> None:
+        self.since = since
+        limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
+        self.has_time_limit = limited
         self.message, self.rid, self.arrival, self.priority = message, message.rid, arrival, message.priority
         self.ids = list(message.prompt_ids)
         chosen = (limits.seed + arrival * 6_364_136_223_846_793_005) % 2**63
         self.seed = chosen if message.sampling.seed is None else message.sampling.seed
         self.limit_tokens = min(len(self.ids) + message.sampling.max_new_tokens, limits.context_length)
-        eos = () if message.sampling.ignore_eos else limits.eos_token_ids
+        ignores_eos = message.sampling.ignore_eos and message.sampling.grammar is None
+        eos = () if ignores_eos else limits.eos_token_ids
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
-        self.overtaken = self.cached_tokens = self.window_start = 0
+        self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.adapter = adapter
+        self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
+        self.due = message.prompt_logprobs_from
+
+    @property
+    def may_hit(self) -> int:
+        """**Hit**: neither its last token nor any whose logits are due."""
+        return self.due if self.due < self.due_end else len(self.ids) - 1
+
+    @property
+    def is_prefilled(self) -> bool:
+        """**End**: nothing is to follow its prompt, and all of that is launched."""
+        return self.planned_tokens == self.limit_tokens
+
+    def why_ended(self, token: int) -> FinishReason | None:
+        """**End**: by its newest token; None while it goes on."""
+        if token in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.ids) >= self.limit_tokens else None
+
+    @staticmethod
+    def in_microbatch(part: tuple[SpecifiedRequest, int, int], segment: ExpectedSegment) -> InFlight:
+        """A request of a microbatch, its end there, whether it emits, the position up to which it asks for logprobs."""
+        return part[0], part[2], segment.emits, segment.logprobs_from + len(segment.targets) if segment.targets else -1
+
+    @staticmethod
+    def told_parts(parts: Iterable[InFlight], completion: Completion) -> Iterator[TokenOutput]:
+        """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
+        values = iter(completion.prompt_logprobs)
+        for request, _, _, end in parts if completion.prompt_logprobs else ():
+            part = next(values) if end >= 0 else ()
+            if part and request.end is None:
+                request.due = end
+                yield request.output(part=part)
+
+    def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
+        """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
+        first, end = max(start, self.due), min(end, self.due_end)
+        return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
 
     @property
     def lacks_adapter(self) -> bool:
@@ -84,9 +143,14 @@ class SpecifiedRequest:
         return self.adapter.version
 
     def output(
-        self, token: int | None = None, logprob: TokenLogprob | None = None, *, error: str | None = None
+        self,
+        token: int | None = None,
+        logprob: TokenLogprob | None = None,
+        *,
+        error: str | None = None,
+        part: tuple[PromptLogprob, ...] = (),
     ) -> TokenOutput:
-        """What its client is told of a new token, of its end, or of both."""
+        """What its client is told of a new token, of its end, of both, or of a part of its prompt."""
         prompt_tokens = len(self.message.prompt_ids)
         return TokenOutput(
             rid=self.rid,
@@ -98,6 +162,7 @@ class SpecifiedRequest:
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=len(self.ids) - prompt_tokens,
+            prompt_logprobs=part,
         )
 
     def sampling(self) -> SamplingSpec:
@@ -110,5 +175,10 @@ class SpecifiedRequest:
             return_logprob=self.message.return_logprob,
             top_logprobs_num=self.message.top_logprobs_num,
             prompt_tokens=prompt_tokens,
+            prompt_top_logprobs_num=self.message.prompt_top_logprobs_num,
+            grammar_id=self.grammar_id,
             **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
         )
+
+
+InFlight = tuple[SpecifiedRequest, int, bool, int]

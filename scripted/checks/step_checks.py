@@ -43,9 +43,10 @@ class Checks:
 
         Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
         """
-        self.clients.follow(events, result)
+        self.clients.follow(events, result, scheduler.now)
         if result.deadline is not None and result.deadline <= scheduler.now:
-            raise Violation(f"a call waits beyond its deadline: it is {scheduler.now}, it was {result.deadline}")
+            late = f"it is {scheduler.now}, it was {result.deadline}"
+            raise Violation(f"a call or a request waits beyond its deadline: {late}")
         # A step without input and output has changed nothing that was not looked at after the one before.
         if events or result.microbatch is not None or result.replies or result.again:
             if self._audits:

@@ -1,4 +1,4 @@
-"""The output of a request that runs alone: the tokens that every schedule must give it.
+"""The output of a request that runs alone: the tokens, and its prompt's logprobs, that every schedule must give it.
 
 Batching, chunking, prefix hits, retraction and pipeline depth must not matter. The search asks a fresh simulated
 engine; a script asks its own engine, flushed and idle, because only that one has its weights.
@@ -15,7 +15,17 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import CallAnswer, Event, FinishReason, Generate, Reply, SamplingParams, TokenOutput, UpdateWeights
+from engine.messages import (
+    CallAnswer,
+    Event,
+    FinishReason,
+    Generate,
+    PromptLogprob,
+    Reply,
+    SamplingParams,
+    TokenOutput,
+    UpdateWeights,
+)
 from engine.scheduler import Scheduler
 from scripted.checks.client_account import Life
 from scripted.rig.handle import RequestHandle
@@ -28,7 +38,12 @@ __all__ = ["Compared", "Oracle", "check_tokens"]
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 _BUDGET_STEPS: Final = 20_000
 
-_Key = tuple[int, tuple[int, ...], SamplingParams, str | None]
+# Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
+_LOGPROB_TOLERANCE: Final = 1e-3
+
+# What a request says, and the logprobs of its prompt.
+_Said = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
+_Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
 class Compared(msgspec.Struct):
@@ -51,41 +66,62 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
-    version = weights[life.versions[0]]
     roomy = _roomy(limits) if life.lora_path is None else _with_adapter(limits, life.lora_path)
-    alone = tokens_alone(message.prompt_ids, message.sampling, version, roomy, alphabet_of(limits))
+    asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
+    engine = weights[life.versions[0]], roomy, alphabet_of(limits)
+    alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
     if said != alone[: len(said)]:
         raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
+    told = life.prompt_logprobs
+    if told != logprobs[: len(told)]:
+        raise Violation(_other_logprobs(life.rid, told, logprobs))
 
 
 @functools.lru_cache(maxsize=4096)
-def tokens_alone(
-    prompt_ids: tuple[int, ...], sampling: SamplingParams, weights: str | None, limits: Limits, alphabet: int
-) -> tuple[int, ...]:
-    """The output of a request, alone, on a simulated engine of these limits with these weights.
+def said_alone(
+    prompt_ids: tuple[int, ...],
+    sampling: SamplingParams,
+    prompt_logprobs_from: int,
+    prompt_top_logprobs_num: int,
+    weights: str | None,
+    limits: Limits,
+    alphabet: int,
+) -> _Said:
+    """What a request is told, alone, on a simulated engine of these limits with these weights.
 
     Where that engine has an adapter, it computes the request.
     """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
     update = UpdateWeights(call_id="weights", model_path=weights)
     lora = limits.loras[0][0] if limits.loras else None
-    message = Generate(rid="alone", prompt_ids=prompt_ids, sampling=sampling, lora=lora)
+    message = Generate(
+        rid="alone",
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        prompt_logprobs_from=prompt_logprobs_from,
+        prompt_top_logprobs_num=prompt_top_logprobs_num,
+        lora=lora,
+    )
     result = scheduler.step((update, message), 0.0)
     tokens: list[int] = []
+    logprobs: list[PromptLogprob] = []
     for _ in range(_BUDGET_STEPS):
         if result.microbatch is not None:
             pipeline.launch(result.microbatch)
+        for order in result.grammars:
+            pipeline.order_grammar(order)
         event = pipeline.next_completion(0)
-        result = scheduler.step(() if event is None else (event,), 0.0)
+        result = scheduler.step((*(() if event is None else (event,)), *pipeline.ready_grammars()), 0.0)
         for reply in result.replies:
             if isinstance(reply, CallAnswer):
                 assert reply.ok, reply.message
                 continue
             assert isinstance(reply, TokenOutput)
             tokens += reply.token_ids
+            logprobs += reply.prompt_logprobs
             if reply.finish_reason is not None:
                 assert reply.finish_reason in _NATURAL_ENDS, f"a request alone ended with {reply.finish_reason}"
-                return tuple(tokens)
+                return tuple(tokens), tuple(logprobs)
     raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
 
 
@@ -94,7 +130,7 @@ class Oracle:
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self._known: dict[_Key, tuple[int, ...]] = {}
+        self._known: dict[_Key, _Said] = {}
         # Which weights the engine has: 0 for those that it was started with, a new number after each other update.
         self._weights = 0
         self._updates = itertools.count(1)
@@ -137,35 +173,45 @@ class Oracle:
         return compared
 
     def _compare(self, handle: RequestHandle, compared: Compared) -> Generator[None, None, None]:
-        alone = yield from self._alone(handle)
-        # The front end stops a request in the middle of what it would say.
-        most = len(handle.output_ids) if handle.sampling.stop and handle.finish_reason == "stop" else None
+        alone, logprobs = yield from self._alone(handle)
+        # The front end stops a request in the middle of what it would say, and so does the end of its time.
+        is_cut = handle.finish_reason == "timeout" or (handle.sampling.stop and handle.finish_reason == "stop")
+        most = len(handle.output_ids) if is_cut else None
         if handle.output_ids != alone[:most]:
             raise Violation(
                 f"{handle.rid} said {list(handle.output_ids)}, but the same request run alone says {list(alone)}"
             )
+        if handle.finish_reason == "timeout":
+            logprobs = logprobs[: len(handle.prompt_logprobs)]
+        if not _are_alike(handle.prompt_logprobs, logprobs):
+            raise Violation(_other_logprobs(handle.rid, handle.prompt_logprobs, logprobs))
         compared.outputs += 1
 
-    def _alone(self, handle: RequestHandle) -> Generator[None, None, tuple[int, ...]]:
-        key = (self._weights, handle.prompt_ids, handle.sampling, handle.lora_path)
+    def _alone(self, handle: RequestHandle) -> Generator[None, None, _Said]:
+        message = handle.message
+        asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
+        key = (self._weights, handle.prompt_ids, handle.sampling, *asked, handle.lora_path)
         if key not in self._known:
             self._known[key] = yield from self._run_alone(handle)
         return self._known[key]
 
-    def _run_alone(self, handle: RequestHandle) -> Generator[None, None, tuple[int, ...]]:
+    def _run_alone(self, handle: RequestHandle) -> Generator[None, None, _Said]:
         """Give the request to a flushed, idle engine and listen to the scheduler itself; no client is involved."""
         rig, rid = self._rig, f"alone-{len(self._known)}"
         tokens: list[int] = []
+        logprobs: list[PromptLogprob] = []
         rig.flush()
-        lora = handle.message.lora
-        rig.inject(Generate(rid=rid, prompt_ids=handle.prompt_ids, sampling=handle.sampling, lora=lora))
+        rig.inject(
+            msgspec.structs.replace(handle.message, rid=rid, priority=0, return_logprob=False, top_logprobs_num=0)
+        )
         for _ in range(_BUDGET_STEPS):
             yield
             for reply in rig.last_replies:
                 if isinstance(reply, TokenOutput) and reply.rid == rid:
                     tokens += reply.token_ids
+                    logprobs += reply.prompt_logprobs
                     if reply.finish_reason in _NATURAL_ENDS:
-                        return tuple(tokens)
+                        return tuple(tokens), tuple(logprobs)
                     if reply.finish_reason is not None:
                         raise Violation(f"{handle.rid}, run alone, ended with {reply.finish_reason}: {reply.error}")
         raise Violation(
@@ -186,6 +232,25 @@ class Oracle:
         return f"{books.what_is_busy()}; {paused}; {kept}"
 
 
+def _are_alike(told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> bool:
+    """As many, in the same order, of the same values up to rounding."""
+    if len(told) != len(alone):
+        return False
+    return all(abs(one.logprob - other.logprob) < _LOGPROB_TOLERANCE for one, other in zip(told, alone, strict=True))
+
+
+def _other_logprobs(rid: str, told: Sequence[PromptLogprob], alone: Sequence[PromptLogprob]) -> str:
+    """The first place in which a request was told other logprobs of its prompt than alone."""
+    places = range(min(len(told), len(alone)))
+    first = next((place for place in places if not _are_alike(told[place : place + 1], alone[place : place + 1])), None)
+    if first is None:
+        return f"{rid} was told {len(told)} prompt logprobs, but alone it is told {len(alone)}"
+    return (
+        f"{rid} was told the prompt logprob {told[first].logprob} in place {first} of those that it asked for, but "
+        f"alone it is told {alone[first].logprob}"
+    )
+
+
 def _is_repeatable(sampling: SamplingParams) -> bool:
     """Greedy, or sampled with a seed of its own: another seed depends on how many requests came before."""
     return sampling.temperature == 0 or sampling.seed is not None
@@ -193,7 +258,7 @@ def _is_repeatable(sampling: SamplingParams) -> bool:
 
 def _why_not(handle: RequestHandle) -> str | None:
     """Why a request's output cannot be compared; None when it can."""
-    if handle.finish_reason not in _NATURAL_ENDS:
+    if handle.finish_reason not in _NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if _is_repeatable(handle.sampling) else "sampled without a seed"
 

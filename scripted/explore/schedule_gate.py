@@ -138,6 +138,7 @@ class ScheduleGate:
         if self.step in self._before:
             self._apply(self._before[self.step])
         self._take_due()
+        self._events += self.subject.also_due(self)
         if self.step in self._after:
             self._apply(self._after[self.step])
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():

@@ -27,9 +27,9 @@ _answer_due = Adapters.answer_due
 
 
 def _admit_with_any_prefix(
-    memory: KVMemory, rid: str, ids: Sequence[int], *, spare_pages: int, adapter: int = 0
+    memory: KVMemory, rid: str, ids: Sequence[int], *, adapter: int = 0, **details: int
 ) -> Lease | None:
-    lease = _admit(memory, rid, ids, spare_pages=spare_pages)
+    lease = _admit(memory, rid, ids, **details)
     if lease is not None:
         lease.adapter = adapter
     return lease

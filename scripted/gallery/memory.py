@@ -20,14 +20,14 @@ _release = KVMemory.release
 _add_segment = Planner._add_segment
 
 
-def _admit_nothing_to_compute(memory: KVMemory, rid: str, ids: Sequence[int], **details: Any) -> Lease | None:
+def _admit_nothing_to_compute(memory: KVMemory, rid: str, ids: Sequence[int], **details: int) -> Lease | None:
     if memory.tree.match_length(ids) == len(ids):
         memory.tree.lock(memory.tree.match(ids)[0])
         return None  # All of it is cached: there is nothing to compute, so there is no batch to be in.
     return _admit(memory, rid, ids, **details)
 
 
-def _admit_and_keep_the_lock(memory: KVMemory, rid: str, ids: Sequence[int], **details: Any) -> Lease | None:
+def _admit_and_keep_the_lock(memory: KVMemory, rid: str, ids: Sequence[int], **details: int) -> Lease | None:
     lease = _admit(memory, rid, ids, **details)
     if lease is None:
         memory.tree.lock(memory.tree.match(ids[:-1])[0])

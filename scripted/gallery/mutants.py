@@ -15,8 +15,12 @@ from scripted.gallery.ending import ENDING
 from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
+from scripted.gallery.grammars import GRAMMARS
+from scripted.gallery.limits_and_load import LIMITS_AND_LOAD
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
+from scripted.gallery.prompt_logprobs import PROMPT_LOGPROBS
+from scripted.gallery.queue_policies import QUEUE_POLICIES
 from scripted.gallery.retracting import RETRACTING
 from scripted.subject.mutant import Mutant
 
@@ -27,7 +31,20 @@ class UnknownMutant(ValueError):
     """No mutant has this name."""
 
 
-RACES: tuple[Mutant, ...] = (*FLUSHING, *ENDING, *RETRACTING, *PLANNING, *MEMORY, *FAULTS, *DRAFTING, *ADAPTERS)
+RACES: tuple[Mutant, ...] = (
+    *FLUSHING,
+    *ENDING,
+    *RETRACTING,
+    *PLANNING,
+    *MEMORY,
+    *FAULTS,
+    *DRAFTING,
+    *PROMPT_LOGPROBS,
+    *LIMITS_AND_LOAD,
+    *QUEUE_POLICIES,
+    *GRAMMARS,
+    *ADAPTERS,
+)
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 
 

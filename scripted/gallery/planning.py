@@ -76,10 +76,10 @@ def _every_running_request(planner: Planner) -> list[Request]:
 
 
 def _emit_with_every_chunk(
-    planner: Planner, plan: Plan, request: Request, start: int, end: int, *, emits: bool
+    planner: Planner, plan: Plan, request: Request, start: int, end: int, *, emits: bool, **details: Any
 ) -> None:
     del emits
-    _add_segment(planner, plan, request, start, end, emits=True)
+    _add_segment(planner, plan, request, start, end, emits=True, **details)
 
 
 def _all_running_requests(planner: Planner) -> int:

@@ -17,6 +17,7 @@ _TOO_EARLY_TOKENS = 32
 
 _slide = KVMemory.slide
 _publish = SlidingWindowPool.publish
+_usable = vars(KVMemory)["_usable"]
 
 
 def _slide_ahead(memory: KVMemory, lease: Lease, position: int) -> None:
@@ -52,6 +53,11 @@ def _never_replace(window: SlidingWindowPool, own: int, cached: int) -> None:
 def _use_it_alone(window: SlidingWindowPool, page: int) -> None:
     window.idle.pop(page, None)
     window.users[window.beside[page]] = 1
+
+
+def _usable_but_two(memory: KVMemory, ids: Sequence[int], window: SlidingWindowPool, adapter: int) -> Sequence[int]:
+    usable: Sequence[int] = _usable(memory, ids[:-1], window, adapter)
+    return usable
 
 
 def _drop_nothing(window: SlidingWindowPool, pages: Sequence[int]) -> None:
@@ -132,6 +138,16 @@ WINDOW_LAYERS = (
         owner=SlidingWindowPool,
         attribute="_use",
         replacement=_use_it_alone,
+    ),
+    Mutant(
+        name="last-two-tokens-are-never-hit",
+        origin="a mutant that no script had noticed",
+        bug="with window layers a prompt that is one token longer than its pages does not hit its last page",
+        signature="again.cached_tokens == hit",
+        test=f"{_POOL_TESTS}::test_every_token_but_the_last_can_be_hit",
+        owner=KVMemory,
+        attribute="_usable",
+        replacement=_usable_but_two,
     ),
     Mutant(
         name="evicted-pages-keep-their-window-pages",

@@ -191,6 +191,7 @@ class ScriptedGate:
         rig = self.rig
         if result.microbatch is not None:
             rig.results.launched(result.microbatch.id, result.step)
+        rig.grammars.ordered(result.grammars)
         rig.last_replies = result.replies
         self._oracle.note(self._step.events, result.replies)
         rig.history.add(self._step, result, rig.scheduler)

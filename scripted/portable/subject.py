@@ -190,6 +190,10 @@ class PortableSubject:
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
 
+    def also_due(self, run: Any) -> Sequence[Any]:  # noqa: ARG002 - the protocol's
+        """Nothing."""
+        return ()
+
     def obstacle(self, run: Any) -> Action | None:
         """A pause."""
         return ResumeAll() if run.judge.paused is not None and not run.is_settled else None

@@ -20,6 +20,8 @@ from engine.messages import (
     FinishReason,
     FlushCache,
     Generate,
+    Grammar,
+    GrammarReady,
     SamplingParams,
     TokenOutput,
     UnloadAdapter,
@@ -28,7 +30,17 @@ from engine.messages import (
 from engine.plan import Microbatch
 from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
-from scripted.actions import Action, AdvanceClock, HoldResults, Placed, Recipe, ReleaseResults, action_of
+from scripted.actions import (
+    Action,
+    AdvanceClock,
+    HoldGrammars,
+    HoldResults,
+    Placed,
+    Recipe,
+    ReleaseGrammars,
+    ReleaseResults,
+    action_of,
+)
 from scripted.explore.execution import record
 from scripted.subject.schedule import Schedule
 from scripted.subjects.lockstep.configs import limits_of
@@ -36,6 +48,8 @@ from scripted.subjects.lockstep.configs import limits_of
 __all__ = ["Translation", "translate"]
 
 _ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
+# Tokens of an output that is never complete.
+_ENDLESS: Final = 90_000
 
 
 class Translation(msgspec.Struct, frozen=True):
@@ -71,8 +85,11 @@ class _Translator:
         self._limits = recording.header.limits
         self._recorded = recording.steps
         self._lengths = _lengths_of(replayed)
-        self._timed = any(_deadline_of(event) is not None for step in recording.steps for event in step.events)
+        self._timed = self._limits.waiting_timeout_s is not None or any(
+            _has_deadline(event) for step in recording.steps for event in step.events
+        )
         self._recipes: dict[tuple[int, ...], Recipe] = {}
+        self._grammars: dict[Grammar, str] = {}
         self._seeds = self._partly_shared = 0
         self._sampled = 0
         self._launch_steps: list[int] = []
@@ -82,6 +99,8 @@ class _Translator:
     def placed(self) -> Iterator[Placed]:
         """The schedule's actions. Results are held and released one by one: each comes in the step in which it came."""
         yield Placed(1, HoldResults())
+        if any(isinstance(event, GrammarReady) for step in self._recorded for event in step.events):
+            yield Placed(1, HoldGrammars())
         now = 0.0
         fails: dict[int, Action] = {}
         for recorded in self._recorded:
@@ -93,6 +112,9 @@ class _Translator:
             results = [event for event in recorded.events if isinstance(event, Completion)]
             if results:
                 yield Placed(step, ReleaseResults(count=len(results)))
+            answers = sum([isinstance(event, GrammarReady) for event in recorded.events])
+            if answers:
+                yield Placed(step, ReleaseGrammars(count=answers))
             for event in recorded.events:
                 action = action_of(event, self)
                 if isinstance(event, Completion):
@@ -153,6 +175,10 @@ class _Translator:
         self._recipes.setdefault(prompt, recipe)
         return recipe
 
+    def regex_of(self, grammar: Grammar) -> str:
+        """Another one for each grammar, that no output completes: a request is as long as it became."""
+        return self._grammars.setdefault(grammar, f"[!-~]{{{_ENDLESS + len(self._grammars)}}}")
+
     def _next_seed(self) -> int:
         self._seeds += 1
         return self._seeds
@@ -172,6 +198,7 @@ def _can_be_said(sampling: SamplingParams) -> bool:
         logit_bias=sampling.logit_bias[:1],
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        grammar=sampling.grammar,
     )
     return sampling == said
 
@@ -198,7 +225,12 @@ def _config_of(limits: Limits) -> EngineConfig:
         schedule_policy=limits.schedule_policy,
         priority_preemption=limits.priority_preemption,
         seed=limits.seed,
+        max_cached_grammars=limits.max_cached_grammars,
         **_speculation_of(limits),
+        waiting_timeout_s=limits.waiting_timeout_s,
+        pp_max_micro_batch_size=limits.microbatch_requests,
+        dynamic_chunking=limits.dynamic_chunking,
+        chunk_parity_tokens=limits.chunk_parity_tokens,
         max_loras=limits.max_loras or None,
         lora=",".join(f"{name}={path}" for name, path in limits.loras),
     )
@@ -236,8 +268,10 @@ def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
     return lengths
 
 
-def _deadline_of(event: Event) -> float | None:
-    return event.timeout_s if isinstance(event, FlushCache | UpdateWeights | UnloadAdapter) else None
+def _has_deadline(event: Event) -> bool:
+    if isinstance(event, Generate):
+        return event.timeout_s is not None or event.waiting_timeout_s is not None
+    return isinstance(event, FlushCache | UpdateWeights | UnloadAdapter) and event.timeout_s is not None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -34,6 +34,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
+    input_logprobs: tuple[float | None, ...] = ()
 
 
 class ClientView(Nameless):
@@ -76,6 +77,16 @@ class ClientView(Nameless):
     def token_ids(self) -> tuple[int, ...]:
         """All token ids received."""
         return Listed(token for chunk in self._chunks for token in chunk.token_ids)
+
+    @property
+    def input_logprobs(self) -> tuple[float | None, ...]:
+        """The logprobs of the prompt's tokens from ``logprob_start_len`` on; the first one is None."""
+        return Listed(value for chunk in self._chunks for value in chunk.input_logprobs)
+
+    @property
+    def values(self) -> int:
+        """How many tokens and how many logprobs of its prompt it received."""
+        return len(self.token_ids) + sum(value is not None for value in self.input_logprobs)
 
     @property
     def finish_reason(self) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.messages import FinishReason, Generate, Refusal, TokenLogprob, TokenOutput
+from engine.messages import FinishReason, Generate, PromptLogprob, Refusal, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request
 from scripted.rig.clients import ClientView, finish_reason_of
 from scripted.rig.values import Condition, Listed, Nameless
@@ -41,6 +41,7 @@ class RequestHandle(Nameless):
         self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
+        self._prompt_logprobs: list[PromptLogprob] = []
         self._weights_versions: set[int] = set()
         self._end: TokenOutput | None = None
         self._just_ended = False
@@ -62,10 +63,11 @@ class RequestHandle(Nameless):
     def see(self, output: TokenOutput, weights_version: int) -> None:
         """Note an output of the scheduler, computed with these weights."""
         assert self._end is None, f"{self.rid} got another reply after its terminal one: {output}"
-        if output.token_ids:
+        if output.token_ids or output.prompt_logprobs:
             self._weights_versions.add(weights_version)
         self._output_ids += output.token_ids
         self._logprobs += output.logprobs
+        self._prompt_logprobs += output.prompt_logprobs
         if output.finish_reason is not None:
             self._end = output
             self._just_ended = True
@@ -109,12 +111,12 @@ class RequestHandle(Nameless):
 
     @property
     def finish_reason(self) -> str | None:
-        """``length``, ``stop``, ``abort`` or ``error``; None before the end."""
+        """``length``, ``stop``, ``abort``, ``error`` or ``timeout``; None before the end."""
         return finish_reason_of(None if self._end is None else self._end.finish_reason)
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, if one did."""
+        """The error that ended it, or the time limit, if one did."""
         return None if self._end is None else self._end.error
 
     @property
@@ -173,6 +175,11 @@ class RequestHandle(Nameless):
     def logprobs(self) -> tuple[TokenLogprob | None, ...]:
         """One entry for each emitted token of a request that asked for them."""
         return Listed(self._logprobs)
+
+    @property
+    def prompt_logprobs(self) -> tuple[PromptLogprob, ...]:
+        """One entry for each token of the prompt after ``logprob_start_len``, as far as the scheduler told them."""
+        return Listed(self._prompt_logprobs)
 
     def __repr__(self) -> str:
         return (

@@ -25,6 +25,7 @@ from engine.messages import (
 )
 from engine.scheduler import Scheduler, Step
 from scripted.errors import BadCall
+from scripted.rig.grammars import HeldGrammars
 from scripted.rig.history import Handles, History
 from scripted.rig.start_over import start_over
 from scripted.rig.world import World
@@ -53,6 +54,7 @@ class Rig:
         self.history = History()
         self.handles = Handles()
         self.results = Results(scheduler.limits.depth)
+        self.grammars = HeldGrammars()
         self.arrived: list[ClientMessage] = []
         self.last_replies: tuple[Reply, ...] = ()
         self.landed: tuple[int, ...] = ()
@@ -154,6 +156,8 @@ class Rig:
                 break
             assert isinstance(event, Completion)
             assert event.microbatch_id == microbatch_id, f"{event} came back, microbatch {microbatch_id} was due"
+        if self.failure is None:
+            events += [self.grammars.answer(self.world.take_grammar(number)) for number in self.grammars.take_due()]
         events += self._injected
         events += self.arrived
         self._injected, self.arrived, self._interventions = [], [], []
@@ -163,6 +167,7 @@ class Rig:
         """Release what a script holds back or has stopped, and take back a failure that no step has met."""
         self.world.spare_next_step()
         self.results.release(None)
+        self.grammars.release(None)
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
         self.results.stalled.clear()
@@ -174,6 +179,7 @@ class Rig:
         start_over(self.scheduler)
         self.clock.reset()
         self.results.start_over()
+        self.grammars.start_over()
         self.landed = ()
         self.history.start_over()
         self.handles.start_over()
@@ -182,6 +188,7 @@ class Rig:
     def _fail(self, failed: PipelineFailed) -> None:
         self.failure = failed
         self.results.lose()
+        self.grammars.lose()
 
     def _rids_when_it_is_seen(self, message: Generate) -> tuple[frozenset[str], frozenset[str]]:
         """The rids that arrived ahead of a message and will live when it is seen, and those that will have ended."""

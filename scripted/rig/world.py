@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.frontend.detokenizer import Decoder
-from engine.messages import ClientMessage, PipelineEvent, Reply
+from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
 from engine.pipeline.wire import StageView
 from scripted.rig.clients import Clients
 
@@ -44,6 +44,10 @@ class World(Protocol):
 
     def take_completion(self, microbatch_id: int) -> PipelineEvent:
         """Wait for the completion of the oldest microbatch in flight; PipelineFailed when a stage died instead."""
+        ...
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Wait until the last stage has compiled the grammar that was ordered first."""
         ...
 
     def answer(self, replies: Sequence[Reply]) -> None:

@@ -21,6 +21,8 @@ def _of_results(rig: Rig) -> Iterator[str]:
     results = rig.results
     if results.is_holding:
         yield f"results are held, {len(results)} microbatches in flight wait for t.release_results()"
+    if rig.grammars.is_holding:
+        yield f"grammars are held, {len(rig.grammars)} are not ready until t.release_grammars()"
     for stage in sorted(results.stalled):
         yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
 
@@ -52,6 +54,12 @@ def _of_the_engine(rig: Rig) -> Iterator[str]:
         yield (
             f"a deferred call waits, at most until {deadline:g} s; it is {scheduler.now:g} s now, and only "
             "t.clock.advance(seconds) moves that"
+        )
+    limit = scheduler.time_limits.deadline
+    if limit is not None:
+        yield (
+            f"a request has time until {limit:g} s; it is {scheduler.now:g} s now, and only t.clock.advance(seconds) "
+            "moves that"
         )
     if books.is_fully_idle and not rig.has_unseen:
         yield "the engine is fully idle, so no further step can change anything"

@@ -97,6 +97,14 @@ class Queries(Asked):
         """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
         return ListedList(self.scheduler.books.requests.values())
 
+    def predicted_chunk(self, prefix_tokens: int) -> int:
+        """How large the next part of a long prompt is after this prefix, in a microbatch of its own."""
+        if not isinstance(prefix_tokens, int) or isinstance(prefix_tokens, bool) or prefix_tokens < 0:
+            raise BadCall(f"t.predicted_chunk(prefix_tokens) takes a number of tokens >= 0, got {prefix_tokens!r}")
+        limits, sizes = self.scheduler.limits, self.scheduler.planner.chunk_sizes
+        budget = limits.prefill_budget_tokens
+        return budget if sizes is None else sizes.part(prefix_tokens, limits.context_length, room=budget)
+
     def batch_composition(self) -> dict[str, list[str]]:
         """Rids by what they are part of: ``prefill`` and ``decode`` of the last microbatch, ``chunked``, ``running``.
 

@@ -22,6 +22,7 @@ __all__ = [
     "MODES",
     "Arrival",
     "KVState",
+    "LoadState",
     "MicrobatchInFlight",
     "RowState",
     "State",
@@ -119,13 +120,27 @@ class TreeState(_Snapshot, frozen=True, kw_only=True):
     locked_nodes: int
 
 
+class LoadState(_Snapshot, frozen=True, kw_only=True):
+    """What a router would be told of the engine: requests, tokens that are still to be prefilled, and pages.
+
+    ``running`` requests are in the engine and not in the queue. What is cached now is not pending.
+    """
+
+    running: int
+    waiting: int
+    pending_prefill_tokens: int
+    free_pages: int
+    total_pages: int
+
+
 class State(_Snapshot, frozen=True, kw_only=True):
     """The engine between two steps.
 
     ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
     step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
     stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
-    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers.
+    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of ``waiting``,
+    ``waiting_for_grammar`` have a grammar that is not ready.
     """
 
     step: int
@@ -144,6 +159,8 @@ class State(_Snapshot, frozen=True, kw_only=True):
     window: KVState | None
     digest: str
     plan_digest: str
+    load: LoadState
+    waiting_for_grammar: tuple[str, ...] = ()
 
     @property
     def queues_clear(self) -> bool:
@@ -169,6 +186,9 @@ def take_state(rig: Rig) -> State:
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
     window = scheduler.memory.sliding_window
     return State(
+        waiting_for_grammar=Listed(
+            one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
+        ),
         step=scheduler.step_number,
         now=scheduler.now,
         arrived=Listed(_arrival_of(message) for message in rig.arrived),
@@ -196,6 +216,21 @@ def take_state(rig: Rig) -> State:
         tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,
+        load=_load_state(rig),
+    )
+
+
+def _load_state(rig: Rig) -> LoadState:
+    """The scheduler's own numbers, and what has arrived."""
+    scheduler, arrived = rig.scheduler, rig.arrived_requests
+    stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
+    return LoadState(
+        running=stats.alive - stats.waiting,
+        waiting=stats.waiting + len(arrived),
+        pending_prefill_tokens=stats.pending_prefill_tokens
+        + sum(len(one.prompt_ids) - cached(one.prompt_ids, one.prompt_logprobs_from) for one in arrived),
+        free_pages=stats.pages_free,
+        total_pages=stats.pages_total,
     )
 
 

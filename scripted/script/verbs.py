@@ -76,12 +76,20 @@ class Verbs(Waits):
         return_logprob: bool = False,
         top_logprobs_num: int = 0,
         stream: bool = True,
+        logprob_start_len: int = -1,
+        timeout_s: float | None = None,
+        waiting_timeout_s: float | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        regex: str | None = None,
+        ebnf: str | None = None,
         lora: str | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
-        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``lora`` names the adapter
-        that computes it. Raises RequestRefused, with status and body, for a request that the server does not admit.
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
+        for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
+        seconds. ``lora`` names the adapter that computes it. Raises RequestRefused, with status and body, for a request
+        that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
@@ -101,6 +109,8 @@ class Verbs(Waits):
         }
         if seed is not None:
             sampling["seed"] = seed
+        grammars = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
+        sampling |= {name: grammar for name, grammar in grammars.items() if grammar is not None}
         body = prompt | {
             "rid": rid if rid is not None else self._next_rid(),
             "sampling_params": sampling,
@@ -108,6 +118,9 @@ class Verbs(Waits):
             "priority": priority,
             "return_logprob": return_logprob,
             "top_logprobs_num": top_logprobs_num,
+            "logprob_start_len": logprob_start_len,
+            "timeout_s": timeout_s,
+            "waiting_timeout_s": waiting_timeout_s,
         }
         if lora is not None:
             body["lora_path"] = lora
@@ -241,6 +254,20 @@ class Verbs(Waits):
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise BadCall(f"release_results() takes n >= 1, or None for all, got {n!r}")
         self._rig.results.release(n)
+
+    def hold_grammars(self) -> None:
+        """From the next step on, no grammar becomes ready until it is released."""
+        self._rig.grammars.hold()
+
+    def release_grammars(self, n: int | None = None) -> None:
+        """Let ``n`` grammars become ready, in the order in which they were ordered, or all and stop holding."""
+        if n is not None and n < 1:
+            raise BadCall(f"release_grammars() takes n >= 1, or None for all, got {n}")
+        self._rig.grammars.release(n)
+
+    def fail_next_grammar(self) -> None:
+        """Make the next grammar that would become ready one that cannot be compiled; the engine goes on."""
+        self._rig.grammars.fail_next()
 
     def kill_stage(self, i: int) -> None:
         """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""

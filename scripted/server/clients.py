@@ -122,11 +122,14 @@ class HttpClients:
     # -- waiting --
 
     def _settle_output(self, output: TokenOutput, view: ClientView) -> None:
-        expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + len(output.token_ids)
+        news = len(output.token_ids) + len(output.prompt_logprobs)
+        expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + news
         if output.finish_reason is not None:
             self._settle_until(lambda: view.closed, f"the end of {view}")
         elif view.streams:
-            self._settle_until(lambda: view.closed or len(view.token_ids) >= expected, f"{expected} tokens of {view}")
+            self._settle_until(
+                lambda: view.closed or view.values >= expected, f"{expected} tokens and prompt logprobs of {view}"
+            )
 
     def _settle_until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self.answer_timeout_s
@@ -192,7 +195,9 @@ def _receive(view: ClientView, data: str | bytes) -> None:
         view.fail(event["error"]["message"], view.status)
         return
     meta = event["meta_info"]
-    view.receive(Chunk(text=event["text"], token_ids=tuple(event["output_ids"]), finish_reason=meta["finish_reason"]))
+    inputs = tuple(value for value, _, _ in meta.get("input_token_logprobs", ()))
+    ids = tuple(event["output_ids"])
+    view.receive(Chunk(text=event["text"], token_ids=ids, finish_reason=meta["finish_reason"], input_logprobs=inputs))
 
 
 def _error_text(body: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -17,7 +18,7 @@ from engine.config import embedded_seed
 from engine.errors import EngineError, ProcessDiedError
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
-from engine.messages import ClientMessage, PipelineEvent, PipelineFailed, Reply
+from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
@@ -46,6 +47,14 @@ class StagePipeline(Protocol):
 
     def wake_sources(self) -> Sequence[Any]:
         """What to wait on."""
+        ...
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """What was compiled and read."""
+        ...
+
+    def grammar_source(self) -> int | None:
+        """What to wait on beside ``wake_sources``."""
         ...
 
     def fail_next_step(self, stage: int) -> None:
@@ -85,6 +94,13 @@ class ServerWorld:
         self._results = zmq.Poller()
         for source in (self._control.fileno(), *self._pipeline.wake_sources()):
             self._results.register(source, zmq.POLLIN)
+        self._compiled = zmq.Poller()
+        for source in (self._control.fileno(), *self._pipeline.wake_sources(), self._pipeline.grammar_source()):
+            if source is not None:
+                self._compiled.register(source, zmq.POLLIN)
+        self._grammars: dict[int, GrammarReady] = {}
+        # Results that came while a grammar was waited for.
+        self._early: deque[PipelineEvent] = deque()
 
     def limit_waits(self, seconds: float) -> None:
         """Give stages and front end this long to answer."""
@@ -112,7 +128,7 @@ class ServerWorld:
         """Wait for the completion of the oldest microbatch, or for the death of a stage."""
         deadline = time.monotonic() + self._answer_timeout_s
         while self._dead_stage is None:
-            completion = self._pipeline.next_completion(0)
+            completion = self._early.popleft() if self._early else self._pipeline.next_completion(0)
             if completion is not None:
                 return completion
             left_s = deadline - time.monotonic()
@@ -122,6 +138,21 @@ class ServerWorld:
                 )
             self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
         return self._dead_stage
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Wait for the answer to the order that is open for longest."""
+        deadline = time.monotonic() + self._answer_timeout_s
+        while grammar_id not in self._grammars:
+            if self._context.stage_pids and (early := self._pipeline.next_completion(0)) is not None:
+                self._early.append(early)
+            self._grammars.update({ready.grammar_id: ready for ready in self._pipeline.ready_grammars()})
+            if grammar_id in self._grammars or self._dead_stage is not None:
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NoAnswer(f"grammar {grammar_id} was not compiled within {self._answer_timeout_s} s")
+            self._listen_if(dict(self._compiled.poll(int(left_s * 1000) + 1)))
+        return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
 
     def answer(self, replies: Sequence[Reply]) -> None:
         """Send replies to the front end."""

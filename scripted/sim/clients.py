@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from engine.frontend.answer import Answer, joined
+from engine.frontend.answer import Answer, is_shown, joined
 from engine.frontend.errors import ApiError
+from engine.frontend.grammar_check import refusal_of, require_end
 from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
 from engine.frontend.served_model import request_of
+from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import (
     Abort,
@@ -53,6 +55,9 @@ class _OpenRequest:
                 output.error or "the engine could not compute this request", None if self.view.status else 500
             )
             return False
+        if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
+            self.view.fail(output.error or "the time of this request is over", 504)
+            return False
         found_before = self._answer.stop_found
         self._pieces.append(self._answer.piece(output))
         if self.view.streams:
@@ -63,10 +68,17 @@ class _OpenRequest:
 
     def _receive(self, piece: GenerateAnswer) -> None:
         reason = piece.meta_info.finish_reason
-        if not piece.output_ids and reason is None:
+        if not is_shown(piece):
             return
         self.view.status = 200
-        self.view.receive(Chunk(text=piece.text, token_ids=piece.output_ids, finish_reason=reason and reason.value))
+        self.view.receive(
+            Chunk(
+                text=piece.text,
+                token_ids=piece.output_ids,
+                finish_reason=reason and reason.value,
+                input_logprobs=tuple(value for value, _, _ in piece.meta_info.input_token_logprobs or ()),
+            )
+        )
         self.view.closed = reason is not None
 
 
@@ -89,6 +101,7 @@ class SimClients:
             text = checked.text
             ids = tuple(text.encode()) if text is not None else tuple(checked.input_ids or ())
             message = request_of(checked, ids, self._limits)
+            self._check_grammar(checked)
             self._check_unique(rid)
         except ApiError as exc:
             view.fail(exc.body.error.message, exc.status)
@@ -133,6 +146,16 @@ class SimClients:
                 self._refusal(reply)
             elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
                 call.answer(200 if reply.ok else 404 if reply.not_found else 400, reply.message)
+
+    def _check_grammar(self, body: GenerateBody) -> None:
+        if body.sampling_params.grammar is None:
+            return
+        name, grammar = body.sampling_params.grammar
+        field = f"sampling_params.{name}"
+        require_end(self._limits, field)
+        fault = fault_of(grammar)
+        if fault is not None:
+            raise refusal_of(grammar, fault, field)
 
     def _check_unique(self, rid: str) -> None:
         if any(not request.is_ending for request in self._open.get(rid, ())):

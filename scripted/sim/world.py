@@ -8,6 +8,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import (
     ClientMessage,
+    GrammarReady,
     PipelineEvent,
     Reply,
 )
@@ -29,6 +30,7 @@ class SimWorld:
         self._limits = limits
         self.pipeline = SimulatedPipeline(limits)
         self.clients = SimClients(limits)
+        self._grammars: dict[int, GrammarReady] = {}
 
     def limit_waits(self, seconds: float) -> None:
         pass
@@ -49,6 +51,11 @@ class SimWorld:
         event = self.pipeline.next_completion(0)
         assert event is not None, f"microbatch {microbatch_id} is due, but the pipeline has nothing"
         return event
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Compiled when it was ordered."""
+        self._grammars.update({ready.grammar_id: ready for ready in self.pipeline.ready_grammars()})
+        return self._grammars.pop(grammar_id)
 
     def answer(self, replies: Sequence[Reply]) -> None:
         """Hand replies to the clients."""

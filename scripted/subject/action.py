@@ -33,6 +33,12 @@ class SearchBase(msgspec.Struct, frozen=True):
         """The rids of ``starts``, each once."""
         return tuple(dict.fromkeys(rid for start in self.starts if (rid := getattr(start, "rid", None)) is not None))
 
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which a request of ``starts`` ends by itself, each number once."""
+        given = [limit for start in self.starts for limit in getattr(start, "time_limits", ())]
+        return tuple(dict.fromkeys([*given, *getattr(self.limits, "time_limits", ())]))
+
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of all actions. A concrete one has a tag, the first word of its clause, and its fields as the others.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from scripted.subject.action import Action
+from scripted.subject.action import Action, SearchBase
 from scripted.subject.run import Run
 from scripted.subject.shell_words import ShellWord, alone, numbered, seconds
 from scripted.subject.verb import Verb
@@ -70,3 +71,13 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("clock.advance", self.seconds),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Where requests have time limits: to the end of each, and not quite."""
+        return [cls(seconds=part * limit) for limit in base.time_limits for part in (0.5, 1.0)]
+
+    def smaller(self) -> Iterator[Action]:
+        """A whole number of seconds."""
+        if self.seconds != int(self.seconds):
+            yield AdvanceClock(seconds=float(int(self.seconds) + 1))

@@ -195,6 +195,10 @@ class Subject(Protocol):
         """
         ...
 
+    def also_due(self, run: Any) -> Sequence[Any]:
+        """Events beside results that the next step gets by themselves, after those."""
+        ...
+
     def finale(self, run: Any, turn: int) -> Sequence[Any]:
         """The last events of every run, given when all requests have ended, turn by turn from 0 until there are none.
 

@@ -20,7 +20,11 @@ OPERATORS = ("/abort_request", "/pause_generation", "/update_weights_from_disk")
 RIGHT: dict[str, dict[str, Any]] = {
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "abc"}],
+        "max_tokens": 2,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    },
     "/abort_request": {"rid": "missing"},
     "/pause_generation": {"mode": "in_place"},
     "/update_weights_from_disk": {"model_path": "no/such/folder"},
@@ -46,7 +50,20 @@ VALUES: tuple[Any, ...] = (
     {},
     {"a": {"b": [1]}},
 )
-KEYS = ("n", "stop", "rid", "stream", "seed", "priority", "logprobs", "max-tokens", "__class__", "", "k" * 500)
+KEYS = (
+    "n",
+    "stop",
+    "rid",
+    "stream",
+    "seed",
+    "priority",
+    "logprobs",
+    "max-tokens",
+    "tool_choice",
+    "__class__",
+    "",
+    "k" * 500,
+)
 
 
 def nearly_right(seed: int, count: int) -> Iterator[Attack]:
@@ -84,6 +101,9 @@ def large_bodies(size: int) -> Iterator[Attack]:
     yield "/v1/chat/completions", b'{"messages": [' + b'{"a":1},' * (count // 8) + b"1]}"
     kwargs = b",".join([b"{}"] * (count // 3))
     yield "/v1/chat/completions", b'{"messages": [{"role": "x"}], "chat_template_kwargs": {"x": [' + kwargs + b"]}}"
+    tool = b'{"type": "function", "function": {"name": "f"}}'
+    yield "/v1/chat/completions", b'{"messages": [], "tools": [' + (tool + b",") * (count // 48) + tool + b"]}"
+    yield "/v1/chat/completions", b'{"messages": [{"role": "x", "tool_calls": [' + b"{}," * (count // 3) + b"{}]}]}"
     yield "/pause_generation", b'{"mode": "' + b"a" * count + b'"}'
 
 

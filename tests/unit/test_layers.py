@@ -24,6 +24,7 @@ ROOMS = (
     "engine.messages",
     "engine.plan",
     "engine.limits",
+    "engine.grammar",
     "engine.memory",
     "engine.instruments",
     "engine.scheduler",
@@ -49,6 +50,7 @@ ROOMS = (
     "scripted.report",
     "scripted.errors",
     "scripted.new_files",
+    "scripted.simulated_grammar",
     "scripted.simulated_pipeline",
     "scripted.rig",
     "scripted.script",
@@ -83,8 +85,15 @@ OUTSIDE_WORLD = (
     "asyncio",
     "os",
 )
-PURE = ("engine.memory", "engine.instruments", "engine.scheduler", "engine.integrity", "scripted.simulated_pipeline")
-WITHOUT_TORCH = (*PURE, "engine.frontend")
+PURE = (
+    "engine.memory",
+    "engine.instruments",
+    "engine.scheduler",
+    "engine.integrity",
+    "scripted.simulated_grammar",
+    "scripted.simulated_pipeline",
+)
+WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar")
 
 
 def modules(package: str) -> list[Path]:

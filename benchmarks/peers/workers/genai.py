@@ -19,7 +19,7 @@ _HINTS: Final = {"float32": "f32", "bfloat16": "bf16"}
 # 16 bits of weights are kept as 16 bits; the values are random either way.
 _EXPORTED: Final = {"float32": "fp32", "bfloat16": "fp16"}
 _BLOCK_TOKENS: Final = 32
-_KV_TOKENS: Final = 131_072
+_KV_TOKENS: Final = 16_384
 _MOST_TOKENS: Final = 4096
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from engine.scheduler.loop import run_loop
 from engine.scheduler.ports import Step, StepResult
 from engine.scheduler.scheduler import Scheduler
 
-KV_TOKENS: Final = 131_072
+KV_TOKENS: Final = 16_384
 
 
 class BatchGate:
@@ -65,7 +66,10 @@ class CountingOutbox:
 
 def load(folder: Path, dtype: str) -> GenerateBatch:
     """Generates greedily, batched by the scheduler."""
-    config = with_its_pages(EngineConfig(model=str(folder), dtype=dtype, max_total_tokens=KV_TOKENS))
+    # No front end and no client needs a core here, and what it is compared with takes all of them.
+    threads = len(os.sched_getaffinity(0))
+    values = {"model": str(folder), "dtype": dtype, "max_total_tokens": KV_TOKENS, "threads": threads}
+    config = with_its_pages(EngineConfig(**values))
     limits = Limits.of(config, read_facts(config))
     pipeline = LocalPipeline(StageRunner(config, limits, 0))
     scheduler = Scheduler(limits)

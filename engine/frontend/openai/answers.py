@@ -11,6 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 __all__ = [
+    "CalledFunction",
+    "CalledFunctionDelta",
     "ChatAnswer",
     "ChatChoice",
     "ChatChunk",
@@ -21,10 +23,14 @@ __all__ = [
     "ChatMessage",
     "CompletionAnswer",
     "CompletionChoice",
+    "CompletionDetails",
     "CompletionLogprobs",
     "ModelCard",
     "ModelList",
     "PromptDetails",
+    "PromptTokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "Usage",
 ]
@@ -36,6 +42,12 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens that are reasoning, its markers among them."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of all choices together; each prompt counts once."""
 
@@ -43,15 +55,27 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Logprobs of a completion's tokens. Offsets are characters of this choice's text, its prompt not counted."""
+    """Logprobs of a completion's tokens. Offsets are characters of this choice's text.
+
+    With ``echo`` those of the prompt are in front; its first token has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The logprob of a token in one place of a prompt, and its rank among all tokens there; the best has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +85,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +123,45 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model calls. ``arguments`` is what it wrote: JSON, unless the answer was cut or the model erred."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CalledFunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new of a call: its name once, its arguments in pieces."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new of the call with this index, counted in the choice. Id and type come once, with the name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunctionDelta
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's message."""
+    """The assistant's message. ``content`` is null when it has none beside reasoning and calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +182,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, PromptTokenLogprob] | None] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +190,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

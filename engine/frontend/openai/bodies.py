@@ -11,6 +11,27 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.grammar_fields import (
+    Choices,
+    GrammarText,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Schema,
+    StructuredOutputs,
+    TextFormat,
+    choice_grammar,
+    grammar_among,
+)
+from engine.frontend.openai.nullable import NullableBody
+from engine.frontend.openai.tool_bodies import (
+    MAX_CALL_ID_CHARS,
+    MAX_TOOLS,
+    NamedToolBody,
+    ToolBody,
+    ToolCallBody,
+    ToolChoice,
+    require_known_tools,
+)
 from engine.frontend.protocol import (
     MAX_INT32,
     MAX_RID_CHARS,
@@ -21,16 +42,17 @@ from engine.frontend.protocol import (
     LogitBias,
     StopString,
     StrictBody,
+    TimeLimit,
     TokenIds,
 )
-from engine.messages import SamplingParams
+from engine.grammar import schema_grammar
+from engine.messages import Grammar, GrammarKind, SamplingParams
 
 __all__ = [
     "MAX_MESSAGES",
     "ChatBody",
     "ChatMessageBody",
     "CompletionBody",
-    "NullableBody",
     "OpenAiBody",
     "StreamOptions",
     "refuse_template_arguments",
@@ -40,6 +62,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_USER_CHARS = 256
+MAX_TOOL_CALLS = 1024
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 512
 # The protocol's own default of a completion; a chat may fill the context.
@@ -63,28 +86,11 @@ TEMPLATE_ARGUMENTS = {
 }
 
 
-class NullableBody(StrictBody):
-    """A body in which null stands for a field's default, as the protocol has it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
-
-
 class StreamOptions(NullableBody):
     """``stream_options``: ``include_usage`` adds a last event with the token counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
-
-
-class TextFormat(StrictBody):
-    """``response_format``: plain text, the only one."""
-
-    type: Literal["text"]
 
 
 class OpenAiBody(NullableBody):
@@ -115,13 +121,28 @@ class OpenAiBody(NullableBody):
         None, max_length=MAX_USER_CHARS, description="changes nothing: equal prefixes are found without a key"
     )
     logit_bias: LogitBias = Field(default={})
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
+        None
+    )
+    guided_json: Schema | None = Field(None, description="the output is JSON of this schema")
+    guided_regex: GrammarText | None = Field(None, description="the whole output matches this")
+    guided_choice: Choices | None = Field(None, description="the output is one of these")
+    guided_grammar: GrammarText | None = Field(None, description="the output follows this grammar, in GBNF or Lark")
+    structured_outputs: StructuredOutputs | None = Field(None, description="the newer spelling of the guided fields")
     store: Literal[False] = Field(default=False, description="nothing is stored: only false")
     metadata: dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARS)]] | None = Field(
         None, max_length=MAX_METADATA, description="goes with what is stored, so it changes nothing"
     )
     service_tier: Literal["auto", "default"] = Field("auto", description="there is one tier")
     skip_special_tokens: Literal[True] = Field(default=True, description="special tokens have no text: only true")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="the logprob of each token of the prompt, and of this number of the most likely ones; no stream",
+    )
+    timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
+    waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
 
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
@@ -132,17 +153,44 @@ class OpenAiBody(NullableBody):
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
             raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError(
+                f"prompt_logprobs needs stream=false, got prompt_logprobs={self.prompt_logprobs} in a stream; "
+                "leave out one of the two"
+            )
         if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
                 "lower it or raise max_tokens"
             )
+        grammar_among(self._grammars)
         return self
+
+    @property
+    def _grammars(self) -> dict[str, Grammar | None]:
+        """What each field says that the output must be, by the field."""
+        return {
+            "response_format": None if self.response_format is None else self.response_format.grammar,
+            "guided_json": None if self.guided_json is None else schema_grammar(self.guided_json),
+            "guided_regex": None if self.guided_regex is None else Grammar(GrammarKind.REGEX, self.guided_regex),
+            "guided_choice": None if self.guided_choice is None else choice_grammar(self.guided_choice),
+            "guided_grammar": None if self.guided_grammar is None else Grammar(GrammarKind.EBNF, self.guided_grammar),
+        } | ({} if self.structured_outputs is None else self.structured_outputs.grammars)
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the output must be, and the field that says it."""
+        return grammar_among(self._grammars)
 
     @property
     def max_new_tokens(self) -> int | None:
         """Most tokens of output that were asked for, by whatever field; None: it was left open."""
         return self.max_tokens
+
+    @property
+    def top_of_prompt(self) -> int | None:
+        """Most likely tokens that are wanted in each place of the prompt; None: nothing of the prompt is."""
+        return self.prompt_logprobs
 
     @property
     def default_new_tokens(self) -> int | None:
@@ -167,6 +215,7 @@ class OpenAiBody(NullableBody):
 
     def sampling(self, max_new_tokens: int, index: int) -> SamplingParams:
         """How the tokens of the choice with this index are chosen."""
+        grammar = self.grammar
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,
@@ -183,6 +232,7 @@ class OpenAiBody(NullableBody):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=None if grammar is None else grammar[1],
         )
 
 
@@ -204,7 +254,8 @@ class CompletionBody(OpenAiBody):
         description="number of most likely tokens to return, beside the chosen one",
     )
     best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
-    echo: bool = Field(default=False, description="begin each text with its prompt; not with logprobs")
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only")
+    echo: bool = Field(default=False, description="begin each text, and its logprobs, with the prompt")
     suffix: None = Field(None, description="not honoured: only null")
 
     @property
@@ -223,14 +274,11 @@ class CompletionBody(OpenAiBody):
             raise ValueError("prompt must hold at least 1 prompt, got an empty list; send a text or token ids")
         return self
 
-    @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                f"echo must be false with logprobs, got logprobs={self.logprobs}: the prompt's own logprobs are not "
-                "computed; leave out one of the two"
-            )
-        return self
+    @property
+    def top_of_prompt(self) -> int | None:
+        """An echoed prompt has as many as the output."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -251,28 +299,55 @@ class TextPart(StrictBody):
 class ChatMessageBody(NullableBody):
     """One message. The fields of an answer's message are accepted, so that it can be sent back as it came.
 
-    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it.
+    ``developer`` is the protocol's newer word for ``system``. Templates that know a speaker's name are given it, and
+    the reasoning of earlier answers, which engines spell in two ways.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)] | None = Field(
+        None, description="only an assistant's may be null"
+    )
     name: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARS)
     refusal: None = None
-    tool_calls: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOL_CALLS), Field(fail_fast=True)] | None = Field(
+        None, description="an assistant's calls"
+    )
+    tool_call_id: str | None = Field(
+        None, min_length=1, max_length=MAX_CALL_ID_CHARS, description="of the call that a tool's message answers"
+    )
+    reasoning_content: str | None = Field(None, description="an assistant's reasoning")
+    reasoning: str | None = Field(None, description="another spelling of reasoning_content")
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
 
+    @model_validator(mode="after")
+    def _fields_of_the_role(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content must be given with role {self.role!r}, got null; send a text")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id must be given with role 'tool', got null; send the id of the call")
+        owners = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
+        for field, owner in (owners | {"reasoning": "assistant"}).items():
+            if getattr(self, field) and self.role != owner:
+                raise ValueError(f"{field} must be left out with role {self.role!r}: only {owner!r} has it")
+        return self
+
     @property
     def text(self) -> str:
-        """The content; parts stand on lines of their own."""
+        """The content; parts stand on lines of their own. None is the empty text, because templates want one."""
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
     @property
-    def for_template(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
+    def for_template(self) -> dict[str, Any]:
+        """The message as a chat template takes it: templates ask whether a key is there, so none is there in vain."""
+        reasoning = self.reasoning_content or self.reasoning
+        calls = [call.for_template for call in self.tool_calls or ()]
+        extra = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
         message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        return message if self.name is None else message | {"name": self.name}
+        return message | {key: value for key, value in (extra | {"reasoning_content": reasoning}).items() if value}
 
 
 class ChatBody(OpenAiBody):
@@ -285,11 +360,17 @@ class ChatBody(OpenAiBody):
     chat_template_kwargs: dict[str, JsonValue] = Field(
         default={}, description="variables of the model's chat template, such as enable_thinking"
     )
-    tools: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="not honoured: only empty")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="without tools both mean none")
-    parallel_tool_calls: bool | None = Field(None, description="without tools both mean nothing")
-    functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(None, description="as tools")
-    function_call: Literal["none", "auto"] | None = Field(None, description="as tool_choice")
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(
+        default=[], max_length=MAX_TOOLS, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        None, description="left out: auto with tools; none: the model does not see the tools"
+    )
+    parallel_tool_calls: bool = Field(default=True, description="false: calls after the first are left out")
+    functions: Annotated[list[JsonValue], Field(max_length=0)] | None = Field(
+        None, description="not honoured: only empty; the protocol has tools instead"
+    )
+    function_call: Literal["none", "auto"] | None = Field(None, description="without functions both mean nothing")
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=1, description="text alone")
     audio: None = Field(None, description="not honoured: only null")
     prediction: None = Field(None, description="not honoured: only null")
@@ -313,6 +394,20 @@ class ChatBody(OpenAiBody):
         return mine | super().asked_tokens
 
     @property
+    def offered_tools(self) -> list[ToolBody]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def required_tools(self) -> list[ToolBody]:
+        """The tools of which one has to be called; none when the model decides."""
+        if self.tool_choice == "required":
+            return self.tools
+        if isinstance(self.tool_choice, NamedToolBody):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return []
+
+    @property
     def template_variables(self) -> dict[str, JsonValue]:
         """What the template is given beside the messages; its own variables win over the protocol's hints."""
         hints: dict[str, JsonValue] = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
@@ -328,6 +423,7 @@ class ChatBody(OpenAiBody):
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs")
         refuse_template_arguments(self.chat_template_kwargs)
+        require_known_tools(self.tools, self.tool_choice)
         return self
 
 

@@ -12,9 +12,10 @@ import msgspec
 
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
+from engine.frontend.openai.spoken_order import require_parser, with_calls
 from engine.frontend.order import Order
 from engine.frontend.protocol import parse_body
-from engine.frontend.served_model import ServedModel, check_fits, check_vocabulary, tokenize
+from engine.frontend.served_model import ServedModel, check_fits, check_prompt_logprobs, check_vocabulary, tokenize
 from engine.limits import Limits
 from engine.messages import Generate
 
@@ -32,19 +33,23 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
         for prompt in body.prompts
     ]
     order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs, lora=lora)
-    return msgspec.structs.replace(order, echo=_echoed(body, served))
+    return msgspec.structs.replace(order, echo=_echoed(body, served), top_logprobs=body.logprobs or 0)
 
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
     lora = requested_adapter(body.model, served)
+    tools = body.offered_tools
+    require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
-    text = served.template.render(conversation, body.template_variables)
+    text = served.template.render(conversation, body.template_variables, tools=[tool.for_template for tool in tools])
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    return _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top, lora=lora)
+    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top, lora=lora)
+    start = served.dialect.start_after(text)
+    return with_calls(order, body, start, served)
 
 
 def require_model(model: str | None, served: str) -> None:
@@ -85,8 +90,11 @@ def _order(
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
     count = len(prompts) * body.n
     messages = []
+    top_of_prompt = body.top_of_prompt
     for index in range(count):
         prompt_ids = prompts[index // body.n]
+        # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
+        asks = top_of_prompt is not None and (body.stream or index % body.n == 0)
         check_vocabulary(prompt_ids, limits.vocab_size, param)
         sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), index % body.n)
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
@@ -98,9 +106,14 @@ def _order(
                 priority=body.priority,
                 return_logprob=top is not None,
                 top_logprobs_num=top or 0,
+                prompt_logprobs_from=0 if asks else -1,
+                prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
+                timeout_s=body.timeout_s,
+                waiting_timeout_s=body.waiting_timeout_s,
                 lora=lora,
             )
         )
+    check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
     return Order(
         rid=rid,
         messages=tuple(messages),
@@ -108,6 +121,8 @@ def _order(
         n=body.n,
         logprobs=top is not None,
         include_usage=body.include_usage,
+        prompt_logprobs=body.prompt_logprobs,
+        grammar_field=None if body.grammar is None else body.grammar[0],
         lora=lora,
     )
 
@@ -118,7 +133,7 @@ def _most_new_tokens(body: OpenAiBody, prompt_tokens: int, limits: Limits) -> in
     Raises ApiError (400) for a number that the context has no room for: it would be cut in silence otherwise.
     """
     in_context = limits.context_length - prompt_tokens
-    if in_context < 1:
+    if in_context < 1 and body.max_new_tokens != 0:
         return 1  # The prompt alone is too long, which is said of the prompt.
     for name, tokens in body.asked_tokens.items():
         if tokens > in_context:

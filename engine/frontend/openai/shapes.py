@@ -6,7 +6,7 @@ Owns ids, indices, logprobs' spelling and token counts; one object for each HTTP
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,11 +22,14 @@ from engine.frontend.openai.answers import (
     ChatMessage,
     CompletionAnswer,
     CompletionChoice,
+    CompletionDetails,
     CompletionLogprobs,
     PromptDetails,
     TopLogprob,
     Usage,
 )
+from engine.frontend.openai.prompt_logprobs import EchoOffsets, echoed, ranked
+from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
 from engine.frontend.token_texts import TokenTexts, Vocabulary
 
@@ -34,11 +37,15 @@ __all__ = ["ChatShape", "CompletionShape"]
 
 
 class _Counts:
-    """Token counts of all choices; ``n`` neighbouring choices share a prompt."""
+    """Token counts of all choices; ``n`` neighbouring choices share a prompt.
+
+    ``reasoning`` has the tokens of reasoning of those choices of which they are known.
+    """
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._last: dict[int, MetaInfo] = {}
+        self.reasoning: dict[int, int] = {}
 
     def note(self, index: int, meta: MetaInfo) -> None:
         self._last[index] = meta
@@ -52,11 +59,18 @@ class _Counts:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=sum(meta.cached_tokens for meta in prompts)),
+            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(self.reasoning.values()))
+            if self.reasoning
+            else msgspec.UNSET,
         )
 
 
 class CompletionShape:
-    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own."""
+    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own.
+
+    ``top_logprobs`` and ``prompt_logprobs`` are how many of the most likely tokens are shown, of an echoed prompt and
+    of a prompt that is ranked.
+    """
 
     def __init__(
         self,
@@ -68,12 +82,20 @@ class CompletionShape:
         logprobs: bool,
         include_usage: bool,
         echo: Sequence[str] = (),
+        top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self._rid = rid
         self._model = model
         self._tokenizer = tokenizer
+        self._n = n
         self._echo = {index: echo[index // n] for index in range(len(echo) * n)}
         self._texts = TokenTexts(tokenizer)
+        self._top_logprobs = top_logprobs
+        self._prompt_logprobs = prompt_logprobs
+        self._echo_offsets: dict[int, EchoOffsets] = {}
+        if logprobs:
+            self._echo_offsets = {index: EchoOffsets(tokenizer, self._texts, one) for index, one in self._echo.items()}
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._counts = _Counts(n)
@@ -82,12 +104,14 @@ class CompletionShape:
 
     def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
         """The answer in one."""
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        # Neighbouring choices share a prompt, whose logprobs came with the first of them.
+        firsts = [answers[index - index % self._n] for index in range(len(answers))]
+        choices = [self._choice(index, *both) for index, both in enumerate(zip(answers, firsts, strict=True))]
         return self._answer(choices, self._counts.usage())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """One event for a piece that shows something."""
-        choice = self._choice(index, piece)
+        choice = self._choice(index, piece, piece)
         if choice.text or choice.finish_reason or choice.logprobs:
             yield self._answer([choice], None if self._include_usage else msgspec.UNSET)
 
@@ -99,17 +123,33 @@ class CompletionShape:
     def _answer(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> CompletionAnswer:
         return CompletionAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
 
-    def _choice(self, index: int, piece: GenerateAnswer) -> CompletionChoice:
+    def _choice(self, index: int, piece: GenerateAnswer, of_prompt: GenerateAnswer) -> CompletionChoice:
         self._counts.note(index, piece.meta_info)
+        echo, most = self._echo.pop(index, ""), self._prompt_logprobs
+        if self._logprobs:
+            self._offsets.setdefault(index, _Offsets(self._tokenizer, begin=len(echo)))
         return CompletionChoice(
             index=index,
-            text=self._echo.pop(index, "") + piece.text,
-            logprobs=self._spelled(index, _entries(piece)) if self._logprobs else None,
+            text=echo + piece.text,
+            logprobs=self._spelled(index, _entries(piece), of_prompt) if self._logprobs else None,
             finish_reason=piece.meta_info.finish_reason,
+            prompt_logprobs=msgspec.UNSET if most is None else ranked(of_prompt, most, self._texts),
         )
 
-    def _spelled(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
-        offsets = self._offsets.setdefault(index, _Offsets(self._tokenizer))
+    def _spelled(self, index: int, entries: Sequence[OutputLogprob], of_prompt: GenerateAnswer) -> CompletionLogprobs:
+        said = self._spelled_output(index, entries)
+        if index not in self._echo_offsets:
+            return said
+        prompt = echoed(of_prompt, self._top_logprobs, self._texts, self._echo_offsets[index])
+        return CompletionLogprobs(
+            tokens=prompt.tokens + said.tokens,
+            token_logprobs=prompt.token_logprobs + said.token_logprobs,
+            top_logprobs=prompt.top_logprobs + said.top_logprobs,
+            text_offset=prompt.text_offset + said.text_offset,
+        )
+
+    def _spelled_output(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
+        offsets = self._offsets[index]
         text_of = self._texts.text_of
         return CompletionLogprobs(
             tokens=[text_of(entry.token_id) for entry in entries],
@@ -120,16 +160,28 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Answers of ``/v1/chat/completions``."""
+    """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one; None: there are none."""
 
     def __init__(
-        self, rid: str, model: str, tokenizer: Vocabulary, *, n: int, logprobs: bool, include_usage: bool
+        self,
+        rid: str,
+        model: str,
+        tokenizer: Vocabulary,
+        *,
+        n: int,
+        logprobs: bool,
+        include_usage: bool,
+        prompt_logprobs: int | None = None,
+        new_choice: Callable[[], SpokenChoice] | None = None,
     ) -> None:
+        self._prompt_logprobs = prompt_logprobs
         self._rid = rid
         self._model = model
         self._texts = TokenTexts(tokenizer)
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._new_choice = new_choice
+        self._choices: dict[int, SpokenChoice] = {}
         self._counts = _Counts(n)
         self._begun: set[int] = set()
         self._created_s = int(time.time())
@@ -138,34 +190,66 @@ class ChatShape:
         """The answer in one."""
         choices = []
         for index, answer in enumerate(answers):
-            self._counts.note(index, answer.meta_info)
+            spoken = self._choice(index)
+            message = ChatMessage(content=answer.text) if spoken is None else spoken.message(answer)
+            self._note(index, answer.meta_info)
             choices.append(
                 ChatChoice(
                     index=index,
-                    message=ChatMessage(content=answer.text),
+                    message=message,
                     logprobs=self._spelled(answer),
-                    finish_reason=answer.meta_info.finish_reason,
+                    finish_reason=self._finish_reason(index, answer.meta_info),
                 )
             )
-        usage = self._counts.usage()
-        return ChatAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
+        most = self._prompt_logprobs
+        return ChatAnswer(
+            id=self._rid,
+            created=self._created_s,
+            model=self._model,
+            choices=choices,
+            usage=self._counts.usage(),
+            prompt_logprobs=msgspec.UNSET if most is None else ranked(answers[0], most, self._texts),
+        )
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """The role before a choice's first piece, then an event for each piece that shows something."""
-        self._counts.note(index, piece.meta_info)
+        spoken = self._choice(index)
         if index not in self._begun:
             self._begun.add(index)
-            yield self._event(index, ChatDelta(role="assistant", content=""))
+            # Whether there will be content is not known yet where an answer may have other parts.
+            yield self._event(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
+        deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
+        self._note(index, piece.meta_info)
         logprobs = self._spelled(piece)
-        if piece.text or logprobs:
-            yield self._event(index, ChatDelta(content=piece.text), logprobs=logprobs)
+        if logprobs is not None and not deltas:
+            deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
+        for number, delta in enumerate(deltas):
+            yield self._event(index, delta, logprobs=None if number else logprobs)
         if piece.meta_info.finish_reason is not None:
-            yield self._event(index, ChatDelta(), finish_reason=piece.meta_info.finish_reason)
+            yield self._event(index, ChatDelta(), finish_reason=self._finish_reason(index, piece.meta_info))
 
     def last_events(self) -> Iterator[msgspec.Struct]:
         """The token counts, if asked for."""
         if self._include_usage:
             yield self._chunk([], self._counts.usage())
+
+    def _choice(self, index: int) -> SpokenChoice | None:
+        """What finds the parts of a choice: each has its own."""
+        if self._new_choice is None:
+            return None
+        if index not in self._choices:
+            self._choices[index] = self._new_choice()
+        return self._choices[index]
+
+    def _note(self, index: int, meta: MetaInfo) -> None:
+        self._counts.note(index, meta)
+        spoken = self._choice(index)
+        if spoken is not None and spoken.reasoning_tokens is not None:
+            self._counts.reasoning[index] = spoken.reasoning_tokens
+
+    def _finish_reason(self, index: int, meta: MetaInfo) -> str | None:
+        spoken = self._choice(index)
+        return meta.finish_reason if spoken is None else spoken.finish_reason(meta.finish_reason)
 
     def _event(
         self,
@@ -199,12 +283,16 @@ class ChatShape:
         )
 
 
-class _Offsets:
-    """Where each token of one choice begins in its text."""
+def _plain(piece: GenerateAnswer) -> list[ChatDelta]:
+    return [ChatDelta(content=piece.text)] if piece.text else []
 
-    def __init__(self, decoder: Decoder) -> None:
+
+class _Offsets:
+    """Where each token of one choice begins in its text; the first at ``begin``."""
+
+    def __init__(self, decoder: Decoder, *, begin: int) -> None:
         self._detokenizer = Detokenizer(decoder)
-        self._chars = 0
+        self._chars = begin
 
     def before(self, token_id: int) -> int:
         """The offset of the next token, in characters; one inside a character has that character's offset."""

@@ -5,13 +5,15 @@ Owns which ids a text or a conversation becomes when it is asked for; a prompt b
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 from pydantic import Field, JsonValue, model_validator
 
-from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, NullableBody, refuse_template_arguments
+from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
+from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.openai.requests import requested_adapter
+from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
 from engine.frontend.protocol import TokenIds, parse_body
 from engine.frontend.served_model import ServedModel, check_vocabulary, tokenize
 
@@ -31,6 +33,9 @@ class TokenizeBody(NullableBody):
     model: str | None = Field(None, description="the served model's name; left out: the served model")
     prompt: str | None = None
     messages: list[ChatMessageBody] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(
+        default=[], max_length=MAX_TOOLS, description="only for messages: functions that the model is told of"
+    )
     add_special_tokens: bool | None = Field(
         None, description="the tokenizer's own around the text; left out: as generation does, for a prompt only"
     )
@@ -44,6 +49,8 @@ class TokenizeBody(NullableBody):
         if (self.prompt is None) == (self.messages is None):
             given = "neither" if self.prompt is None else "both"
             raise ValueError(f"exactly one of prompt and messages must be given, got {given}; send one of them")
+        if self.tools and self.messages is None:
+            raise ValueError(f"tools need messages, got {len(self.tools)} tools with a prompt; leave them out")
         refuse_template_arguments(self.chat_template_kwargs)
         return self
 
@@ -77,7 +84,10 @@ def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     text, param = body.prompt, "prompt"
     if text is None:
         conversation = [message.for_template for message in body.messages or ()]
-        text = served.template.render(conversation, body.chat_template_kwargs, ask=body.add_generation_prompt)
+        tools = [tool.for_template for tool in body.tools]
+        text = served.template.render(
+            conversation, body.chat_template_kwargs, ask=body.add_generation_prompt, tools=tools
+        )
         param = "messages"
     special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
     ids = tokenize(served, text, param=param, special=special)

@@ -5,6 +5,7 @@ The first and the last place of a request's life. Statuses and streams belong to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -13,19 +14,22 @@ from msgspec import UNSET
 
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.openai.requests import require_model
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
+from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.orders import CHAT, COMPLETION, NATIVE
 from engine.frontend.protocol import GenerateAnswer, GenerateBody
+from engine.frontend.reasoning import END
 from engine.frontend.responses import json_answer, respond
 
 __all__ = ["add_generation", "add_models"]
 
 OPENAI = "openai"
-ERRORS = (404, 409, 429, 500)
+ERRORS = (404, 409, 429, 500, 504)
 
 
 class NativeShape:
@@ -48,12 +52,12 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     @router.post(
         "/generate",
         **description.route(
-            body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500), tag=NATIVE
+            body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500, 504), tag=NATIVE
         ),
     )
     async def generate(request: Request) -> Response:
         """Generate from a text or token ids."""
-        order = await front.orders.take(NATIVE, request, front.bodies)
+        order = await front.take_order(NATIVE, request)
         return await respond(request, front, order.messages, NativeShape(), stream=order.stream)
 
     @router.post(
@@ -64,7 +68,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def completions(request: Request) -> Response:
         """Complete one or more prompts."""
-        order = await front.orders.take(COMPLETION, request, front.bodies)
+        order = await front.take_order(COMPLETION, request)
         shape = CompletionShape(
             order.rid,
             order.lora or front.model_name,
@@ -73,6 +77,8 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             logprobs=order.logprobs,
             include_usage=order.include_usage,
             echo=order.echo,
+            top_logprobs=order.top_logprobs,
+            prompt_logprobs=order.prompt_logprobs,
         )
         return await respond(request, front, order.messages, shape, stream=order.stream)
 
@@ -82,7 +88,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        order = await front.orders.take(CHAT, request, front.bodies)
+        order = await front.take_order(CHAT, request)
         shape = ChatShape(
             order.rid,
             order.lora or front.model_name,
@@ -90,8 +96,11 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             n=order.n,
             logprobs=order.logprobs,
             include_usage=order.include_usage,
+            prompt_logprobs=order.prompt_logprobs,
+            new_choice=None if order.parsing is None else functools.partial(_spoken_choice, front, order.parsing),
         )
-        return await respond(request, front, order.messages, shape, stream=order.stream)
+        decoder = front.decoder_of(order.parsing)
+        return await respond(request, front, order.messages, shape, stream=order.stream, decoder=decoder)
 
     @router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))
     async def embeddings() -> Response:
@@ -101,6 +110,13 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             "serve an embedding model with another engine, or use /v1/completions here",
             param="model",
         )
+
+
+def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
+    end_of_reasoning = None if parsing.reasoning is None else front.tokenizer.token_to_id(END)
+    parser, new_id = front.dialect.parser(parsing), front.dialect.new_call_id
+    count = front.metrics.count_call
+    return SpokenChoice(parser, new_id, count, named=parsing.named, end_of_reasoning=end_of_reasoning)
 
 
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:

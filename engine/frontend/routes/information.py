@@ -16,7 +16,7 @@ from engine.frontend.routes.queries import read_timeout
 from engine.limits import Limits
 from engine.messages import EngineStats
 
-__all__ = ["ModelInfo", "ServerInfo", "VersionInfo", "add_health", "add_information"]
+__all__ = ["Load", "ModelInfo", "ServerInfo", "VersionInfo", "add_health", "add_information"]
 
 INFORMATION = "information"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
@@ -37,6 +37,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_total_tokens: int
     eos_token_ids: tuple[int, ...]
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,48 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     open_requests: int
     open_calls: int
     stats: EngineStats | None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the answer of ``/get_load``: an engine that a router can send requests to; here there is one.
+
+    The first five fields are SGLang's. ``num_reqs`` have not ended, ``num_waiting_reqs`` of them are in the queue.
+    ``num_pending_tokens`` are to be launched before all of them decode, cached ones not counted; with the tokens that
+    requests hold they are ``num_tokens``. ``step`` says which step of the scheduler the numbers are of.
+    """
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+    num_pending_tokens: int
+    num_running_reqs: int
+    free_pages: int
+    cached_pages: int
+    total_pages: int
+    page_size: int
+    step: int
+    weights_version: int
+    version: str
+
+    @classmethod
+    def of(cls, stats: EngineStats) -> Load:
+        """The load that these counters say."""
+        return cls(
+            dp_rank=0,
+            num_reqs=stats.alive,
+            num_waiting_reqs=stats.waiting,
+            num_tokens=stats.pages_held * stats.page_size + stats.pending_prefill_tokens,
+            num_pending_tokens=stats.pending_prefill_tokens,
+            num_running_reqs=stats.alive - stats.waiting,
+            free_pages=stats.pages_free,
+            cached_pages=stats.pages_cached,
+            total_pages=stats.pages_total,
+            page_size=stats.page_size,
+            step=stats.step,
+            weights_version=stats.weights_version,
+            version=__version__,
+        )
 
 
 def add_health(app: FastAPI, front: FrontEnd, description: Description) -> None:
@@ -89,6 +133,7 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
                 context_length=limits.context_length,
                 max_total_tokens=limits.total_pages * limits.page_size,
                 eos_token_ids=limits.eos_token_ids,
+                **front.dialect.about(),
             )
         )
 
@@ -111,6 +156,14 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
                 stats=await front.client.stats(timeout_s) if timeout_s else None,
             )
         )
+
+    @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
+    async def get_load() -> Response:
+        """Tell a router how much work is here: SGLang's fields, in a list of one. 503 when the scheduler is silent."""
+        stats = await front.client.stats(STATS_TIMEOUT_S)
+        if stats is None:
+            raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
+        return json_answer([Load.of(stats)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
     async def metrics() -> Response:

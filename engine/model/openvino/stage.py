@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import openvino as ov
 import torch
 
@@ -26,6 +27,7 @@ from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.kept import kept_graph
 from engine.model.openvino.memory import forget_read_pages, give_back_garbage
 from engine.model.openvino.paging import StageGraph
+from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
 from engine.process.control import Loading
@@ -90,16 +92,31 @@ class OpenVINOStage:
         self._batch = None
         self._compiled.take_pool(pool)
 
-    def forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states in the stage's type, or logits in fp32, which the next call overwrites."""
+    def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
+        """Hidden states in the stage's type, or logits in fp32, which the next call overwrites.
+
+        The head is in the graph, so the logits of prompt logprobs come with the others, all at once.
+        """
         assert isinstance(batch, BlockBatch), "a batch of OpenVINO's comes from its stage"
         if self.is_first:
             self._require_known(*batch.id_range)
             hidden = None
         else:
             hidden = _require_hidden(hidden, batch, self.hidden_size)
+        if take_scored is not None:
+            return self._scored(batch, hidden, take_scored)
         output = self._compiled.forward(batch, hidden)
         return output if self.is_last else output.to(self.dtype, copy=True)
+
+    def _scored(self, batch: BlockBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
+        rows = scored_rows(batch.segments)
+        batch.arrays["emitting"] = np.concatenate([np.array(rows, np.int64), batch.arrays["emitting"]])
+        # What it gathers before the head is not what the next step's batch would, also if this forward fails.
+        self._batch = None
+        output = self._compiled.forward(batch, hidden)
+        for part in slices_of(list(range(len(rows)))):
+            take_scored(output[part])
+        return output[len(rows) :]
 
     def _require_known(self, least: int, most: int) -> None:
         """OpenVINO would read beside the embedding."""

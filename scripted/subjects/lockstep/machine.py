@@ -55,6 +55,7 @@ class EngineMachine:
             _check_pressure(event, most, self.scheduler.memory)
         elif isinstance(event, ReleasePressure):
             self.is_pressed = False
+        _check_is_on(self.scheduler.pressure, self.scheduler.memory)
 
 
 def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:
@@ -62,6 +63,15 @@ def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory)
     for count, limit, left in zip(counts, most, _left(memory), strict=True):
         if count is not None and left != min(count, limit):
             raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
+
+
+def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
+    """An engine of which something is kept back says so: of it no checkpoint can be taken."""
+    window = memory.sliding_window
+    kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
+    kept += 0 if window is None else window.pages.reserved
+    if pressure.is_on is not (kept > 0):
+        raise Violation(f"the pressure is said to be {pressure.is_on}, but {kept} pages, rows and nodes are kept back")
 
 
 def _most(pressure: Pressure) -> tuple[int, ...]:

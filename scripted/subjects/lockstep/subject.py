@@ -12,7 +12,7 @@ from engine.errors import EngineError
 from engine.limits import Limits
 from engine.messages import Event, GetStats
 from engine.scheduler import Step, StepRecord, StepResult, run_loop
-from scripted.actions import Flush, Relieve, Resume, ResumeStage, all_actions
+from scripted.actions import Flush, ReleaseGrammars, Relieve, Resume, ResumeStage, all_actions
 from scripted.checks.digests import check_digests
 from scripted.explore.mutant_search import Found
 from scripted.explore.schedule_gate import ScheduleGate
@@ -45,7 +45,7 @@ class LockstepSubject:
 
     name: str = OWN
     actions: tuple[type[Action], ...] = all_actions()
-    undoing: tuple[Action, ...] = (Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve())
+    undoing: tuple[Action, ...] = (Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve(), ReleaseGrammars())
     violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
     workloads: Mapping[str, str] = TEXTS
 
@@ -89,12 +89,18 @@ class LockstepSubject:
         return place_of(run.machine.scheduler, rid)
 
     def obstacle(self, run: ScheduleGate) -> Action | None:
-        """A stage that is stopped, memory that an operator keeps, a pause."""
+        """A stage that is stopped, grammars that are held, memory that an operator keeps, a pause."""
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
+        if run.pipeline.holds_grammars:
+            return ReleaseGrammars()
         if run.machine.is_pressed:
             return Relieve()
         return Resume() if run.judge.is_paused and not run.is_settled else None
+
+    def also_due(self, run: ScheduleGate) -> Sequence[Event]:
+        """Grammars that are compiled."""
+        return run.pipeline.ready_grammars()  # type: ignore[no-any-return]
 
     def finale(self, run: ScheduleGate, turn: int) -> Sequence[Event]:
         """A flush, and the question for the counters."""

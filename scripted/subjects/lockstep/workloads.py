@@ -35,6 +35,14 @@ def _boundaries() -> Iterator[tuple[str, str]]:
             f"page_size=4 max_total_tokens=16; 1 start a prompt={16 + beside} new=1; 9 start b prompt={16 + beside} new=1",
         )
         yield (
+            f"{name}-all-pages-prefilled",
+            f"page_size=4 max_total_tokens=16; 1 start a prompt={16 + beside} new=0; 9 start b prompt={16 + beside} new=0 logprobs_from=0",
+        )
+        yield (
+            f"{name}-the-context-prefilled",
+            f"context_length=16 max_total_tokens=64; 1 start a prompt={16 + beside} new=0; 9 start b prompt={16 + beside} new=1",
+        )
+        yield (
             f"{name}-a-page",
             f"page_size=4 chunked_prefill_size=16 max_total_tokens=16; 1 start a prompt={8 + beside} new=4; 2 start b prompt=4 seed=1 new=2",
         )
@@ -86,6 +94,30 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         yield (
             f"{name}-a-window",
             f"{_WINDOWED} pp_async_depth=1 max_total_tokens=256 max_window_tokens=112; 1 start a prompt={80 + beside} new=3; 11 start b prompt={80 + beside} new=2",
+        )
+        yield (
+            f"{name}-the-time-limit",
+            f"{_SMALL} pp_size=2; 1 start a prompt=29 new=8 timeout_s=1.0; 2 start b prompt=5 seed=1 new=2; 8 advance seconds={1 + beside / 4}",
+        )
+        yield (
+            f"{name}-the-waiting-limit",
+            (
+                f"{_SMALL} max_running_requests=1; 1 start a prompt=5 new=6; 2 start b prompt=9 seed=1 new=2 waiting_timeout_s=1.0; "
+                f"4 advance seconds={1 + beside / 4}"
+            ),
+        )
+
+
+def _long_queues() -> Iterator[tuple[str, str]]:
+    """As many requests wait as are ordered by their prefix, and one more."""
+    for name, count in (("at", 128), ("above", 129)):
+        yield (
+            f"{name}-the-ordered-queue",
+            (
+                "schedule_policy=lpm max_running_requests=1 page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start warm prompt=9 new=1; "
+                + "; ".join(f"3 start r{i} prompt=2 seed={i + 1} new=1" for i in range(count - 1))
+                + "; 3 start cached prompt=9 new=1; 4 abort-all"
+            ),
         )
 
 
@@ -239,6 +271,10 @@ TEXTS: Final[dict[str, str]] = {
         f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=160; 1 start w prompt=60 new=1; "
         "6 start a prompt=60 new=7; 6 start b prompt=60 new=7; 10 start c prompt=100 seed=1 new=2 priority=1"
     ),
+    "windowed-priorities-exactly": (
+        f"{_WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens=112; 1 start w prompt=40 new=1; "
+        "6 start a prompt=40 new=9; 6 start b prompt=40 new=9; 12 start c prompt=60 seed=1 new=2 priority=1"
+    ),
     # Both pools are too small: what leaves the tree leaves the window pool.
     "windowed-eviction": (
         f"{_WINDOWED} max_total_tokens=160 max_window_tokens=128; 1 start a prompt=70 new=2; 8 start b prompt=75 seed=1 new=2; "
@@ -271,6 +307,13 @@ TEXTS: Final[dict[str, str]] = {
         "9 pressure rows=3; 10 pressure unlocked=99; 11 pressure rows=9999; 12 start d prompt=13 new=2; 14 pressure pages=5; 15 evict pages=1; "
         "16 evict pages=2; 17 relieve; 18 pressure unlocked=1; 19 evict; 20 start e prompt=13 new=2"
     ),
+    # Pages are given back that lie below those that were taken since.
+    "relieved-below": (
+        "radix_cache=False page_size=4 chunked_prefill_size=64 max_total_tokens=64; 1 start a prompt=31 new=2; 1 start b prompt=28 seed=1 new=5; "
+        "4 pressure pages=4; 4 start c prompt=9 seed=2 new=9; 7 start d prompt=20 seed=3 new=6; 8 relieve; 8 start e prompt=21 seed=4 new=2"
+    ),
+    # A microbatch fails after one of its requests was aborted.
+    "failed-and-aborted": f"{_PP1} pp_size=2; 1 start a prompt=70 new=2; 1 start b prompt=9 seed=1 new=4; 2 fail; 3 abort a; 8 start c prompt=70 new=2",
     # Leaves are locked and left far more often than there are leaves; after that the one that was used longest ago still goes first.
     "left-often": (
         "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a prompt=9 new=1; 3 start b prompt=9 seed=1 new=1; "
@@ -323,6 +366,49 @@ TEXTS: Final[dict[str, str]] = {
         f"{_PP1} pp_size=2; 1 start a prompt=40 new=4; 2 profile; 3 profile; 5 profile-end; 6 profile-end; 7 start b prompt=20 seed=1 new=2; "
         "8 profile; 9 pause mode=in_place; 11 profile-end; 13 continue; 20 profile"
     ),
+    # Time runs out: for what waits, for what is being computed, for what was sent back and is not bound to start again.
+    "time-limits": (
+        f"{_PP1} pp_size=2 max_running_requests=2; 1 start a prompt=70 new=6 timeout_s=2.0; 2 start b prompt=40 seed=1 new=6; "
+        "3 start c prompt=20 seed=2 new=2 timeout_s=4.0 waiting_timeout_s=1.0; 4 start d prompt=9 seed=3 new=2 waiting_timeout_s=2.0; "
+        "6 advance seconds=1.0; 9 advance seconds=1.0"
+    ),
+    "time-limit-while-paused": (
+        f"{_PP1} pp_size=2; 1 start a prompt=40 new=6 timeout_s=2.0; 4 pause mode=in_place; 5 start b prompt=9 seed=1 new=2 waiting_timeout_s=1.0; "
+        "6 advance seconds=2.0; 9 continue"
+    ),
+    "time-limit-while-sent-back": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44 waiting_timeout_s=1.0; 1 start a prompt=13 new=10; "
+        "1 start b prompt=12 seed=1 new=10 timeout_s=2.0; 3 start c prompt=9 seed=2 new=6; 12 advance seconds=1.0; 14 advance seconds=1.0"
+    ),
+    # A tree of two branches: the shorter one is shared by more of those that wait, and one shares nothing.
+    "walked": (
+        "schedule_policy=dfs-weight max_running_requests=1 page_size=4 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=25 new=1; "
+        "3 start b prompt=25 shared=9 tail=1 new=1; 5 start run prompt=5 seed=9 new=3; 6 start lonely prompt=9 seed=8 new=1; "
+        "6 start d prompt=26 new=1; 6 start e prompt=14 shared=13 tail=1 new=1; 6 start f prompt=27 shared=9 tail=1 new=1; "
+        "6 start g prompt=28 shared=9 tail=1 new=1; 7 start h prompt=17 new=1"
+    ),
+    # Those that share something keep coming past one that does not: for a while, not for ever.
+    "walked-past-often": (
+        "schedule_policy=dfs-weight max_running_requests=1 chunked_prefill_size=64 max_total_tokens=512; 1 start warm prompt=40 new=1; "
+        "2 start z prompt=20 seed=1 new=1; " + "; ".join(f"2 start s{i} prompt=40 new=1" for i in range(20))
+    ),
+    # A bound on the requests of a microbatch: of prompts, beside a chunk, of decodes, of both.
+    "small-microbatches": (
+        f"{_PP1} pp_size=2 pp_max_micro_batch_size=2; 1 start a prompt=40 new=2; " + "; ".join(f"1 start r{i} prompt=3 seed={i + 1} new=4" for i in range(6))
+    ),
+    "small-mixed-microbatches": (
+        f"{_PP1} pp_size=2 pp_async_depth=1 mixed_chunk=True pp_max_micro_batch_size=2; "
+        + "; ".join(f"{1 + i} start r{i} prompt={5 + 30 * (i % 2)} seed={i} new=4" for i in range(5))
+    ),
+    # Parts of a prompt that get smaller as its prefix grows, alone and beside another, after a hit, in a microbatch with decodes.
+    "even-chunks": (
+        "pp_size=2 chunked_prefill_size=64 dynamic_chunking=True chunk_parity_tokens=32 max_total_tokens=1024; 1 start a prompt=200 new=2; "
+        "1 start b prompt=64 seed=1 new=1; 14 start c prompt=230 shared=150 tail=2 new=2"
+    ),
+    "even-mixed-chunks": (
+        "pp_size=2 pp_async_depth=1 mixed_chunk=True page_size=4 chunked_prefill_size=32 dynamic_chunking=True chunk_parity_tokens=16 max_total_tokens=512; "
+        "1 start a prompt=7 new=8; 2 start b prompt=101 seed=1 new=2; 6 start c prompt=50 seed=2 new=2"
+    ),
     # A draw depends on the seed, the position and the output so far, also after a retraction.
     "sampled": (
         f"{_SMALL}; 1 start a prompt=13 new=10 temperature=0.8 draw=7 penalty=0.5; "
@@ -337,6 +423,30 @@ TEXTS: Final[dict[str, str]] = {
         f"{_PP1} pp_size=2; 1 start a prompt=40 new=6 biased=257 bias=100.0; 1 start b prompt=9 new=6 biased=257 bias=100.0 new_least=3; "
         "2 start c prompt=9 seed=1 new=3 biased=257 bias=100.0 ignore_eos=True; 3 start d prompt=9 seed=2 new=4 stop=257 biased=257 bias=100.0 ignore_eos=True"
     ),
+    # Grammars that are new, known, shared, and late; beside requests without one.
+    "grammars": (
+        f"{_PP1} pp_size=2; 1 start a prompt=20 new=9 regex=[a-c]{{5}}; 1 start b prompt=20 seed=1 new=4; "
+        "2 start c prompt=40 seed=2 new=9 regex=[a-c]{5}; 4 start d prompt=9 seed=3 new=3 regex=[p-z]{4}; 14 start e prompt=9 seed=4 new=9 regex=[a-c]{5} ignore_eos=True"
+    ),
+    "grammars-held": (
+        f"{_PP1}; 1 hold-grammars; 1 start a prompt=20 new=6 regex=[a-c]{{3}}; 1 start b prompt=20 seed=1 new=6 regex=[a-c]{{3}}; "
+        "2 start c prompt=20 seed=2 new=3; 3 start d prompt=9 seed=3 new=4 regex=[p-z]{2}; 9 release-grammars count=1; 12 release-grammars"
+    ),
+    # The request that asked first for a grammar goes, the other one stays; another grammar cannot be compiled.
+    "grammars-in-vain": (
+        f"{_PP1}; 1 hold-grammars; 1 start a prompt=20 new=6 regex=[a-c]{{3}}; 1 start b prompt=20 seed=1 new=6 regex=[a-c]{{3}}; "
+        "3 abort a; 5 release-grammars; 14 fail-grammar; 14 start c prompt=20 seed=2 new=3 regex=[x-z]{2}; 14 start d prompt=9 seed=3 new=3"
+    ),
+    # The automaton goes on where the output was, after a retraction, in a pool that is too small.
+    "grammars-full-pages": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10 regex=[a-z]{3}x[0-9]{5}; "
+        "1 start b prompt=12 seed=1 new=10; 3 start c prompt=9 seed=2 new=10 regex=[a-z]{3}x[0-9]{5}"
+    ),
+    # No grammar is kept without a user, and users take turns.
+    "grammars-forgotten": (
+        "max_cached_grammars=0 max_running_requests=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=5 regex=[a-c]{2}; "
+        "1 start b prompt=20 seed=1 new=5 regex=[a-c]{2}; 2 start c prompt=20 seed=2 new=5 regex=[p-z]{2}; 20 start d prompt=20 seed=3 new=5 regex=[a-c]{2}"
+    ),
     # One prompt, several answers.
     "choices": f"{_PP1} pp_size=2; " + "; ".join(f"1 start n{i} prompt=40 new=4 temperature=1.0 draw={i}" for i in range(4)),
     # Urgent and other requests decode in a pool that is too small for them.
@@ -344,7 +454,45 @@ TEXTS: Final[dict[str, str]] = {
         "pp_size=2 schedule_policy=priority page_size=4 chunked_prefill_size=16 max_total_tokens=44; "
         "1 start a prompt=13 new=10; 1 start b prompt=12 seed=1 new=10 priority=1; 3 start c prompt=9 seed=2 new=6 priority=1"
     ),
+    # More start in one step than may overtake another one: none does.
+    "many-at-once": "page_size=4 chunked_prefill_size=64 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=2 seed={i} new=1" for i in range(22)),
     "many-decodes": "chunked_prefill_size=32 max_total_tokens=256; " + "; ".join(f"1 start r{i} prompt=5 seed={i} new=6" for i in range(5)),
+    # Prompt logprobs: of a split prompt, beside a cached prefix of it, and of a part of the prompt only.
+    "scored": (
+        f"{_PP1} pp_size=2; 1 start a prompt=70 new=2 logprobs_from=0; 12 start b prompt=70 new=2 logprobs_from=0; "
+        "13 start c prompt=70 new=2 logprobs_from=40; 14 start d prompt=100 new=2"
+    ),
+    # Chunks that end in the middle of a page, several in flight, beside decodes.
+    "scored-mixed": (
+        "pp_size=2 pp_async_depth=1 mixed_chunk=True chunked_prefill_size=24 max_total_tokens=512; 1 start a prompt=10 new=8; "
+        "3 start b prompt=61 seed=1 new=2 logprobs_from=5; 4 start c prompt=61 seed=1 new=3 logprobs_from=30"
+    ),
+    # Sent back in the middle of the prompt, and while it decodes: nothing is told twice, and nothing is lost.
+    "scored-and-paused": (
+        "pp_size=2 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=60 new=2 logprobs_from=3; 3 pause mode=retract; "
+        "7 continue; 9 pause mode=retract; 12 continue"
+    ),
+    # Prompts in one microbatch, each with values of its own; one of them is gone when these are here.
+    "scored-together": (
+        "pp_size=2 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=9 new=2 logprobs_from=2; "
+        "1 start b prompt=12 seed=1 new=2 logprobs_from=0; 1 start c prompt=20 seed=2 new=0 logprobs_from=4; 2 abort a"
+    ),
+    "scored-without-pages": (
+        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10 logprobs_from=0; "
+        "1 start b prompt=12 seed=1 new=10 logprobs_from=4; 3 start c prompt=9 seed=2 new=6 logprobs_from=0"
+    ),
+    # Beside requests that guess, and guessing themselves once their prompt is told.
+    "drafts-beside-scores": (
+        "pp_size=2 mixed_chunk=True speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 "
+        "max_total_tokens=160; 1 start a prompt=20 new=12; 6 start b prompt=30 seed=1 new=8 logprobs_from=2; 8 start c prompt=20 new=0"
+    ),
+    # A cache warm-up: nothing is said. What it left is hit.
+    "prefill-only": (
+        f"{_PP1} pp_size=2; 1 start a prompt=70 new=0; 2 start b prompt=64 seed=1 new=0 logprobs_from=8; 12 start c prompt=70 new=2; "
+        "13 start d prompt=64 seed=1 new=0"
+    ),
+    "prefill-only-fails": f"{_PP1} pp_size=2; 1 start a prompt=20 new=0; 1 fail; 6 start b prompt=40 new=2",
+    "prefill-only-deep": f"{_PP4}; 1 start a prompt=125 new=0; 2 start b prompt=20 seed=1 new=0; 3 pause mode=retract; 6 continue",
     **{
         f"stops-at-{place}": f"{_PP1} pp_size=2; 1 start a prompt=40 new=4 stop={token}; 2 start b prompt=20 seed=1 new=4"
         for place, token in enumerate(STOP_TOKENS, 1)
@@ -398,4 +546,5 @@ TEXTS: Final[dict[str, str]] = {
         "5 start a prompt=150 new=4 lora=x; 9 start b prompt=150 new=3; 30 start c prompt=150 new=3 lora=x"
     ),
     **dict(_boundaries()),
+    **dict(_long_queues()),
 }  # fmt: skip

@@ -102,3 +102,16 @@ def test_a_stop_string_ends_a_request(t):
     assert stop not in r.client.text
     yield from t.run_until_idle()
     assert t.state.kv.held == 0
+
+
+@scripted(PP4, must_reach=["it was aborted before its microbatch failed"])
+def test_a_request_is_aborted_and_then_its_microbatch_fails(t):
+    r = t.start_req(prompt_len=2 * CHUNK - 3, max_new_tokens=2)
+    t.fail_next_step(0)
+    yield
+    t.abort(r)
+    yield
+    t.sometimes("it was aborted before its microbatch failed", r.status == "aborted" and r.kv_pages > 0)
+    yield from t.run_until_idle()
+    assert r.finish_reason == "abort"
+    assert t.state.kv.free == t.state.kv.total, "its pages are kept"

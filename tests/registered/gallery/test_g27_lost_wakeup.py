@@ -27,7 +27,13 @@ ADDRESS = "inproc://lost-wakeup"
 ROUNDS = 200
 WAIT_LIMIT_MS = 2000
 NOTHING = StepResult(step=1, microbatch=None, replies=(), again=False, deadline=None)
-IDLE_PIPELINE = SimpleNamespace(ready=False, next_completion=lambda timeout_s: None, wake_sources=lambda: ())
+IDLE_PIPELINE = SimpleNamespace(
+    ready=False,
+    next_completion=lambda timeout_s: None,
+    wake_sources=lambda: (),
+    ready_grammars=lambda: (),
+    grammar_source=lambda: None,
+)
 
 
 class LostWakeUp(Exception):

@@ -5,7 +5,7 @@ compared with them. Method: the embedded model with a window of 64 tokens, pages
 12 window pages; preemption, shared prefixes that are left in turn, prefixes that lost their window pages, both pools
 too small at once. Origin: B18, the sliding-window leaks of SGLang. Mutants: lost-window-page-is-not-replaced,
 evicted-pages-keep-their-window-pages, window-pages-are-counted-but-not-evicted,
-first-to-leave-gives-window-pages-back.
+first-to-leave-gives-window-pages-back, last-two-tokens-are-never-hit.
 """
 
 import pytest
@@ -73,6 +73,16 @@ def test_a_prefix_that_lost_window_pages_is_computed_again(t, tokens):
     yield from t.run_until_finished(full)
     assert full.cached_tokens == 96
     assert t.state.window.free + t.state.window.cached == t.state.window.total
+
+
+@pytest.mark.parametrize(("tokens", "hit"), [(97, 96), (96, 80), (98, 96)])
+@scripted(TWELVE)
+def test_every_token_but_the_last_can_be_hit(t, tokens, hit):
+    first = t.start_req(prompt_len=tokens, max_new_tokens=1)
+    yield from t.run_until_finished(first)
+    again = t.start_req(prompt_len=tokens, max_new_tokens=1)
+    yield from t.run_until_finished(again)
+    assert again.cached_tokens == hit
 
 
 @scripted(TWO_SMALL_POOLS, must_reach=["pages were evicted"])

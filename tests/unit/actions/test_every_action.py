@@ -19,6 +19,7 @@ from engine.messages import (
     Event,
     Generate,
     GetStats,
+    Grammar,
     OperatorEvent,
     PipelineEvent,
 )
@@ -28,11 +29,14 @@ from scripted.actions import (
     Action,
     AdministrativeCall,
     AdvanceClock,
+    FailGrammar,
+    HoldGrammars,
     HoldResults,
     LoadLora,
     Placed,
     Press,
     Recipe,
+    ReleaseGrammars,
     ReleaseResults,
     Relieve,
     Resume,
@@ -64,6 +68,8 @@ DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)
 # Before the example: a request that is alive, with some cache beside it.
 BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, StartRequest(rid="c", prompt=20, seed=5)))
+# After an example that acts on the grammars to come.
+WITH_A_GRAMMAR: Final = StartRequest(rid="g", prompt=9, regex="[a-c]{2}")
 WINDOWED: Final = CONFIG.model_copy(update={"model": "embedded-window"})
 ADAPTED: Final = CONFIG.model_copy(update={"lora": "x=embedded-lora:1", "max_loras": 2})
 STEP: Final = 9
@@ -73,15 +79,17 @@ WITHOUT_EVENT: Final = {
     ReleaseResults: "the results themselves",
     StallStage: "results that do not come",
     ResumeStage: "the results themselves",
+    HoldGrammars: "grammars that do not become ready",
+    ReleaseGrammars: "that grammars are ready",
     AdvanceClock: "the time of a step",
 }
 # What a search never adds to a workload by itself, and why.
 NEVER_ADDED: Final = {
     ReleaseResults: "it undoes what is held; the strategies pct and random add it",
+    ReleaseGrammars: "it undoes what is held; the strategy random adds it",
     Relieve: "it undoes pressure; the strategy random adds it",
     StallStage: "to the scheduler it is the same as results that are held",
     ResumeStage: "it undoes a stall, which is not added",
-    AdvanceClock: "time matters to deadlines only, and what settles a run moves it to each",
 }
 # Events that no action makes, and why.
 WITHOUT_ACTION: Final = {
@@ -111,6 +119,9 @@ class Verbatim:
     def new_tokens_of(self, message: Generate) -> int:
         return message.sampling.max_new_tokens
 
+    def regex_of(self, grammar: Grammar) -> str:
+        return grammar.text
+
     def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
         start = self._like
         if not isinstance(start, StartRequest) or prompt != start.prompt_ids:
@@ -126,7 +137,8 @@ def config_for(action: Action) -> EngineConfig:
 
 
 def scheduled(action: Action) -> Schedule:
-    return Schedule(config_for(action)).with_placed([*BASE, Placed(STEP, action)])
+    after = [Placed(STEP, WITH_A_GRAMMAR)] if isinstance(action, FailGrammar) else []
+    return Schedule(config_for(action)).with_placed([*BASE, Placed(STEP, action), *after])
 
 
 def events_of(action: Action, records: list[StepRecord] | tuple[StepRecord, ...]) -> list[Event]:
@@ -227,6 +239,8 @@ def assert_in_a_script(action: Action, act: Any) -> None:
         for _ in range(STEP - 1):
             yield
         act(t, names)
+        if isinstance(action, FailGrammar):
+            WITH_A_GRAMMAR.perform(t)
         for _ in range(6):
             yield
         records.extend(t.history)

@@ -120,8 +120,8 @@ def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.Mon
     tamper, words = FAULTS[fault]
     follow = ClientAccount.follow
 
-    def told_lies(self: ClientAccount, events: tuple[Event, ...], result: StepResult) -> None:
-        follow(self, events, tamper(result))
+    def told_lies(self: ClientAccount, events: tuple[Event, ...], result: StepResult, now: float) -> None:
+        follow(self, events, tamper(result), now)
 
     monkeypatch.setattr(ClientAccount, "follow", told_lies)
     with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed, match=words) as caught:
@@ -224,42 +224,42 @@ def clients() -> ClientAccount:
 
 def test_two_requests_of_one_rid_are_found(clients: ClientAccount) -> None:
     """D04"""
-    clients.follow((generate("r"),), result())
+    clients.follow((generate("r"),), result(), 0.0)
     with pytest.raises(Violation, match="r must be refused as duplicate, but is not"):
-        clients.follow((generate("r"),), quiet_step(2))
+        clients.follow((generate("r"),), quiet_step(2), 0.0)
 
 
 def test_refusal_of_nothing_is_found(clients: ClientAccount) -> None:
     refusal = Refusal(rid="r", kind=RefusalKind.DUPLICATE, message="alive")
     with pytest.raises(Violation, match="r is refused as duplicate, but nothing is in its way"):
-        clients.follow((generate("r"),), result(refusal))
+        clients.follow((generate("r"),), result(refusal), 0.0)
 
 
 def test_refusal_for_a_full_queue_is_judged(clients: ClientAccount) -> None:
     """A 429 before the queue is at its limit is one too many, and a request beyond the limit needs one."""
     small = ClientAccount(msgspec.structs.replace(LIMITS, max_queued_requests=1))
     busy = Refusal(rid="b", kind=RefusalKind.BUSY, message="1 requests wait")
-    small.follow((generate("a"), generate("b")), result(busy))
+    small.follow((generate("a"), generate("b")), result(busy), 0.0)
     with pytest.raises(Violation, match="b is refused as busy"):
-        clients.follow((generate("a"), generate("b")), result(busy))
+        clients.follow((generate("a"), generate("b")), result(busy), 0.0)
     with pytest.raises(Violation, match="c must be refused as busy"):
-        small.follow((generate("c"),), quiet_step(2))
+        small.follow((generate("c"),), quiet_step(2), 0.0)
 
 
 def test_reply_to_a_stranger_is_found(clients: ClientAccount) -> None:
     with pytest.raises(Violation, match="r gets a reply after its terminal one, or without being alive"):
-        clients.follow((), result(TokenOutput(rid="r", token_ids=(1,))))
+        clients.follow((), result(TokenOutput(rid="r", token_ids=(1,))), 0.0)
 
 
 def test_result_of_a_microbatch_that_was_given_up_is_ignored(clients: ClientAccount) -> None:
     """B12: it changes no account, so the books of an engine that saw nothing still agree."""
-    clients.follow((Completion(microbatch_id=3),), result())
+    clients.follow((Completion(microbatch_id=3),), result(), 0.0)
     compare_counts(clients, Scheduler(LIMITS))
 
 
 def test_books_that_differ_are_named(clients: ClientAccount) -> None:
     """B05"""
-    clients.follow((generate("r"),), result())
+    clients.follow((generate("r"),), result(), 0.0)
     with pytest.raises(Violation, match="waiting is 1 by the account, 0 by the books"):
         compare_counts(clients, Scheduler(LIMITS))
 
@@ -289,4 +289,4 @@ ANSWERS = {
 def test_calls_are_answered_once_and_truthfully(clients: ClientAccount, name: str) -> None:
     events, answer, words = ANSWERS[name]
     with pytest.raises(Violation, match=words):
-        clients.follow(events, result() if answer is None else result(answer))
+        clients.follow(events, result() if answer is None else result(answer), 0.0)

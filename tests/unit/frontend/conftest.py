@@ -52,6 +52,12 @@ class ByteTokenizer:
     def id_to_token(self, token_id: int) -> str:
         return f"<0x{token_id:02X}>"
 
+    def token_to_id(self, token: str) -> int | None:
+        return None
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(token_id for token_id in ids if token_id < 256).decode(errors="replace")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from connections import Connection
@@ -57,6 +58,61 @@ def test_live_rid_of_one_choice_sends_no_half(play) -> None:
         assert (await answer).status_code == 409
         await stage.scheduler.reply(TokenOutput(rid="r-1", finish_reason=FinishReason.LENGTH))
         assert (await single).status_code == 200
+
+    play(scene)
+
+
+def _out_of_time(rid: str, *tokens: int) -> TokenOutput:
+    error = "not ended after 1 s, timeout_s is 1; allow more time"
+    end = {"finish_reason": FinishReason.TIMEOUT, "error": error, "completion_tokens": len(tokens)}
+    return TokenOutput(rid=rid, token_ids=tokens, **end)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_answer_without_a_token_in_time_is_504(play, stream: bool, n: int) -> None:
+    """Streaming or not, of one choice or more."""
+
+    async def scene(stage) -> None:
+        answer = _post(stage, stream=stream, n=n, timeout_s=1)
+        messages = [await stage.scheduler.receive() for _ in range(n)]
+        assert {message.timeout_s for message in messages} == {1.0}
+        for message in messages:
+            await stage.scheduler.reply(_out_of_time(message.rid))
+        response = await answer
+        assert response.status_code == 504
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("time_limit", 504)
+        assert "timeout_s is 1" in error["message"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_keep_what_they_have_in_time(play, stream: bool) -> None:
+    """C07: an end of time is an answer's own end, and takes nothing from another choice."""
+
+    async def scene(stage) -> None:
+        answer = _post(stage, stream=stream, n=3)
+        for _ in range(3):
+            await stage.scheduler.receive()
+        await stage.scheduler.reply(_out_of_time("r-0"))
+        await stage.scheduler.reply(TokenOutput(rid="r-1", token_ids=(97,), completion_tokens=1))
+        await stage.scheduler.reply(_out_of_time("r-1", 98))
+        await stage.scheduler.reply(_out_of_time("r-2"))
+        response = await answer
+        assert response.status_code == 200
+        if stream:
+            lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+            assert lines.pop() == "[DONE]"
+            parts = [choice for line in lines for choice in json.loads(line)["choices"]]
+        else:
+            parts = response.json()["choices"]
+        texts, ends = ["", "", ""], [0, 0, 0]
+        for part in parts:
+            texts[part["index"]] += part["text"]
+            ends[part["index"]] += part["finish_reason"] == "timeout"
+        assert (texts, ends) == (["", "ab", ""], [1, 1, 1])
 
     play(scene)
 

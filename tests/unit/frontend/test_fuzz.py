@@ -69,19 +69,35 @@ def _mended(path: str, body: dict[str, Any]) -> dict[str, Any]:
         body["sampling_params"] = {name: value for name, value in sampling.items() if name not in cut}
         body |= {"text": str(body.get("text"))[:LONGEST_PROMPT], "input_ids": None}
         body["return_logprob"] = bool(body.get("top_logprobs_num"))
+        body["logprob_start_len"] = 0 if body["return_logprob"] and (body.get("logprob_start_len") or 0) > 0 else -1
     else:
         body["n"] = min(MOST_CHOICES, body.get("n") or 1)
+        if body.get("stream"):
+            body["prompt_logprobs"] = None
     if path == "/v1/completions":
         body["prompt"] = ["x", [1, 2], "\u20ac"][len(str(body.get("prompt"))) % 3]
-        body["echo"] = bool(body.get("echo")) and body.get("logprobs") is None
     elif path == "/v1/chat/completions":
         body["logprobs"] = bool(body.get("top_logprobs"))
-        body["messages"] = [
-            {"role": message["role"], "content": str(message["content"])[:LONGEST_PROMPT]}
-            for message in body["messages"][:2]
-        ]
+        body["messages"] = [_mended_message(message) for message in body["messages"][:2]]
+        body["tools"] = [_mended_tool(tool) for tool in (body.get("tools") or [])[:1]]
+        if not isinstance(body.get("tool_choice"), str) or not body["tools"]:
+            body["tool_choice"] = None
         body["chat_template_kwargs"] = {}
     return body
+
+
+def _mended_message(message: dict[str, Any]) -> dict[str, Any]:
+    mended = {"role": message["role"], "content": str(message.get("content"))[:LONGEST_PROMPT]}
+    if message["role"] == "tool":
+        mended["tool_call_id"] = "x"
+    elif message["role"] == "assistant":
+        mended["tool_calls"] = (message.get("tool_calls") or [])[:1]
+    return mended
+
+
+def _mended_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Its name must be one that the model can say, and its schema one that can be followed."""
+    return {"type": "function", "function": {"name": "f", "strict": tool["function"].get("strict")}}
 
 
 def _fuzz(operation: Any, mode: GenerationMode, *, mend: bool = False) -> Counter[int]:

@@ -73,7 +73,7 @@ def test_request_that_did_not_end_by_itself_is_not_timed(metrics, reason: Finish
 def test_silent_scheduler_is_told(metrics: Metrics) -> None:
     """C06: metrics do not need a running loop, and old counts are not shown as new ones."""
     numbers = dict.fromkeys((name for name in EngineStats.__struct_fields__ if name != "paused"), 4)
-    stats = EngineStats(paused=None, **numbers)
+    stats = EngineStats(paused=None, **(numbers | {"alive": 12}))
     up = _samples(metrics.text(stats).decode())
     assert (up["engine_scheduler_up", ""], up["engine_num_requests_running", ""]) == (1, 8)
     assert up["engine_kv_cache_usage_perc", ""] == 1
@@ -101,3 +101,13 @@ def test_metrics_of_a_real_server(server: RealServer) -> None:
     assert moved("engine_generation_tokens_total") == 10
     assert moved("engine_time_to_first_token_seconds_count") == 2
     assert 'model_name="embedded"' in response.text
+
+
+def test_load_of_a_real_server(server: RealServer) -> None:
+    """C06: an idle engine has no work, and what it caches is not free."""
+    assert server.http.post("/v1/completions", json={"prompt": "a" * 40, "max_tokens": 1}).status_code == 200
+    (load,) = server.http.get("/get_load").raise_for_status().json()
+    assert (load["num_reqs"], load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0, 0)
+    assert (load["num_tokens"], load["num_pending_tokens"]) == (0, 0)
+    assert load["cached_pages"] > 0
+    assert load["free_pages"] + load["cached_pages"] == load["total_pages"]

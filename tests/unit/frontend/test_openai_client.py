@@ -195,7 +195,9 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     """C01: every parameter is honoured or refused."""
     refused: list[tuple[dict[str, Any], str | None]] = [
         ({"temperature": -1}, "temperature"),
-        ({"echo": True, "logprobs": 1}, None),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, None),
+        ({"prompt": "x" * 8000, "n": 8, "stream": True, "echo": True, "logprobs": 20}, "logprobs"),
         ({"extra_body": {"store": True}}, "store"),
         ({"extra_body": {"service_tier": "flex"}}, "service_tier"),
         ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
@@ -228,17 +230,19 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     ("change", "part"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'developer', 'user' or 'assistant'"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "'system', 'developer', 'user', 'assistant' or 'tool'"),
         ({"store": True}, "store must be False, got True"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"service_tier": "priority"}, "service_tier must be 'auto' or 'default'"),
         ({"verbosity": "loud"}, "verbosity must be 'low', 'medium' or 'high'"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "'text'"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "must agree"),
         ({"top_logprobs": 3}, "needs logprobs"),
+        ({"max_tokens": 0}, "max_tokens must be >= 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens must be >= 1"),
         ({"extra_body": {"chat_template_kwargs": {"tokenize": True}}}, "own variables"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 4}, "min_tokens must be <= max_tokens=4"),
     ],
@@ -410,3 +414,63 @@ def test_client_s_own_id_can_be_aborted(client: openai.OpenAI, server: RealServe
         assert first.id == "mine"
         assert server.http.post("/abort_request", json={"rid": "mine"}).status_code == 200
         assert list(stream)[-1].choices[0].finish_reason == "abort"
+
+
+def test_an_echoed_prompt_has_logprobs(client: openai.OpenAI) -> None:
+    """C02: those of the prompt come first, the first token of it has none; in a stream they are the same."""
+    prompt = "The quick brown fox jumps over the lazy dog. " * 3
+    whole = client.completions.create(prompt=prompt, max_tokens=3, echo=True, logprobs=2, **GREEDY).choices[0]
+    logprobs = whole.logprobs
+    assert whole.text.startswith(prompt)
+    assert "".join(logprobs.tokens) == whole.text
+    assert logprobs.text_offset == list(range(len(whole.text)))
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    assert all(one < 0 for one in logprobs.token_logprobs[1:])
+    assert all(1 <= len(one) <= 2 for one in logprobs.top_logprobs[1:])
+    # Cached by now, which changes nothing.
+    with client.completions.create(
+        prompt=prompt, max_tokens=3, echo=True, logprobs=2, n=2, stream=True, **GREEDY
+    ) as stream:
+        events = [event.choices[0] for event in stream]
+    for index in (0, 1):
+        own = [event for event in events if event.index == index]
+        assert "".join(event.text for event in own) == whole.text
+        assert [one for event in own for one in event.logprobs.text_offset] == logprobs.text_offset
+        values = [one for event in own for one in event.logprobs.token_logprobs]
+        assert values[1:] == pytest.approx(logprobs.token_logprobs[1:], abs=1e-4)
+
+
+def test_a_prompt_is_ranked(client: openai.OpenAI) -> None:
+    """C02: for completions in each choice, for chats once; the rank of a token is its place among all."""
+    answer = client.completions.create(prompt=[97, 98, 99], n=2, extra_body={"prompt_logprobs": 2}, **GREEDY)
+    for choice in answer.choices:
+        first, *others = choice.prompt_logprobs
+        assert first is None
+        for token, entries in zip((98, 99), others, strict=True):
+            assert entries[str(token)]["decoded_token"] == chr(token)
+            ranks = sorted(entry["rank"] for entry in entries.values())
+            assert ranks[:2] == [1, 2]
+            assert [entries[key]["logprob"] for key in entries if entries[key]["rank"] == 1] == [
+                max(entry["logprob"] for entry in entries.values())
+            ]
+    assert answer.choices[0].logprobs is None
+    chat = client.chat.completions.create(
+        messages=HELLO, max_tokens=2, n=2, extra_body={"prompt_logprobs": 0}, **GREEDY
+    )
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+    assert [len(entries) for entries in chat.prompt_logprobs[1:]] == [1] * (chat.usage.prompt_tokens - 1)
+
+
+def test_no_new_tokens_warm_the_cache(client: openai.OpenAI) -> None:
+    """C02: with echo the scores of a text, without it nothing but the counts."""
+    prompt = "Nothing is to follow this text, but another request begins with it."
+    cold = client.completions.create(prompt=prompt, max_tokens=0, **GREEDY)
+    assert (cold.choices[0].text, cold.choices[0].finish_reason, cold.usage.completion_tokens) == ("", "length", 0)
+    warm = client.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
+    assert warm.usage.prompt_tokens_details.cached_tokens == len(prompt) // 16 * 16
+    scored = client.completions.create(prompt=prompt, max_tokens=0, echo=True, logprobs=0, **GREEDY)
+    assert scored.choices[0].text == prompt
+    assert len(scored.choices[0].logprobs.token_logprobs) == len(prompt)
+    with client.completions.create(prompt=prompt, max_tokens=0, stream=True, **GREEDY) as stream:
+        (event,) = list(stream)
+    assert (event.choices[0].text, event.choices[0].finish_reason) == ("", "length")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
+from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import WorkLostError
 from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
@@ -19,7 +20,9 @@ from engine.frontend.served_model import ServedModel
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, TokenOutput
+from engine.settings import ServerSettings
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"\u20ac": {}}}}}]
 PATHS = {NATIVE: "/generate", COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions"}
 # Long in bytes, while the text fits into the context.
 LONG_CHARS = 6000
@@ -31,7 +34,8 @@ assert len(LONG) > LONG_BODY_BYTES
 def served() -> ServedModel:
     config = EngineConfig()
     tokenizer, template = load_tokenizer(config)
-    return ServedModel(tokenizer, template, Limits.of(config, EMBEDDED_FACTS), "embedded")
+    dialect = Dialect.of(ServerSettings(reasoning_parser="qwen3"), template.text)
+    return ServedModel(tokenizer, template, Limits.of(config, EMBEDDED_FACTS), "embedded", dialect)
 
 
 def inline(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
@@ -73,6 +77,17 @@ def elsewhere(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
                 "rid": "r",
                 "stream": True,
                 "stream_options": {"include_usage": True},
+            },
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "rid": "r", "tools": TOOLS, "n": 2}),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "rid": "r",
+                "tools": TOOLS,
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+                "parallel_tool_calls": False,
             },
         ),
         (NATIVE, {"text": "abc", "max-tokens": 1}),

@@ -51,6 +51,8 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
         ('{"text": "x", "rid": ""}', "rid", ["rid"]),
         ('{"text": "x", "top_logprobs_num": 3}', None, ["top_logprobs_num needs return_logprob"]),
         ('{"text": "x", "top_logprobs_num": 99, "return_logprob": true}', "top_logprobs_num", ["20", "99"]),
+        ('{"text": "x", "logprob_start_len": 0}', None, ["logprob_start_len needs return_logprob"]),
+        ('{"text": "x", "logprob_start_len": -2, "return_logprob": true}', "logprob_start_len", ["-1", "-2"]),
     ],
 )
 def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: list[str]) -> None:
@@ -73,7 +75,7 @@ def test_bad_body_is_one_clear_sentence(body: str, param: str | None, parts: lis
         ("top_k", "0", "top_k must be >= 1, or -1"),
         ("top_k", "1.5", "must be an integer"),
         ("min_p", "2", "must be <= 1"),
-        ("max_new_tokens", "0", "must be >= 1, got 0"),
+        ("max_new_tokens", "-1", "must be >= 0, got -1"),
         ("max_new_tokens", "true", "must be an integer, got True"),
         ("min_new_tokens", "999", "min_new_tokens must be <= max_new_tokens=128, got 999"),
         ("repetition_penalty", "0", "must be > 0"),

@@ -23,6 +23,7 @@ from engine.messages import (
     GetStats,
     PauseGeneration,
     PauseMode,
+    PromptLogprob,
     Refusal,
     RefusalKind,
     SamplingParams,
@@ -104,6 +105,35 @@ def test_logprobs_go_with_their_tokens(play) -> None:
             {"token_id": 97, "logprob": -0.5, "top": [[7, -0.25]]},
             {"token_id": 97, "logprob": -1.0, "top": [[7, -0.25]]},
         ]
+
+    play(scene)
+
+
+def test_logprobs_of_the_prompt_come_in_parts(play) -> None:
+    """C02: null in front; the tokens of a stream's event follow those of the one before it."""
+
+    async def scene(stage) -> None:
+        request = {
+            "input_ids": [1, 2, 3, 4],
+            "rid": "r",
+            "return_logprob": True,
+            "logprob_start_len": 1,
+            "stream": True,
+        }
+        answer = asyncio.create_task(stage.http.post("/generate", json=request))
+        message = await stage.scheduler.receive()
+        assert (message.prompt_logprobs_from, message.prompt_top_logprobs_num) == (1, 0)
+        for value in (-0.5, -1.5):
+            part = (PromptLogprob(value, 3),)
+            await stage.scheduler.reply(TokenOutput(rid="r", prompt_tokens=4, prompt_logprobs=part))
+        await stage.scheduler.reply(_output("r", b"a", done=1, reason=FinishReason.LENGTH))
+        first, second, last, _ = _events((await answer).text)
+        assert first["meta_info"]["input_token_logprobs"] == [[None, 2, None], [-0.5, 3, None]]
+        assert second["meta_info"]["input_token_logprobs"] == [[-1.5, 4, None]]
+        assert second["meta_info"]["input_token_ranks"] == [3]
+        assert (last["output_ids"], last["meta_info"]["input_token_logprobs"]) == ([97], [])
+        late = await stage.http.post("/generate", json=request | {"logprob_start_len": 4})
+        assert (late.status_code, late.json()["error"]["param"]) == (400, "logprob_start_len")
 
     play(scene)
 
@@ -380,6 +410,57 @@ def test_server_info_with_and_without_a_running_loop(play, monkeypatch: pytest.M
         assert (await answer).json()["stats"]["waiting"] == 3
 
     play(scene, gate_options="secret-option")
+
+
+def test_load_is_of_this_moment(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C06: SGLang's fields, from the scheduler's own counters; without a scheduler there is no load to tell."""
+    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
+
+    async def scene(stage) -> None:
+        silent = await stage.http.get("/get_load")
+        assert (silent.status_code, "did not answer" in silent.text) == (503, True)
+        assert isinstance(await stage.scheduler.receive(), GetStats)
+        monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 5.0)
+        answer = asyncio.create_task(stage.http.get("/get_load"))
+        asked = await stage.scheduler.receive()
+        numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {
+            "paused": None, "step": 9, "alive": 7, "waiting": 3, "running": 2, "pages_total": 50, "pages_free": 20,
+            "pages_cached": 10, "pages_held": 20, "page_size": 16, "pending_prefill_tokens": 100, "weights_version": 2,
+        }  # fmt: skip
+        await stage.scheduler.reply(StatsAnswer(call_id=asked.call_id, stats=EngineStats(**numbers)))
+        (load,) = (await answer).json()
+        version = load.pop("version")
+        assert version == (await stage.http.get("/version")).json()["version"]
+        assert load == {
+            "dp_rank": 0, "num_reqs": 7, "num_waiting_reqs": 3, "num_running_reqs": 4, "num_tokens": 420,
+            "num_pending_tokens": 100, "free_pages": 20, "cached_pages": 10, "total_pages": 50, "page_size": 16,
+            "step": 9, "weights_version": 2,
+        }  # fmt: skip
+
+    play(scene)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("timeout_s", 0, "> 0"),
+        ("timeout_s", 86_401, "<= 86400"),
+        ("waiting_timeout_s", -1, "> 0"),
+        ("waiting_timeout_s", "soon", "number"),
+    ],
+)
+def test_time_limit_out_of_range(play, path: str, name: str, value: object, part: str) -> None:
+    prompts = {"/generate": {"text": "x"}, "/v1/completions": {"prompt": "x"}}
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+
+    async def scene(stage) -> None:
+        response = await stage.http.post(path, json=prompts.get(path, chat) | {name: value})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == name
+        assert part in response.json()["error"]["message"]
+
+    play(scene)
 
 
 def test_routes_describe_themselves(play) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 from simulated_engine import SimulatedEngine, generate, prompt
 
 from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.memory import KVMemory, PagePool, RadixTree
+from engine.messages import Abort
 from engine.scheduler import Books, Place, Scheduler
+from engine.scheduler.time_limits import TimeLimits
 
 Break = Callable[[Scheduler, pytest.MonkeyPatch], None]
 
@@ -45,6 +48,23 @@ def forget_to_take_out(scheduler: Scheduler, patch: pytest.MonkeyPatch) -> None:
 def lock_twice(scheduler: Scheduler, patch: pytest.MonkeyPatch) -> None:
     original = RadixTree.unlock
     patch.setattr(RadixTree, "unlock", lambda tree, node: (original(tree, node), tree.lock(node)))
+
+
+def test_a_deadline_that_outlives_its_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TimeLimits, "leave", lambda limits, request: None)
+    engine = SimulatedEngine()
+    engine.scheduler.step((replace(generate("r", prompt(5), 1), timeout_s=9.0),), 0.0)
+    engine.scheduler.step((Abort(rid="r"),), 0.0)
+    with pytest.raises(IntegrityError, match="has a time limit, but has ended"):
+        audit(engine.scheduler)
+
+
+def test_a_started_request_that_must_start_in_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TimeLimits, "start", lambda limits, request: None)
+    engine = SimulatedEngine()
+    engine.scheduler.step((replace(generate("r", prompt(5), 1), waiting_timeout_s=9.0),), 0.0)
+    with pytest.raises(IntegrityError, match="has started, but may still run out of the time to start"):
+        audit(engine.scheduler)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from chained_stages import ChainedStages, limits_for
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import IntegrityError, OpenVINOError, StepFailedError
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Completion
+from engine.messages import Completion, PromptLogprob
 from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
@@ -79,6 +80,25 @@ def test_logprobs_are_those_of_torch() -> None:
     assert other is not None
     assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
     assert [token for token, _ in own.top] == [token for token, _ in other.top]
+
+
+@pytest.mark.parametrize("chunk", [64, 32, 7])
+def test_prompt_logprobs_are_those_of_torch(chunk: int) -> None:
+    """C02: the rows that are asked for come before the emitting ones."""
+    said = []
+    for chain in (chain_of(), chain_of(backend="torch", page_size=32)):
+        values: list[PromptLogprob] = []
+        for first in range(0, len(PROMPT), chunk):
+            last = first + chunk >= len(PROMPT)
+            segment = chain.segment(0, PROMPT[first : first + chunk], emits=last, spec=SAMPLED)
+            following = -1 if last else PROMPT[first + chunk]
+            if max(first, 3) < min(first + chunk, len(PROMPT) - 1):
+                segment = msgspec.structs.replace(segment, logprobs_from=max(first, 3), next_id=following)
+            values += [value for part in chain.forward(segment).prompt_logprobs for value in part]
+        said.append(values)
+    own, other = said
+    assert len(own) == len(PROMPT) - 4
+    assert [one.logprob for one in own] == pytest.approx([one.logprob for one in other], abs=1e-4)
 
 
 def test_a_cached_prefix_is_read_by_another_row() -> None:

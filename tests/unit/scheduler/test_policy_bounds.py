@@ -56,16 +56,42 @@ def test_overdue_requests_go_first_by_arrival() -> None:
     cached = memory()
     cache(cached, prompt(20, 3))
     assert order("lpm", queue(0, 0, 0, 0, overdue=[1, 2]), cached) == [1, 2, 3, 0]
+    assert order("dfs-weight", queue(0, 0, 0, 0, overdue=[1, 2]), cached) == [1, 2, 3, 0]
     assert order("priority", queue(0, 0, 5, 9, overdue=[1]), cached) == [1, 3, 2, 0]
 
 
 def test_a_long_queue_is_served_by_arrival() -> None:
     cached = memory()
     cache(cached, prompt(20, 3))
-    assert order("lpm", queue(*[0] * (LPM_QUEUE_LIMIT_REQUESTS + 1)), cached)[:4] == [0, 1, 2, 3]
+    long = queue(*[0] * (LPM_QUEUE_LIMIT_REQUESTS + 1))
+    assert order("lpm", long, cached)[:4] == order("dfs-weight", long, cached)[:4] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("name", "counted"), [("fcfs", [0, 1]), ("lpm", [0, 1]), ("priority", [0])])
+def test_a_walk_through_the_tree() -> None:
+    """B17: the heavier branch, of equal ones the earlier request's, what goes deeper before what ends."""
+    trunk, left, right = (1,) * 4, (2,) * 4, (3,) * 8
+    cached = memory()
+    cache(cached, trunk + left)
+    cache(cached, trunk + right)
+    prompts = [
+        (9,) * 6,
+        (*trunk, 9),
+        (*trunk, *right, 9),
+        (*trunk, *left, 8),
+        (*trunk, *left, 9),
+        (*trunk, *right[:4], 9),
+    ]
+    scheduler = Scheduler(limits_of())
+    admission = Admission(scheduler.limits, scheduler.books, scheduler.adapters)
+    requests = [admission.request_of(generate(f"r{at}", prompt), at) for at, prompt in enumerate(prompts)]
+    assert order("dfs-weight", requests, cached) == [2, 5, 3, 4, 1, 0]
+    assert order("dfs-weight", [*requests[:2], *requests[3:]], cached) == [3, 4, 5, 1, 0]
+    assert order("dfs-weight", requests) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"), [("fcfs", [0, 1]), ("lpm", [0, 1]), ("dfs-weight", [0, 1]), ("priority", [0])]
+)
 def test_whom_a_start_counts_against(name: str, counted: list[int]) -> None:
     """B10: all that came before; under priority the one that has waited longest."""
     requests = queue(0, 0, 0, 0)

@@ -32,11 +32,14 @@ def test_totals_of_a_life_of_everything() -> None:
         "generated_tokens": sum(len(life.tokens) for life in lives),
         "forward_ct": len(engine.microbatches),
         "weights_version": 1,
+        "requests_timed_out": 0,
         "lora_loads": 2,
         "lora_evictions": 1,
         "retractions": 0,
         "drafted_tokens": 0,
         "accepted_tokens": 0,
+        "grammars_compiled": 0,
+        "grammar_hits": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 

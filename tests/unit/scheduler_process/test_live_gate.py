@@ -17,8 +17,8 @@ from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.errors import IntegrityError, ProcessDiedError
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.messages import Abort, Completion, PipelineEvent, PipelineFailed, encode
-from engine.plan import ForwardMode, Microbatch
+from engine.messages import Abort, Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
+from engine.plan import ForwardMode, GrammarOrder, Microbatch
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
 from engine.scheduler import Scheduler
 from engine.scheduler.ports import Step, StepResult
@@ -54,6 +54,15 @@ class RemotePipeline:
     def wake_sources(self) -> Sequence[Any]:
         return [self._results]
 
+    def order_grammar(self, order: GrammarOrder) -> None:
+        raise AssertionError(f"nothing was to be compiled, but {order} was")
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        return ()
+
+    def grammar_source(self) -> int | None:
+        return None
+
     def close(self) -> None:
         return
 
@@ -74,6 +83,12 @@ class InProcessPipeline:
             return None
         self.while_computing()
         return self.launched.popleft()
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        return ()
+
+    def grammar_source(self) -> int | None:
+        return None
 
     def wake_sources(self) -> Sequence[Any]:
         return ()

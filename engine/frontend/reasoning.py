@@ -1,0 +1,109 @@
+"""Reasoning that a model writes before its answer, between ``<think>`` and ``</think>``, split off the answer.
+
+Owns where it begins, which the end of the prompt decides, and where it ends. The whitespace around the markers belongs
+to neither text. What stands inside is reasoning whatever it looks like, calls of tools too.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from engine.frontend.incoming_text import IncomingText, Reading
+from engine.frontend.parts import Content, Part, Reasoning, appended
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "REASONING_PARSERS",
+    "ReasoningSplitter",
+    "ReasoningStart",
+    "reasoning_of_template",
+    "reasoning_start",
+]
+
+BEGIN = "<think>"
+END = "</think>"
+QWEN3 = "qwen3"
+DEEPSEEK_R1 = "deepseek-r1"
+REASONING_PARSERS = (QWEN3, DEEPSEEK_R1)
+# What opens the assistant's turn in DeepSeek's templates, with its full-width bars.
+_DEEPSEEK_TURN = "<\uff5cAssistant\uff5c>"
+_SPACE = re.compile(r"\s*")
+
+
+class ReasoningStart(enum.Enum):
+    """What the end of the prompt says about the beginning of the answer."""
+
+    OPEN = "open"
+    """The template opened the block: the answer begins inside."""
+    MARKED = "marked"
+    """There is reasoning if the answer begins with the marker."""
+    ASSUMED = "assumed"
+    """The answer begins with reasoning, marked or not."""
+
+
+def reasoning_of_template(template: str) -> str | None:
+    """The parser for the models that have this template; None for those that do not reason."""
+    if END not in template:
+        return None
+    return DEEPSEEK_R1 if _DEEPSEEK_TURN in template else QWEN3
+
+
+def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
+    """How the answer to a prompt begins; None when the template closed the block, so that there is no reasoning."""
+    end = prompt.rstrip()
+    if end.endswith(BEGIN):
+        return ReasoningStart.OPEN
+    if end.endswith(END):
+        return None
+    return ReasoningStart.ASSUMED if parser == DEEPSEEK_R1 else ReasoningStart.MARKED
+
+
+class ReasoningSplitter:
+    """Splits one answer's text. What comes out does not depend on how the text is cut."""
+
+    def __init__(self, start: ReasoningStart) -> None:
+        self._start = start
+        self._text = IncomingText()
+        self._parts: list[Part] = []
+        self._held = ""
+        self._reader = self._read()
+
+    def push(self, text: str) -> list[Part]:
+        """Take text in, give the parts that are certain out."""
+        self._text.feed(text)
+        return self._advance()
+
+    def flush(self) -> list[Part]:
+        """The rest, once it is known that no more text comes."""
+        self._text.end()
+        return self._advance()
+
+    def _advance(self) -> list[Part]:
+        next(self._reader, None)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        before: list[str] = []
+        yield from text.run(_SPACE, before.append)
+        marked = (yield from text.marker((BEGIN,))) is not None
+        if marked or self._start is not ReasoningStart.MARKED:
+            yield from text.run(_SPACE)
+            yield from text.until((END,), self._reason)
+            yield from text.run(_SPACE)
+        else:
+            self._say("".join(before))
+        yield from text.until((), self._say)
+
+    def _reason(self, text: str) -> None:
+        """Give reasoning out, but no whitespace before it is known that more reasoning follows."""
+        text = self._held + text
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        appended(self._parts, Reasoning(shown))
+
+    def _say(self, text: str) -> None:
+        appended(self._parts, Content(text))

@@ -1,0 +1,125 @@
+"""Compiled grammars of one engine, and the place of each request in its own.
+
+Owns the library's tokenizer, made with the first grammar. Which grammars are kept is decided by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError
+from engine.grammar.source import definition_of
+from engine.messages import Grammar
+
+__all__ = ["CompiledGrammars", "GrammarError", "Matcher"]
+
+
+class GrammarError(EngineError):
+    """An output that its grammar does not allow, or a grammar that cannot be followed any further."""
+
+
+class Matcher:
+    """A request's place in its grammar: a function of the grammar and of what the request has said."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        # What the matcher has taken.
+        self._taken: NDArray[np.int32] = np.empty(0, np.int32)
+
+    def allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which tokens may follow the output ``said``. Cheap where it goes on from that of the last call.
+
+        When the grammar is complete only the ends are allowed. Raises GrammarError for an output that it does not
+        allow, and when a bound of the library is met.
+        """
+        matcher = self._matcher
+        common = _common(self._taken, said)
+        if common < len(self._taken):  # It was a guess, and a wrong one.
+            matcher.rollback(len(self._taken) - common)
+        new = said[common:].tolist()
+        taken = common + (matcher.try_consume_tokens(new) if new else 0)
+        self._taken = said[:taken].copy()
+        if not matcher.is_error() and taken < len(said):
+            raise GrammarError(f"the grammar does not allow token {said[taken]} after {taken} tokens of output")
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed: {matcher.get_error().splitlines()[0]}")
+        bits = np.frombuffer(mask, np.uint8)
+        return np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
+
+
+def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many first tokens are the same."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if different.size else length
+
+
+class CompiledGrammars:
+    """By id. ``compile`` may run in another thread than the rest; ``tokenizer`` gives a tokenizer.json's text."""
+
+    def __init__(self, tokenizer: Callable[[], str], *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._read_tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: Any = None
+        self._lock = Lock()
+        self._wanted: set[int] = set()
+        self._compiled: dict[int, Any] = {}
+
+    def want(self, grammar_id: int) -> None:
+        """A grammar is going to be compiled; it is kept unless it is forgotten before."""
+        with self._lock:
+            self._wanted.add(grammar_id)
+
+    def compile(self, grammar_id: int, grammar: Grammar) -> str | None:
+        """Compile a grammar; returns why that is impossible, None on success."""
+        from llguidance import LLMatcher
+
+        try:
+            matcher = LLMatcher(self._library_tokenizer(), definition_of(grammar))
+            error = matcher.get_error() if matcher.is_error() else None
+        except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
+            error = f"{type(exc).__name__}: {exc}"
+        with self._lock:
+            if error is None and grammar_id in self._wanted:
+                self._compiled[grammar_id] = matcher
+            else:
+                self._wanted.discard(grammar_id)
+        return None if error is None else f"the grammar cannot be compiled: {error.strip()}"
+
+    def begin(self, grammar_id: int) -> Matcher:
+        """A new request's place in a grammar. Raises GrammarError for one that is not compiled."""
+        compiled = self._compiled.get(grammar_id)
+        if compiled is None:
+            raise GrammarError(
+                f"grammar {grammar_id} must be compiled before it is used, and it is not, or not any more"
+            )
+        return Matcher(compiled.deep_copy(), self._vocab_size)
+
+    def forget(self, grammar_id: int) -> None:
+        """Drop a grammar; requests that have begun with it are not affected."""
+        with self._lock:
+            self._wanted.discard(grammar_id)
+            self._compiled.pop(grammar_id, None)
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        with self._lock:
+            self._wanted.clear()
+            self._compiled.clear()
+
+    def _library_tokenizer(self) -> Any:
+        """Made once: for a vocabulary of 150,000 tokens it takes some 200 ms."""
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            ends = self._eos_token_ids
+            self._tokenizer = LLTokenizer(self._read_tokenizer(), n_vocab=self._vocab_size, eos_token=ends)
+        return self._tokenizer

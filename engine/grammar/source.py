@@ -1,0 +1,118 @@
+"""Grammars as clients write them: their definitions for the library, and what is wrong with one, and where.
+
+Pure functions. Neither a tokenizer nor a vocabulary is needed to say that a grammar is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from engine.messages import Grammar, GrammarKind
+
+__all__ = ["MAX_GRAMMAR_CHARS", "Fault", "definition_of", "fault_of", "schema_grammar"]
+
+MAX_GRAMMAR_CHARS: Final = 262_144
+_BOOLEANS: Final = ("true", "false")
+# Between two tokens of JSON. Without a bound a model that has lost its way fills its whole length with spaces.
+_WHITESPACE: Final = r"[ \t\n\r]{0,32}"
+# Parts of a schema that hold schemas, by name or by number, and those that are one. What others refer to comes first.
+_SCHEMAS_BY_NAME: Final = ("$defs", "definitions", "properties", "patternProperties")
+_SCHEMAS_IN_LINE: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS: Final = ("items", "additionalProperties", "not")
+# What references in a part may point to.
+_SHARED: Final = ("$defs", "definitions")
+# Each look at a part of a schema costs a compilation of it.
+_MOST_LOOKS: Final = 200
+
+
+class Fault(NamedTuple):
+    """What is wrong with a grammar. ``place`` is a JSON pointer into a schema, empty for the whole."""
+
+    message: str
+    place: str = ""
+
+
+def schema_grammar(schema: Any) -> Grammar:
+    """The grammar of a JSON schema, given as an object or as its text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def definition_of(grammar: Grammar) -> str:
+    """What the library takes. Raises ValueError for a text that is not in the language of its kind at all."""
+    from llguidance import LLMatcher, grammar_from
+
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        if grammar.text in _BOOLEANS:  # Such a schema takes no options.
+            return LLMatcher.grammar_from_json_schema(grammar.text)
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": _WHITESPACE})
+    if grammar.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(grammar.text)
+    return grammar_from("choice" if grammar.kind is GrammarKind.CHOICE else "ebnf", grammar.text)
+
+
+def fault_of(grammar: Grammar) -> Fault | None:
+    """Why no output can follow a grammar, and the place in it; None when one can. Takes as long as to compile it."""
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        return Fault(f"it has {len(grammar.text)} characters, and at most {MAX_GRAMMAR_CHARS} are compiled")
+    try:
+        grammar.text.encode()
+    except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair.
+        return Fault(f"it must be Unicode text, but: {exc.reason} at character {exc.start}")
+    message = _complaint(grammar)
+    if not message:
+        return None
+    return Fault(message, _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else "")
+
+
+def _complaint(grammar: Grammar) -> str:
+    """What the library says against a grammar; nothing when it takes it."""
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.validate_grammar(definition_of(grammar)).strip()
+    except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
+        return str(exc) or type(exc).__name__
+
+
+def _place_in(text: str, message: str) -> str:
+    """The pointer to the innermost part of a schema about which the library says the same."""
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return ""
+    shared = {name: schema[name] for name in _SHARED if name in schema} if isinstance(schema, dict) else {}
+    place, looks = "", 0
+    while isinstance(schema, dict):
+        for step, part in _parts_of(schema):
+            looks += 1
+            if looks > _MOST_LOOKS:
+                return place
+            whole = {**shared, **part} if isinstance(part, dict) else part
+            if _complaint(schema_grammar(json.dumps(whole))) == message:
+                place, schema = place + step, part
+                break
+        else:
+            return place
+    return place
+
+
+def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas directly inside a schema, with the steps of a JSON pointer to them."""
+    for name in _SCHEMAS_BY_NAME:
+        parts = schema.get(name)
+        if isinstance(parts, dict):
+            yield from ((f"/{name}/{_escaped(key)}", part) for key, part in parts.items())
+    for name in (*_SCHEMAS_IN_LINE, "items"):
+        parts = schema.get(name)
+        if isinstance(parts, list):
+            yield from ((f"/{name}/{index}", part) for index, part in enumerate(parts))
+    for name in _SCHEMAS:
+        if isinstance(schema.get(name), dict):
+            yield f"/{name}", schema[name]
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,62 @@
+"""Grammars of the simulated pipeline: which tokens may come at each place of an output.
+
+A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says; any other grammar
+is one of some length that its text makes up. Pure: equal grammars allow the same in every process.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from engine.messages import Grammar, GrammarKind
+
+__all__ = ["SimulatedGrammar"]
+
+# Printable ASCII, as all tokens of the simulated model are.
+_FIRST: Final = 33
+_COUNT: Final = 94
+_MADE_UP_PLACES: Final = 6
+_MADE_UP_TOKENS: Final = 9
+_ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
+_REGEX: Final = re.compile(rf"(?:{_ATOM.pattern})+")
+
+
+class SimulatedGrammar:
+    """One grammar. ``ends`` are the tokens that end an output."""
+
+    def __init__(self, grammar: Grammar, ends: Sequence[int]) -> None:
+        self._ends = tuple(ends)
+        self._parts = _parts_of(grammar)
+
+    def allowed(self, said: Sequence[int]) -> tuple[int, ...]:
+        """What may follow an output: only an end where it is complete, nothing after one that the grammar forbids."""
+        place = 0
+        for tokens, count in self._parts:
+            here = said[place : place + count]
+            if not set(here) <= set(tokens):
+                return ()
+            if len(here) < count:
+                return tokens
+            place += count
+        return self._ends if len(said) == place else ()
+
+
+def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:
+    """Neighbouring places with the same tokens: the tokens, and how many places there are."""
+    if grammar.kind is GrammarKind.REGEX and _REGEX.fullmatch(grammar.text):
+        return [_part_of(*match.groups()) for match in _ATOM.finditer(grammar.text)]
+    value = zlib.crc32(f"{grammar.kind}:{grammar.text}".encode())
+    parts = []
+    for place in range(1 + value % _MADE_UP_PLACES):
+        first = value // (place + 7)
+        tokens = [_FIRST + (first + offset) % _COUNT for offset in range(_MADE_UP_TOKENS)]
+        parts.append((tuple(sorted(tokens)), 1))
+    return parts
+
+
+def _part_of(span: str | None, literal: str | None, count: str | None) -> tuple[tuple[int, ...], int]:
+    first, last = (span[0], span[2]) if span is not None else (literal or "", literal or "")
+    return tuple(range(ord(first), ord(last) + 1)), 1 if count is None else int(count)

@@ -1,0 +1,91 @@
+"""Which parsers a model gets: by the settings, or by its chat template."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from engine.frontend.dialect import Dialect, Parsing
+from engine.frontend.reasoning import REASONING_PARSERS, ReasoningStart
+from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM, family_of_template
+from engine.settings import ServerSettings
+
+# What is telling in the templates of models, not the templates.
+TEMPLATES = {
+    "hermes": '{% if tools %}<tools></tools> return <tool_call>\n{"name": ...}\n</tool_call>{% endif %}',
+    "llama3": '<|start_header_id|> Respond in the format {"name": function name, "parameters": ...} {{ tools }}',
+    "mistral": "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]",
+}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_family_of_a_template(family: str) -> None:
+    found = family_of_template(TEMPLATES[family])
+    assert found is FAMILIES[family]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "<|im_start|>{{ message.content }}",
+        "<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>",
+        "<tool_call>name\n<arg_key>x</arg_key>",
+        "<|start_header_id|>{{ message.content }}",
+    ],
+)
+def test_other_templates_have_no_family(template: str) -> None:
+    """Formats that are no JSON share a marker with Hermes."""
+    assert family_of_template(template) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}),
+        (
+            {"tool_call_parser": "none", "reasoning_parser": "none"},
+            {"tool_call_parser": "none", "reasoning_parser": "none"},
+        ),
+        (
+            {"tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
+            {"tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
+        ),
+    ],
+)
+def test_settings_win_over_the_template(settings: dict[str, Any], expected: dict[str, str]) -> None:
+    """C09"""
+    assert Dialect.of(ServerSettings(**settings), TEMPLATES["hermes"] + "</think>").about() == expected
+
+
+def test_every_family_can_be_chosen() -> None:
+    """C09"""
+    parsers, reasoning = (
+        get_args(ServerSettings.model_fields[name].annotation) for name in ("tool_call_parser", "reasoning_parser")
+    )
+    assert set(parsers) == {"auto", "none", *FAMILIES}
+    assert set(reasoning) == {"auto", "none", *REASONING_PARSERS}
+
+
+def test_newer_models_of_mistral_are_asked_for_calls_in_their_own_form() -> None:
+    forms = [Dialect.of(ServerSettings(), f"[TOOL_CALLS]{more}").form for more in ("", "[ARGS]")]
+    assert forms == [FAMILIES["mistral"].form, MISTRAL_NAMED_FORM]
+
+
+def test_markers_are_those_of_what_is_looked_for() -> None:
+    dialect = Dialect(family=FAMILIES["mistral"], reasoning="qwen3")
+    assert dialect.markers(Parsing()) == ()
+    assert dialect.markers(Parsing(reasoning=ReasoningStart.OPEN)) == ("<think>", "</think>")
+    assert dialect.markers(Parsing(tools=("f",))) == ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_of_calls_differ_and_are_what_templates_take(family: str) -> None:
+    """Mistral's templates refuse ids that are not nine letters and digits."""
+    dialect = Dialect(family=FAMILIES[family])
+    ids = {dialect.new_call_id() for _ in range(50)}
+    assert len(ids) == 50
+    pattern = "[a-zA-Z0-9]{9}" if family == "mistral" else "call_[0-9a-f]{24}"
+    assert all(re.fullmatch(pattern, call_id) for call_id in ids)

@@ -1,0 +1,60 @@
+"""What is wrong with a grammar, and where in a schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.grammar import MAX_GRAMMAR_CHARS, fault_of, schema_grammar
+from engine.messages import Grammar, GrammarKind
+
+OBJECT = {"type": "object"}
+
+
+def at(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "message"),
+    [
+        ({"type": "strng"}, "", "strng"),
+        (at(a=at(**{"b/c~d": {"type": "foo"}})), "/properties/a/properties/b~1c~0d", "foo"),
+        (at(ok={"type": "string"}, a={"items": {"not": {"type": "string"}}}), "/properties/a/items", "not"),
+        ({"anyOf": [{"type": "string"}, {"type": "x"}]}, "/anyOf/1", "x"),
+        ({"$defs": {"x": {"type": "foo"}}, **at(a={"$ref": "#/$defs/x"})}, "/$defs/x", "foo"),
+        (at(a={"$ref": "#/$defs/x"}), "/properties/a", "does not exist"),
+        (at(a={"type": "integer", "minimum": 5, "maximum": 2}) | {"required": ["a"]}, "", "'a' is unsatisfiable"),
+        ("nonsense", "", "line 1"),
+    ],
+)
+def test_the_place_of_a_fault(schema: Any, place: str, message: str) -> None:
+    fault = fault_of(schema_grammar(schema))
+    assert fault is not None
+    assert fault.place == place
+    assert message in fault.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (GrammarKind.REGEX, "(a", "unclosed group"),
+        (GrammarKind.REGEX, "(?=a)b", "look-around"),
+        (GrammarKind.REGEX, "(" * 5000 + "a" + ")" * 5000, "nest"),
+        (GrammarKind.EBNF, 'root ::= "a" | c', "Rule 'c' not found"),
+        (GrammarKind.EBNF, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        (GrammarKind.CHOICE, "no JSON", "Expecting value"),
+        (GrammarKind.REGEX, "\ud800", "Unicode"),
+        (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARS + 1), "characters"),
+    ],
+)
+def test_a_wrong_grammar_is_named(kind: GrammarKind, text: str, message: str) -> None:
+    fault = fault_of(Grammar(kind, text))
+    assert fault is not None
+    assert message in fault.message
+
+
+@pytest.mark.parametrize("schema", [OBJECT, True, "{}", at(a={"type": "string", "pattern": "^[a-z]+$"})])
+def test_a_right_schema_has_no_fault(schema: Any) -> None:
+    assert fault_of(schema_grammar(schema)) is None

@@ -1,0 +1,132 @@
+"""A request's place in its grammar: what may follow, what is taken back, and when it is complete."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from engine.grammar import CompiledGrammars, GrammarCompiler, GrammarError, Matcher, schema_grammar
+from engine.limits import EMBEDDED_FACTS
+from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.model.embedded import embedded_folder
+from engine.plan import GrammarOrder
+
+END = EMBEDDED_FACTS.eos_token_ids[0]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["name", "age", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> CompiledGrammars:
+    text = (embedded_folder(0, windowed=False) / "tokenizer.json").read_text(encoding="utf-8")
+    facts = EMBEDDED_FACTS
+    return CompiledGrammars(lambda: text, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
+
+
+def matcher_of(grammars: CompiledGrammars, grammar: Grammar, number: int = 1) -> Matcher:
+    grammars.want(number)
+    assert grammars.compile(number, grammar) is None
+    return grammars.begin(number)
+
+
+def ids(text: str) -> np.ndarray:
+    return np.array(list(text.encode()), np.int32)
+
+
+def allowed(matcher: Matcher, said: str) -> list[int]:
+    return np.flatnonzero(matcher.allowed(ids(said))).tolist()
+
+
+def test_a_complete_output_can_only_end(grammars: CompiledGrammars) -> None:
+    matcher = matcher_of(grammars, Grammar(GrammarKind.REGEX, "[a-c]{2}x?"))
+    assert allowed(matcher, "") == [97, 98, 99]
+    assert allowed(matcher, "ab") == [120, END]
+    assert allowed(matcher, "abx") == [END]
+
+
+def test_a_guess_is_taken_back(grammars: CompiledGrammars) -> None:
+    """B11: with drafts the same row is asked for several outputs, of which the later ones may be wrong."""
+    matcher = matcher_of(grammars, Grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{2}"))
+    assert allowed(matcher, "ab") == [97, 98, 99]
+    assert allowed(matcher, "abc")[0] == ord("0")
+    with pytest.raises(GrammarError, match="does not allow token 120 after 3 tokens"):
+        matcher.allowed(ids("abcx"))
+    assert allowed(matcher, "aba")[-1] == ord("9")
+    assert allowed(matcher, "a") == [97, 98, 99]
+    assert allowed(matcher, "abc12") == [END]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_random_output_is_json_of_the_schema(grammars: CompiledGrammars, seed: int) -> None:
+    matcher, chance, said = matcher_of(grammars, schema_grammar(SCHEMA)), random.Random(seed), np.empty(0, np.int32)
+    for _ in range(2000):
+        token = chance.choice(np.flatnonzero(matcher.allowed(said)).tolist())
+        if token == END:
+            break
+        said = np.append(said, np.int32(token))
+    value = json.loads(bytes(said.tolist()).decode())
+    assert value.keys() <= SCHEMA["properties"].keys()  # type: ignore[attr-defined]
+    assert isinstance(value["name"], str)
+    assert len(value["name"]) <= 6
+    assert 0 <= value["age"] <= 150
+    assert isinstance(value["ok"], bool)
+    assert set(value.get("tags", ())) <= {"a", "b"}
+
+
+def test_a_copy_for_each_request(grammars: CompiledGrammars) -> None:
+    one = matcher_of(grammars, Grammar(GrammarKind.CHOICE, '["yes", "no"]'))
+    other = grammars.begin(1)
+    assert allowed(one, "y") == [ord("e")]
+    assert allowed(other, "n") == [ord("o")]
+
+
+def test_a_grammar_in_gbnf(grammars: CompiledGrammars) -> None:
+    matcher = matcher_of(grammars, Grammar(GrammarKind.EBNF, 'root ::= "a" num\nnum ::= [0-9]'))
+    assert allowed(matcher, "") == [97]
+    assert allowed(matcher, "a7") == [END]
+
+
+def test_what_is_forgotten_cannot_begin(grammars: CompiledGrammars) -> None:
+    before = matcher_of(grammars, Grammar(GrammarKind.REGEX, "ab"), 5)
+    grammars.forget(5)
+    with pytest.raises(GrammarError, match="grammar 5 must be compiled before it is used"):
+        grammars.begin(5)
+    assert allowed(before, "a") == [98]
+
+
+def test_a_grammar_that_is_forgotten_while_it_is_compiled_is_not_kept(grammars: CompiledGrammars) -> None:
+    assert grammars.compile(6, Grammar(GrammarKind.REGEX, "a")) is None
+    with pytest.raises(GrammarError, match="grammar 6 must be compiled"):
+        grammars.begin(6)
+
+
+def test_what_cannot_be_compiled_says_why(grammars: CompiledGrammars) -> None:
+    grammars.want(7)
+    error = grammars.compile(7, Grammar(GrammarKind.REGEX, "(a"))
+    assert error is not None
+    assert re.search("cannot be compiled.*unclosed group", error, re.DOTALL)
+
+
+def test_the_compiler_answers_every_order_once(grammars: CompiledGrammars) -> None:
+    answers: list[GrammarReady] = []
+    compiler = GrammarCompiler(grammars, answers.append)
+    for number in range(10, 20):
+        compiler.order(GrammarOrder(number, Grammar(GrammarKind.REGEX, f"a{{{number}}}" if number % 2 else "(")))
+        if number == 13:
+            compiler.order(GrammarOrder(number, None))
+    compiler.wait()
+    assert [answer.grammar_id for answer in answers] == list(range(10, 20))
+    assert [answer.error is None for answer in answers] == [bool(number % 2) for number in range(10, 20)]
