@@ -147,9 +147,9 @@ class StageModel:
         self._attention.calls = 0
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
         adapters = None if self.lora is None else self.lora.of(batch.segments)
+        if self.lora is not None and self._lean is None:
+            self.lora.present = adapters
         try:
-            if self.lora is not None:
-                self.lora.present = adapters
             if self._lean is not None:
                 output = self._lean.forward(batch, hidden, take_scored, adapters)
             elif take_scored is not None:

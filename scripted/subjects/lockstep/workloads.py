@@ -545,6 +545,28 @@ TEXTS: Final[dict[str, str]] = {
         "model=embedded-window pp_size=2 chunked_prefill_size=32 max_total_tokens=1024 max_loras=1; 1 load-lora name=x; "
         "5 start a prompt=150 new=4 lora=x; 9 start b prompt=150 new=3; 30 start c prompt=150 new=3 lora=x"
     ),
+    # What is guessed, told of prompts, forced and ended in time is of the request's own adapter.
+    "drafts-of-adapters": (
+        "speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=16 max_total_tokens=160 max_loras=2; "
+        "1 load-lora name=x; 1 load-lora name=y seed=2; 5 start a prompt=20 new=16 lora=x; 5 start b prompt=20 new=12 lora=y; 6 start c prompt=20 new=9"
+    ),
+    "scores-of-adapters": (
+        f"{_PP1} pp_size=2 max_loras=1; 1 load-lora name=x; 5 start a prompt=70 new=2 lora=x; 14 start b prompt=70 new=0 logprobs_from=40 lora=x; "
+        "15 start c prompt=70 new=2 logprobs_from=40"
+    ),
+    # The one that waits for its grammar keeps no place for its adapter.
+    "grammars-of-adapters": (
+        f"{_PP1} pp_size=2 max_loras=1; 1 load-lora name=x; 1 load-lora name=y seed=2; 5 hold-grammars; "
+        "6 start a prompt=20 new=4 lora=x regex=[a-c]{3}; 7 start b prompt=40 new=3 lora=y; 8 start c prompt=40 new=3 lora=x; 24 release-grammars"
+    ),
+    "time-limits-of-adapters": (
+        f"{_PP1} pp_size=2 max_loras=1; 1 load-lora name=x; 1 load-lora name=y seed=2; 6 start a prompt=70 new=8 timeout_s=2.0 lora=x; "
+        "7 start b prompt=20 seed=1 new=3 waiting_timeout_s=1.0 lora=y; 8 unload-lora name=x timeout_s=4.0; 10 advance seconds=1.0; 12 advance seconds=1.0"
+    ),
+    "depth-first-adapters": (
+        "schedule_policy=dfs-weight max_running_requests=1 page_size=4 chunked_prefill_size=32 max_total_tokens=128 max_loras=1; "
+        "1 load-lora name=x; 4 start a prompt=20 new=3 lora=x; 8 start b prompt=20 new=2; 9 start c prompt=20 new=2 lora=x; 10 start d prompt=20 new=2"
+    ),
     **dict(_boundaries()),
     **dict(_long_queues()),
 }  # fmt: skip
