@@ -14,6 +14,9 @@ register_cpu_ci(est_time=10, suite="base-cpu")
 
 ONE_STAGE = EngineConfig(chunked_prefill_size=64, max_loras=2, kv_sanitizer=True)
 FOUR_STAGES = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64, max_loras=2, kv_sanitizer=True)
+GUESSING = EngineConfig(
+    chunked_prefill_size=64, max_loras=2, speculative_algorithm="draft_model", speculative_draft_model="embedded"
+)
 PROMPT = list(range(32, 32 + 80))
 TOGETHER = "three requests of one batch decode, each with another adapter or none"
 
@@ -47,6 +50,35 @@ def test_equal_prompts_of_two_adapters_share_nothing(t):
 @scripted(FOUR_STAGES)
 def test_equal_prompts_of_two_adapters_share_nothing_on_four_stages(t):
     yield from _same_prompt_thrice(t)
+
+
+GUESSED = "guesses for a request of an adapter are in flight"
+
+
+@scripted(GUESSING, must_reach=[GUESSED])
+def test_a_model_that_guesses_knows_no_adapter(t):
+    """What is said is the adapter's all the same."""
+    yield from _load(t, x="embedded-lora:1")
+    rs = [t.start_req(prompt_ids=PROMPT, max_new_tokens=9, lora=lora) for lora in (None, "x")]
+    while not all(r.finished for r in rs):
+        last = t.history[-1].microbatch if t.history else None
+        t.sometimes(GUESSED, last is not None and any(one.drafts and one.lora for one in last.segments))
+        yield
+    assert len({r.output_ids for r in rs}) == 2
+
+
+@scripted(ONE_STAGE)
+def test_the_logprobs_of_a_prompt_are_those_of_its_adapter(t):
+    yield from _load(t, x="embedded-lora:1", y="embedded-lora:2")
+    told = {}
+    for lora in (None, "x", "y"):
+        r = t.start_req(
+            prompt_ids=PROMPT, max_new_tokens=0, return_logprob=True, logprob_start_len=8, stream=False, lora=lora
+        )
+        yield from t.run_until_finished(r)
+        told[lora] = tuple(one.logprob for one in r.prompt_logprobs)
+    assert [len(logprobs) for logprobs in told.values()] == [71, 71, 71]
+    assert len(set(told.values())) == 3, "an adapter changes nothing"
 
 
 @scripted(ONE_STAGE, must_reach=[TOGETHER])
