@@ -223,7 +223,7 @@ class Adapters:
 
     @property
     def _startable(self) -> Sequence[Request]:
-        """Those that wait for an adapter at most: one whose grammar is compiled keeps no place from others."""
+        """Those that may ask for their adapters: one whose grammar is still being compiled does not."""
         return self._grammars.startable(self._books.waiting)
 
     # -- who uses one --
