@@ -16,20 +16,28 @@ from engine.wording import broken_rule
 
 __all__ = [
     "CHUNKING_OFF",
+    "EMBEDDED_LORA",
     "EMBEDDED_MODEL",
     "EMBEDDED_WINDOW_MODEL",
+    "MAX_LORA_NAME_CHARS",
     "OPENVINO_BLOCK_TOKENS",
     "EngineConfig",
+    "embedded_lora_seed",
     "embedded_seed",
     "has_embedded_window",
+    "loras_of",
     "why_not_openvino_settings",
 ]
 
 EMBEDDED_MODEL = "embedded"
 # The same with window layers.
 EMBEDDED_WINDOW_MODEL = "embedded-window"
+# Adapters of the embedded model, each as 'embedded-lora:SEED'.
+EMBEDDED_LORA = "embedded-lora"
 SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
+DEFAULT_MAX_LORAS = 8
+MAX_LORA_NAME_CHARS = 256
 # OpenVINO's paged attention keeps KV in blocks of this size on a CPU; a page of ours is a whole number of them.
 OPENVINO_BLOCK_TOKENS = 32
 
@@ -172,6 +180,16 @@ class EngineConfig(BaseModel):
     )
     kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
+    lora: str = Field(
+        "",
+        description="LoRA adapters that requests may ask for, each as NAME=PATH with a folder of peft's, separated by "
+        "commas; the flag can be repeated",
+    )
+    max_loras: int | None = Field(
+        None, ge=1, description="adapters that the stages hold at once; unset: 8 where lora is given, else none at all"
+    )
+    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of an adapter; one of a larger is refused")
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -219,6 +237,7 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"weights='int8' needs backend='openvino', got backend={self.backend!r}; set it or leave weights out"
             )
+        loras_of(self.lora)
         if self.kv_cache_dtype == "u8" and self.backend != "openvino":
             raise ValueError(
                 f"kv_cache_dtype='u8' needs backend='openvino', got backend={self.backend!r}; set it or leave "
@@ -236,8 +255,15 @@ class EngineConfig(BaseModel):
             "speculative_algorithm": "off",
             "speculative_draft_model": "",
             "weights": "auto",
+            "lora": "",
+            "max_loras": None,
         }
         return self.model_copy(update=values)
+
+    @property
+    def most_loras(self) -> int:
+        """Adapters that the stages hold at once; 0 for an engine without adapters."""
+        return self.max_loras or (DEFAULT_MAX_LORAS if self.lora else 0)
 
     @property
     def depth(self) -> int:
@@ -278,7 +304,26 @@ def why_not_openvino_settings(config: EngineConfig) -> str | None:
         return "compile must be off for OpenVINO, which brings kernels of its own, got True; leave it out"
     if config.attention_backend != "auto":
         return f"attention_backend must be 'auto' for OpenVINO, got {config.attention_backend!r}; leave it out"
+    if config.most_loras:
+        return (
+            "lora and max_loras must be unset for OpenVINO, whose graph has no adapters, got "
+            f"max_loras={config.most_loras}; leave them out"
+        )
     return None
+
+
+def loras_of(text: str) -> tuple[tuple[str, str], ...]:
+    """Names and paths of adapters in 'NAME=PATH,NAME=PATH'. Raises ValueError for an entry that is none."""
+    found: dict[str, str] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, path = map(str.strip, entry.partition("="))
+        if not name or not path or len(name) > MAX_LORA_NAME_CHARS:
+            rule = f"each entry of lora must be NAME=PATH, a name has at most {MAX_LORA_NAME_CHARS} characters"
+            raise ValueError(f"{rule}, got {entry!r}; correct it")
+        if name in found:
+            raise ValueError(f"lora must give each name once, got {name!r} twice; rename one of the two")
+        found[name] = path
+    return tuple(found.items())
 
 
 def embedded_seed(model: str, seed: int) -> int | None:
@@ -289,6 +334,13 @@ def embedded_seed(model: str, seed: int) -> int | None:
     if not colon:
         return seed
     return int(own) if own.isdecimal() and own.isascii() and int(own) < SEED_LIMIT else None
+
+
+def embedded_lora_seed(path: str) -> int | None:
+    """The seed of the adapter of the embedded model that ``path`` names; None for any other path."""
+    name, _, seed = path.partition(":")
+    named = name == EMBEDDED_LORA and seed.isdecimal() and seed.isascii()
+    return int(seed) if named and int(seed) < SEED_LIMIT else None
 
 
 def has_embedded_window(model: str) -> bool:

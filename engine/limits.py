@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.config import CHUNKING_OFF, EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, EngineConfig, has_embedded_window
+from engine.config import (
+    CHUNKING_OFF,
+    EMBEDDED_MODEL,
+    EMBEDDED_WINDOW_MODEL,
+    EngineConfig,
+    has_embedded_window,
+    loras_of,
+)
 from engine.errors import ConfigError
 
 __all__ = ["EMBEDDED_FACTS", "EMBEDDED_TOTAL_TOKENS", "EMBEDDED_WINDOW_FACTS", "Limits", "ModelFacts", "embedded_facts"]
@@ -78,7 +85,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
-    ``ngram_max`` and ``ngram_min`` are. ``waiting_timeout_s`` is in seconds, None for no limit.
+    ``ngram_max`` and ``ngram_min`` are. ``loras`` are the adapters that are there from the start, by name and path;
+    ``max_loras`` is 0 where there can be none. ``waiting_timeout_s`` is in seconds, None for no limit.
     """
 
     pp_size: int
@@ -108,6 +116,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_chunking: bool = False
     chunk_parity_tokens: int = 1
     max_cached_grammars: int = 64
+    max_loras: int = 0
+    loras: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -158,6 +168,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             dynamic_chunking=config.dynamic_chunking,
             chunk_parity_tokens=config.chunk_parity_tokens,
             max_cached_grammars=config.max_cached_grammars,
+            max_loras=config.most_loras,
+            loras=loras_of(config.lora),
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

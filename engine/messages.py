@@ -31,6 +31,7 @@ __all__ = [
     "Grammar",
     "GrammarKind",
     "GrammarReady",
+    "LoadAdapter",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
@@ -48,6 +49,7 @@ __all__ = [
     "StopProfile",
     "TokenLogprob",
     "TokenOutput",
+    "UnloadAdapter",
     "UpdateWeights",
     "decode_client_message",
     "decode_pipeline_event",
@@ -90,6 +92,7 @@ class RefusalKind(StrEnum):
     DUPLICATE = "duplicate"
     BUSY = "busy"
     UNAVAILABLE = "unavailable"
+    NOT_FOUND = "not_found"
 
 
 class GrammarKind(StrEnum):
@@ -155,6 +158,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_top_logprobs_num: _Count = 0
     timeout_s: _TimeLimit | None = None
     waiting_timeout_s: _TimeLimit | None = None
+    # The name of the adapter to compute with; None: the model itself.
+    lora: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -215,6 +220,28 @@ class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have every stage read its part of a LoRA adapter, which requests then ask for by ``name``.
+
+    ``path`` is a folder as peft saves it, or 'embedded-lora:SEED' for one of the embedded model's.
+    """
+
+    call_id: str
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget an adapter and have every stage drop it, if no request uses it.
+
+    With ``timeout_s`` no further request may use it, and the call waits that long for those that do.
+    """
+
+    call_id: str
+    name: str
+    timeout_s: float | None = None
+
+
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask for the scheduler's counters."""
 
@@ -232,6 +259,8 @@ ClientMessage = (
     | StartProfile
     | StopProfile
     | GetStats
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 # ---- pipeline events: from the pipeline to the scheduler ----
@@ -355,11 +384,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it."""
+    """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it.
+
+    ``not_found`` says that what it names is not there.
+    """
 
     call_id: str
     ok: bool
     message: str
+    not_found: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -369,6 +402,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
     the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
     that found theirs.
+    ``loras_resident`` are the adapters that the stages have; ``lora_loads`` counts how often one was loaded,
+    ``lora_evictions`` how often one had to make room.
     """
 
     step: int
@@ -387,6 +422,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     rows_free: int
     alive: int
     pending_prefill_tokens: int
+    loras_resident: int = 0
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -401,6 +437,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     requests_timed_out: int = 0
     grammars_compiled: int = 0
     grammar_hits: int = 0
+    lora_loads: int = 0
+    lora_evictions: int = 0
     waiting_for_grammar: int = 0
 
 

@@ -15,13 +15,14 @@ import msgspec
 from engine.frames import decoder_of
 from engine.messages import Grammar
 
-__all__ = ["ForwardMode", "GrammarOrder", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+__all__ = ["AdapterChange", "ForwardMode", "GrammarOrder", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
 
 
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
 
-    With ``update`` and ``profile`` it computes nothing: the stages take other weights, or begin or end to profile.
+    With ``update``, ``profile`` and ``adapter`` it computes nothing: the stages take other weights, begin or end to
+    profile, or load and drop adapters.
     """
 
     PREFILL = "prefill"
@@ -29,10 +30,11 @@ class ForwardMode(StrEnum):
     MIXED = "mixed"
     UPDATE = "update"
     PROFILE = "profile"
+    ADAPTER = "adapter"
 
 
 # A constant, because a member costs four times as much to look up, and every step asks.
-_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE)
+_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER)
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,6 +95,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
     follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
+
+    ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
     """
 
     rid: str
@@ -107,6 +111,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     drafts: int = 0
     logprobs_from: int = -1
     next_id: int = -1
+    lora: int = 0
 
     @property
     def choosers(self) -> int:
@@ -127,13 +132,27 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return following if self.next_id < 0 else (*following, self.next_id)
 
 
+class AdapterChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every stage does to its adapters: read the one in ``path`` as ``version``, then forget version ``drop``.
+
+    Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
+    ``drop`` is ``version`` itself, the adapter is only read and checked.
+    """
+
+    name: str
+    version: int = 0
+    path: str | None = None
+    drop: int = 0
+
+
 class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
     nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
-    ``trace_dir`` is the folder to begin one for, None ends it.
+    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched
+    while others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
     """
 
     id: int
@@ -141,6 +160,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segments: tuple[Segment, ...]
     weights: str | None = None
     trace_dir: str | None = None
+    adapter: AdapterChange | None = None
 
     @property
     def is_control(self) -> bool:

@@ -14,11 +14,18 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from engine.config import EMBEDDED_MODEL, EMBEDDED_WINDOW_MODEL, embedded_seed, has_embedded_window
+from engine.config import (
+    EMBEDDED_LORA,
+    EMBEDDED_MODEL,
+    EMBEDDED_WINDOW_MODEL,
+    embedded_lora_seed,
+    embedded_seed,
+    has_embedded_window,
+)
 from engine.limits import Limits
 from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, PromptLogprob, TokenLogprob
 from engine.pipeline.wire import StageView
-from engine.plan import ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
+from engine.plan import AdapterChange, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
 from scripted.simulated_grammar import SimulatedGrammar
 
 __all__ = ["SimulatedPipeline", "alphabet_of"]
@@ -92,6 +99,8 @@ class SimulatedPipeline:
         """Become as good as new: empty KV, no faults, nothing in flight."""
         # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
         self._root = _START
+        # The same for each adapter that the stages hold, by its version: it tells its KV from that of all others.
+        self._adapters: dict[int, int] = {0: 0}
         if self._rows:
             self._rows.clear()
             self._make_kv()
@@ -233,8 +242,7 @@ class SimulatedPipeline:
     def _compute(self, microbatch: Microbatch) -> Completion:
         if microbatch.is_control:
             # Of a profile there is nothing to measure.
-            error = self._update(microbatch.weights) if microbatch.mode is ForwardMode.UPDATE else None
-            return Completion(microbatch_id=microbatch.id, error=error)
+            return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         accepted: list[int] = []
@@ -274,6 +282,23 @@ class SimulatedPipeline:
             guesses=tuple(guesses),
             prompt_logprobs=tuple(parts),
         )
+
+    def _control(self, microbatch: Microbatch) -> str | None:
+        """Do what every stage does at this place; returns why not."""
+        if microbatch.mode is ForwardMode.UPDATE:
+            return self._update(microbatch.weights)
+        return None if microbatch.adapter is None else self._change(microbatch.adapter)
+
+    def _change(self, change: AdapterChange) -> str | None:
+        """Load and drop adapters; returns why not."""
+        if change.path is not None:
+            seed = embedded_lora_seed(change.path)
+            if seed is None:
+                return f"the simulated model has the adapters '{EMBEDDED_LORA}:SEED', got {change.path!r}"
+            self._adapters[change.version] = _salt(EMBEDDED_LORA, seed)
+        if change.drop:
+            del self._adapters[change.drop]
+        return None
 
     def _guess(self, fingerprint: int, position: int, token: int, row: _Row) -> tuple[int, ...]:
         """What a draft model would guess after ``token``: what this model will say, but for some of it."""
@@ -345,8 +370,10 @@ class SimulatedPipeline:
 
     def _read(self, segment: Segment, row: _Row) -> int:
         """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
+        if segment.lora not in self._adapters:
+            return self._corrupted(segment, f"version {segment.lora} of an adapter is not what the stages hold")
         if segment.start == 0:
-            return self._root
+            return self._root ^ self._adapters[segment.lora]
         size, kv, writes = self._page_size, self._kv, self._writes
         last, offset = divmod(segment.start - 1, size)
         pages = row.pages[: last + 1]
@@ -354,7 +381,7 @@ class SimulatedPipeline:
             return self._corrupted(segment, f"a page of {pages} was written by another request")
         if len(kv[pages[last]]) < offset + 2:
             return self._corrupted(segment, f"position {segment.start - 1} in page {pages[last]} was never written")
-        if segment.page_start == 0 and segment.pages and not self._is_chain(pages):
+        if segment.page_start == 0 and segment.pages and not self._is_chain(pages, segment.lora):
             return self._corrupted(segment, f"the pages {pages} are not one prefix")
         if self._window_tokens and (place := self._strange_window_place(segment, row, last)) is not None:
             what = f"window page {row.window[place]} does not hold what page {pages[place]} does"
@@ -406,9 +433,9 @@ class SimulatedPipeline:
                 return place
         return None
 
-    def _is_chain(self, pages: list[int]) -> bool:
-        """Whether every page was written full, after the one before it and with the present weights."""
-        before, full = self._root, self._page_size + 1
+    def _is_chain(self, pages: list[int], lora: int) -> bool:
+        """Whether every page was written full, after the one before it, with the present weights and this adapter."""
+        before, full = self._root ^ self._adapters[lora], self._page_size + 1
         for page in pages:
             slots = self._kv[page]
             if not slots or slots[0] != before or (page != pages[-1] and len(slots) != full):

@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     SCHEDULING: (),
     "KV cache": ("page_size", "max_total_tokens", "max_window_tokens", "radix_cache", "kv_sanitizer"),
     SERVER: (),
+    "LoRA": ("lora", "max_loras", "max_lora_rank"),
     "Access": ("api_key", "admin_key", "cors_origins", "operator_origins", "allowed_hosts"),
     "Logs and recordings": (
         "log_level",

@@ -24,6 +24,8 @@ from engine.settings_sources import TracedSettings, trace_settings
 __all__ = ["EXIT_USAGE", "refuse_bad_configuration", "with_settings_flags"]
 
 EXIT_USAGE = 2
+# A flag that may be given several times, for a field whose values are separated by commas.
+REPEATED = ("lora",)
 
 SettingsCommand = Callable[[TracedSettings], None]
 
@@ -32,6 +34,7 @@ def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
     """A command with one flag a field of the settings, which is given the settings that result."""
 
     def run(config: Path | None, **flags: Any) -> None:
+        flags |= {name: ",".join(flags[name]) for name in REPEATED if flags[name]}
         with refuse_bad_configuration():
             traced = trace_settings(flags, os.environ, config)
         command(traced)
@@ -62,7 +65,9 @@ def _config_flag() -> inspect.Parameter:
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     option = "--" + name.replace("_", "-")
     # The settings check types and ranges, with one wording for flags and environment; the command line parses booleans.
-    kind = bool | None if field.annotation is bool else str | None
+    kind: Any = bool | None if field.annotation is bool else str | None
+    if name in REPEATED:
+        kind = list[str] | None
     default = "unset" if field.default is None else str(field.default)
     if field.annotation is bool:
         default = "on" if field.default else "off"
@@ -74,5 +79,5 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         show_default=False,
         metavar=kind_of(field) or None,
     )
-    annotation = Annotated[kind, info]  # type: ignore[valid-type]
+    annotation = Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -34,7 +34,8 @@ __all__ = ["FrontEnd"]
 class FrontEnd:
     """Everything that the routes need. ``pids`` are the engine's processes by name, known once all are ready.
 
-    ``created_s`` is the start in seconds since the epoch.
+    ``created_s`` is the start in seconds since the epoch. ``adapters`` are the paths of those that were loaded and not
+    unloaded, by name, as the scheduler has answered.
     """
 
     settings: ServerSettings
@@ -53,6 +54,7 @@ class FrontEnd:
     origins: Origins = field(init=False)
     grammars: GrammarCheck = field(init=False)
     decoders: MarkerDecoders = field(init=False)
+    adapters: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         clock = MonotonicClock()
@@ -61,6 +63,7 @@ class FrontEnd:
         self.bodies = BodyReader(self.settings.max_body_bytes)
         self.origins = Origins(self.settings.origins)
         self.decoders = MarkerDecoders(self.tokenizer)
+        self.adapters = dict(self.limits.loras)
 
     @property
     def model_name(self) -> str:

@@ -45,7 +45,10 @@ _OF_REFUSAL = {
     RefusalKind.DUPLICATE: (409, ErrorType.DUPLICATE),
     RefusalKind.BUSY: (429, ErrorType.BUSY),
     RefusalKind.UNAVAILABLE: (503, ErrorType.UNAVAILABLE),
+    RefusalKind.NOT_FOUND: (404, ErrorType.NOT_FOUND),
 }
+
+_PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: "model"}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,7 @@ class ApiError(Exception):
     def of_refusal(cls, refusal: Refusal) -> ApiError:
         """The scheduler's refusal, with the status of its kind."""
         status, kind = _OF_REFUSAL[refusal.kind]
-        return cls(status, kind, refusal.message, param="rid" if refusal.kind is RefusalKind.DUPLICATE else None)
+        return cls(status, kind, refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
 
 
 def shortened(text: str, limit_chars: int) -> str:

@@ -192,6 +192,9 @@ class _SchedulerCollector(Collector):
         yield self._counter("grammars_compiled", "Grammars compiled for the last stage.", stats.grammars_compiled)
         yield self._counter("grammar_hits", "Requests whose grammar was compiled already.", stats.grammar_hits)
         yield self._counter("num_steps", "Microbatches launched.", stats.forward_ct)
+        yield self._gauge("lora_adapters_resident", "Adapters that the stages hold.", stats.loras_resident)
+        yield self._counter("lora_adapter_loads", "How often an adapter was loaded.", stats.lora_loads)
+        yield self._counter("lora_adapter_evictions", "Adapters that made room for others.", stats.lora_evictions)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

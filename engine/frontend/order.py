@@ -25,7 +25,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ``echo`` the prompts' texts that its choices begin with. ``grammar_field`` is the field that says what the output
     must be, if one does: all requests have the same grammar, in their sampling.
     ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
-    wrote, with their places in the body, for an error that names one.
+    wrote, with their places in the body, for an error that names one. ``lora`` is the
+    adapter that was asked for as the model.
     """
 
     rid: str
@@ -40,6 +41,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     grammar_field: str | None = None
     parsing: Parsing | None = None
     grammar_parts: tuple[tuple[str, Grammar], ...] = ()
+    lora: str | None = None
 
 
 class _Packed(msgspec.Struct, frozen=True):

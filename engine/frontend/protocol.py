@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from engine.config import MAX_LORA_NAME_CHARS
 from engine.frontend.grammar_fields import GrammarText, Schema, grammar_among
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar import schema_grammar
@@ -29,6 +30,7 @@ __all__ = [
     "GenerateBody",
     "InputLogprob",
     "InputTopLogprob",
+    "LoadLoraBody",
     "LogitBias",
     "MetaInfo",
     "OutputLogprob",
@@ -38,6 +40,7 @@ __all__ = [
     "StrictBody",
     "TimeLimit",
     "TokenIds",
+    "UnloadLoraBody",
     "UpdateWeightsBody",
     "parse_body",
 ]
@@ -57,6 +60,8 @@ MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
 _DEFAULTS = SamplingParams()
+
+LoraName = Annotated[str, Field(min_length=1, max_length=MAX_LORA_NAME_CHARS)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -173,6 +178,7 @@ class GenerateBody(StrictBody):
     )
     timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
     waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
+    lora_path: LoraName | None = Field(default=None, description="the name of the adapter to compute with")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:
@@ -220,6 +226,23 @@ class UpdateWeightsBody(StrictBody):
     """
 
     model_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+    timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
+
+
+class LoadLoraBody(StrictBody):
+    """The body of ``POST /v1/load_lora_adapter``: a folder on the server's machine, or 'embedded-lora:SEED'."""
+
+    lora_name: LoraName
+    lora_path: str = Field(min_length=1, max_length=MAX_PATH_CHARS)
+
+
+class UnloadLoraBody(StrictBody):
+    """The body of ``POST /v1/unload_lora_adapter``.
+
+    With ``timeout``, in seconds, no further request may use the adapter, and the call waits so long for those that do.
+    """
+
+    lora_name: LoraName
     timeout: float | None = Field(default=None, ge=0, le=MAX_CALL_TIMEOUT_S)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.dialect import PLAIN, Dialect
-from engine.frontend.errors import ApiError
+from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody
 from engine.limits import Limits
 from engine.messages import Generate
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_PROMPT_LOGPROBS",
     "ServedModel",
+    "adapter_of",
     "check_fits",
     "check_prompt_logprobs",
     "check_vocabulary",
@@ -92,9 +93,26 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
         timeout_s=body.timeout_s,
         waiting_timeout_s=body.waiting_timeout_s,
+        lora=adapter_of(body.lora_path, limits),
     )
     check_prompt_logprobs([message], "logprob_start_len")
     return message
+
+
+def adapter_of(name: str | None, limits: Limits) -> str | None:
+    """The adapter that a client asks for by name. Raises ApiError (404) on a server that holds none.
+
+    Whether there is one of this name is for the scheduler to say, in the order in which it sees loads and requests.
+    """
+    if name is not None and not limits.max_loras:
+        raise ApiError(
+            404,
+            ErrorType.NOT_FOUND,
+            f"an adapter must be loaded before it is asked for, got {name!r}, and this server holds no adapters; start "
+            "it with --max-loras N or --lora NAME=PATH",
+            param="lora_path",
+        )
+    return name
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:

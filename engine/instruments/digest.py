@@ -98,7 +98,10 @@ def _header_bytes(items: int) -> int:
 
 
 def _shape(microbatch: Microbatch) -> list[object]:
-    return [microbatch.id, microbatch.mode] + [
+    head: list[object] = [microbatch.id, microbatch.mode]
+    if microbatch.adapter is not None:
+        head.append(microbatch.adapter)
+    return head + [
         (
             s.rid,
             s.row,
@@ -110,5 +113,6 @@ def _shape(microbatch: Microbatch) -> list[object]:
             s.window_pages,
             s.logprobs_from,
         )
+        + ((s.lora,) if s.lora else ())
         for s in microbatch.segments
     ]

@@ -124,6 +124,8 @@ class OperatorView:
         """What an operator wants to see at a glance. Sizes are in tokens."""
         limits, settings = self._limits, self._settings
         loads = self._loads.values()
+        names = ", ".join(name for name, _ in limits.loras) or "none yet"
+        lora = {"lora": f"{names}; {limits.max_loras} at once, computed by torch"} if limits.max_loras else {}
         return {
             "model": settings.served_model_name or self._facts.name,
             "dtype": ", ".join(dict.fromkeys(load.dtype for load in loads)),
@@ -134,5 +136,6 @@ class OperatorView:
             "context_length": limits.context_length,
             "running_requests": limits.rows,
             "keys": "none" if settings.api_key is None and settings.admin_key is None else "needed",
+            **lora,
             **self._learned,
         }

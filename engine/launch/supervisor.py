@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import embedded_seed
-from engine.errors import EngineError, StartupError
+from engine.config import embedded_seed, loras_of
+from engine.errors import ConfigError, EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.descriptors import require_descriptors
@@ -102,9 +102,14 @@ def _refuse_early(settings: ServerSettings) -> None:
 
     Before the costly imports: a misspelled path is refused in a fraction of a second.
     """
+    from engine.model.adapter_config import require_adapter
     from engine.model.checkpoint import require_files
 
     require_files(settings)
+    for name, path in loras_of(settings.lora):
+        if name == settings.model_name:
+            raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
+        require_adapter(path)
     if settings.speculative_draft_model:
         require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:

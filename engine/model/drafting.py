@@ -39,7 +39,8 @@ class DraftModel:
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int]) -> None:
-        alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0)
+        # It guesses without adapters: what is said does not depend on it.
+        alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         self._model = make_stage(config.draft_config(), alone, 0)
         self._never = list(never)
         self._count = limits.draft_tokens

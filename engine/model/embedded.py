@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from engine.errors import CheckpointError
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS
 
-__all__ = ["SPECIAL_TOKENS", "embedded_folder", "write_embedded"]
+__all__ = ["SPECIAL_TOKENS", "embedded_folder", "kept_folder", "projection_shapes", "write_embedded", "write_json"]
 
 # Ids 256 and up, in this order; the end-of-sequence token's place is part of EMBEDDED_FACTS.
 SPECIAL_TOKENS = (
@@ -77,16 +77,25 @@ def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
     Several processes may ask at once: each writes its own folder and the first rename wins. Raises CheckpointError when
     the cache folder cannot be written.
     """
-    # Named after its recipe, so that a changed one is never served from an old folder.
-    recipe = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest()
-    folder = _cache_root() / f"embedded{'-window' if windowed else ''}-{recipe}-{seed}"
+    name = f"embedded{'-window' if windowed else ''}-{seed}"
+    return kept_folder(name, Path(__file__), lambda folder: write_embedded(folder, seed, windowed=windowed))
+
+
+def kept_folder(name: str, recipe: Path, write: Callable[[Path], None]) -> Path:
+    """A folder that ``write`` fills at first use. Raises CheckpointError when it cannot be written.
+
+    It is also named after the file with its recipe, so that a changed one is never served from an old folder.
+    """
+    digest = hashlib.blake2b(recipe.read_bytes(), digest_size=6).hexdigest()
+    kind, _, seed = name.rpartition("-")
+    folder = _cache_root() / f"{kind}-{digest}-{seed}"
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder.parent))
         try:
-            write_embedded(draft, seed, windowed=windowed)
+            write(draft)
             _publish(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -100,9 +109,9 @@ def embedded_folder(seed: int, *, windowed: bool = False) -> Path:
 
 def write_embedded(folder: Path, seed: int, *, windowed: bool = False) -> None:
     """Write config, generation config, weights and tokenizer into an existing folder; equal seeds give equal bytes."""
-    _write_json(folder / "config.json", _model_config() | (_windows() if windowed else {}))
-    _write_json(folder / "generation_config.json", _generation_config())
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    write_json(folder / "config.json", _model_config() | (_windows() if windowed else {}))
+    write_json(folder / "generation_config.json", _generation_config())
+    write_json(folder / "tokenizer_config.json", _tokenizer_config())
     (folder / "tokenizer.json").write_text(_tokenizer().to_str(), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(save(_weights(seed), metadata={"format": "pt"}))
 
@@ -126,7 +135,8 @@ def _publish(draft: Path, folder: Path) -> None:
             raise
 
 
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write an object as a file that people read."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -222,11 +232,10 @@ def _weights(seed: int) -> dict[str, NDArray[np.float32]]:
     return weights
 
 
-def _layer_weights(
-    prefix: str, draw: Callable[[int, int, float], NDArray[np.float32]]
-) -> dict[str, NDArray[np.float32]]:
+def projection_shapes() -> dict[str, tuple[int, int]]:
+    """Rows and columns of the matrices of one layer, by name."""
     query, key_value = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
-    shapes = {
+    return {
         "self_attn.q_proj": (query, _HIDDEN),
         "self_attn.k_proj": (key_value, _HIDDEN),
         "self_attn.v_proj": (key_value, _HIDDEN),
@@ -235,9 +244,14 @@ def _layer_weights(
         "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
         "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
     }
+
+
+def _layer_weights(
+    prefix: str, draw: Callable[[int, int, float], NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
     weights = {
         f"{prefix}{name}.weight": draw(rows, columns, _LAYER_GAIN / columns**0.5)
-        for name, (rows, columns) in shapes.items()
+        for name, (rows, columns) in projection_shapes().items()
     }
     for norm in ("input_layernorm", "post_attention_layernorm"):
         weights[f"{prefix}{norm}.weight"] = np.ones(_HIDDEN, np.float32)

@@ -16,9 +16,10 @@ from torch.nn.functional import embedding, rms_norm
 
 from engine.model.attention import PagedAttention
 from engine.model.batch import ForwardBatch
+from engine.model.lora import BatchAdapters
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
-__all__ = ["LeanDecoder", "why_not_lean"]
+__all__ = ["PRODUCTS", "LeanDecoder", "why_not_lean"]
 
 # Each architecture is a class of its own whose parts (layers, norm, embed_tokens) no common type declares.
 _Transformer = Any
@@ -27,6 +28,14 @@ _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 # Those whose angles depend on the position alone, not on how long the sequence has become.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _FIRST_ANGLES = 1024
+# The linears of each matrix product of a layer, side by side.
+PRODUCTS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+_QUERY_KEY_VALUE, _OUTPUT, _GATE_UP, _DOWN = range(len(PRODUCTS))
 
 
 def why_not_lean(model: _Transformer, device: torch.device) -> str | None:
@@ -64,7 +73,11 @@ class LeanDecoder:
         self._head = None if head is None else _head_weight(head, self._embedding, dtype)
 
     def forward(
-        self, batch: ForwardBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None
+        self,
+        batch: ForwardBatch,
+        hidden: torch.Tensor | None,
+        take_scored: ScoreTaker | None = None,
+        adapters: BatchAdapters | None = None,
     ) -> torch.Tensor:
         """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary].
 
@@ -75,8 +88,12 @@ class LeanDecoder:
             hidden = embedding(batch.token_ids[0], self._embedding)
         states = hidden.to(self._dtype)
         cos, sin = self._angles.of(batch)
-        for layer in self._layers:
-            states = layer(states, cos, sin)
+        if adapters is None:
+            for layer in self._layers:
+                states = layer(states, cos, sin)
+        else:
+            for index, layer in enumerate(self._layers):
+                states = layer.adapted(states, cos, sin, index, adapters)
         if self._norm is None or self._head is None:
             return states
         if take_scored is not None:
@@ -156,8 +173,33 @@ class _LeanLayer:
 
     def __call__(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """States [tokens, hidden size] to the same shape; ``cos`` and ``sin`` [tokens, 1, head size]."""
-        tokens, size = states.shape[0], cos.shape[-1]
-        projected = torch.mm(self.input_norm(states), self.query_key_value)
+        attended = self._attend(torch.mm(self.input_norm(states), self.query_key_value), cos, sin)
+        states = torch.addmm(states, attended, self.output)
+        gate, up = torch.mm(self.mlp_norm(states), self.gate_up).chunk(2, dim=-1)
+        return torch.addmm(states, self.activation(gate) * up, self.down)
+
+    def adapted(
+        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, adapters: BatchAdapters
+    ) -> torch.Tensor:
+        """The same, with what adapters add to each product of this layer."""
+        inputs = self.input_norm(states)
+        projected = torch.mm(inputs, self.query_key_value)
+        adapters.add(layer, _QUERY_KEY_VALUE, inputs, projected)
+        attended = self._attend(projected, cos, sin)
+        states = torch.addmm(states, attended, self.output)
+        adapters.add(layer, _OUTPUT, attended, states)
+        inputs = self.mlp_norm(states)
+        projected = torch.mm(inputs, self.gate_up)
+        adapters.add(layer, _GATE_UP, inputs, projected)
+        gate, up = projected.chunk(2, dim=-1)
+        inputs = self.activation(gate) * up
+        states = torch.addmm(states, inputs, self.down)
+        adapters.add(layer, _DOWN, inputs, states)
+        return states
+
+    def _attend(self, projected: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """What attention makes of queries, keys and values side by side: [tokens, heads * head size]."""
+        tokens, size = projected.shape[0], cos.shape[-1]
         if self.bias is not None:
             projected += self.bias
         heads = projected.view(tokens, -1, size)
@@ -168,9 +210,7 @@ class _LeanLayer:
         attended = self.attention.attend(
             rotated[:, : self.heads], rotated[:, self.heads :], value, scale=self.scale, window=self.window
         )
-        states = torch.addmm(states, attended.reshape(tokens, -1), self.output)
-        gate, up = torch.mm(self.mlp_norm(states), self.gate_up).chunk(2, dim=-1)
-        return torch.addmm(states, self.activation(gate) * up, self.down)
+        return attended.reshape(tokens, -1)
 
 
 def _lean_layer(layer: _Transformer, paged: PagedAttention, dtype: torch.dtype) -> _LeanLayer:

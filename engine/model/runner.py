@@ -28,13 +28,14 @@ from engine.model.checkpoint import (
     resolve_folder,
 )
 from engine.model.drafting import DraftModel
+from engine.model.lora import LoadedAdapter, StageAdapters
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import Microbatch
+from engine.plan import AdapterChange, Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 
@@ -88,6 +89,8 @@ class StageRunner:
         self._lean = lean
         self._model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
         self._prepared: ComputingStage | None = None
+        # The change of adapters that was prepared, and what it loads.
+        self._prepared_change: tuple[AdapterChange, LoadedAdapter | None] | None = None
         self._profile: StageProfile | None = None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
         never = read_never_sampled_ids(self._model.folder)
@@ -222,8 +225,52 @@ class StageRunner:
         if commit:
             assert prepared is not None, f"stage {self.stage} has no weights to take"
             prepared.take_pool(self._model.pool)
+            if prepared.lora is not None and self._model.lora is not None:
+                prepared.lora.become(self._model.lora)
             self._model = prepared
             self._record.change_weights()
+
+    # -- adapters, in two steps as well --
+
+    def prepare_adapter(self, control: Microbatch) -> str | None:
+        """Read this stage's part of an adapter; returns why that is impossible, None on success.
+
+        The stage computes nothing meanwhile, and holds one adapter more than before until ``finish_adapter``.
+        """
+        change = control.adapter
+        assert change is not None, f"microbatch {control.id} changes no adapter"
+        self._prepared_change = None
+        try:
+            self._fail_if_told()
+            loaded = None if change.path is None else self._adapters().load(change.path)
+            self._prepared_change, error = (change, loaded), None
+        except EngineError as exc:
+            error = f"stage {self.stage}: {exc}"
+        except Exception as exc:  # noqa: BLE001 - an adapter that cannot be read must not end an engine that serves
+            _log.warning("stage %d could not load an adapter", self.stage, exc_info=exc)
+            error = f"stage {self.stage} could not load {change.path}: {type(exc).__name__}: {exc}"
+        self._count(control)
+        self.counters.failed += error is not None
+        return error
+
+    def finish_adapter(self, *, commit: bool) -> None:
+        """Take the adapter that was prepared and drop what makes room for it, or do neither."""
+        prepared, self._prepared_change = self._prepared_change, None
+        if not commit:
+            return
+        assert prepared is not None, f"stage {self.stage} has no adapter to take"
+        change, loaded = prepared
+        held = self._adapters().held
+        if loaded is not None:
+            held[change.version] = loaded
+        if change.drop:
+            del held[change.drop]
+
+    def _adapters(self) -> StageAdapters:
+        adapters = self._model.lora
+        if adapters is None:
+            raise StepFailedError("this stage holds no adapters; start the server with --max-loras N")
+        return adapters
 
     # -- profiles --
 
@@ -255,7 +302,17 @@ class StageRunner:
         pages = self._limits.pages_for(PROBED_TOKENS)
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
-        return make_stage(config, limits, self.stage, lean=self._lean)
+        made = make_stage(config, limits, self.stage, lean=self._lean)
+        if self._model.lora is not None and self._model.lora.held:
+            self._require_alike(made, self._model.lora)
+        return made
+
+    def _require_alike(self, made: ComputingStage, adapters: StageAdapters) -> None:
+        if made.lora is None or not made.lora.has_the_products_of(adapters):
+            raise StepFailedError(
+                "new weights must be computed as the present ones are while adapters are loaded, but are not; unload "
+                "the adapters first"
+            )
 
     def _read_tokenizer(self) -> str:
         return read_tokenizer(self._model.folder, trust_remote_code=self._config.trust_remote_code)

@@ -103,7 +103,7 @@ class SlotRecord:
 
     def _chain(self, segment: Segment) -> None:
         slots = self._slots(segment)
-        link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else self._root
+        link = int(self._fingerprints[slots[segment.start - 1]]) if segment.start else self._root_of(segment)
         tip = self._tips.get(segment.row) if segment.sampling is None else None
         if tip is not None and not _goes_on(segment.start, link, *tip):
             raise IntegrityError(
@@ -122,7 +122,7 @@ class SlotRecord:
         """Every position is where it should be, and every link follows from the one before: checked for all at once."""
         slots = self._slots(segment)
         positions, links = self._positions[slots], self._fingerprints[slots]
-        before = np.concatenate([np.array([self._root], np.uint64), links[:-1]])
+        before = np.concatenate([np.array([self._root_of(segment)], np.uint64), links[:-1]])
         expected = (before ^ (self._tokens[slots] + 1).astype(np.uint64)) * np.uint64(_PRIME)
         wrong = np.flatnonzero((positions != np.arange(len(slots))) | (links != expected))
         if wrong.size:
@@ -131,8 +131,13 @@ class SlotRecord:
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
-                "of another sequence: a page was used after it was freed, is owned twice, or is older than the weights"
+                "of another sequence: a page was used after it was freed, is owned twice, is older than the "
+                "weights, or is of another adapter"
             )
+
+    def _root_of(self, segment: Segment) -> int:
+        """What the chain of a segment's row begins with: its adapter has its own KV."""
+        return (self._root ^ segment.lora * _PRIME) & _MASK
 
     def _write_window(self, segment: Segment, window: KVPool) -> None:
         place = segment.row, segment.start, segment.start + len(segment.token_ids)

@@ -23,7 +23,8 @@ from engine.model.arithmetic import compute_dtype
 from engine.model.batch import Batch, ForwardBatch
 from engine.model.checkpoint import heads_of
 from engine.model.kv_pool import KVPool
-from engine.model.lean import LeanDecoder, why_not_lean
+from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
+from engine.model.lora import StageAdapters
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
@@ -106,6 +107,15 @@ class StageModel:
         ]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             attach(layer, layer_attention)
+        self.lora: StageAdapters | None = None
+        if limits.max_loras:
+            self.lora = StageAdapters(
+                self._model,
+                first=self.layers.start,
+                total=facts.total_layers,
+                max_rank=config.max_lora_rank,
+                dtype=self.dtype,
+            )
         self._lean: LeanDecoder | None = None
         self._warm_up()
         if lean:
@@ -136,9 +146,12 @@ class StageModel:
         self._attention.batch = batch
         self._attention.calls = 0
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
+        adapters = None if self.lora is None else self.lora.of(batch.segments)
+        if self.lora is not None and self._lean is None:
+            self.lora.present = adapters
         try:
             if self._lean is not None:
-                output = self._lean.forward(batch, hidden, take_scored)
+                output = self._lean.forward(batch, hidden, take_scored, adapters)
             elif take_scored is not None:
                 output = self._call_scored(batch, hidden, take_scored)
             else:
@@ -265,6 +278,8 @@ class StageModel:
             _log.warning(text, name, difference, tolerance)
             return
         _log.info("%s is computed by the lean forward in %s, %g from transformers'", name, dtype, difference)
+        if self.lora is not None:
+            self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
 
     def _compare_outputs(self) -> torch.Tensor:

@@ -66,7 +66,9 @@ class StageFacts:
         self.is_last = stage == limits.pp_size - 1
         self.dtype: torch.dtype = getattr(torch, dtype_name(config, self.model_config))
         self.hidden_size = int(self.model_config.hidden_size)
-        self.layers = stage_layers(self.model_config.num_hidden_layers, limits.pp_size, stage)
+        # The whole model's, as well: cutting it down changes its configuration.
+        self.total_layers = int(self.model_config.num_hidden_layers)
+        self.layers = stage_layers(self.total_layers, limits.pp_size, stage)
         kinds = _windowed_layers(self.model_config, limits)
         self.windowed = [kinds[index] for index in self.layers]
 

@@ -51,6 +51,8 @@ class LocalPipeline:
             return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
         if microbatch.mode is ForwardMode.UPDATE:
             return self._update(microbatch)
+        if microbatch.mode is ForwardMode.ADAPTER:
+            return self._change_adapters(microbatch)
         output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
@@ -59,6 +61,11 @@ class LocalPipeline:
         error = self._runner.prepare_update(update)
         self._runner.finish_update(commit=error is None)
         return Completion(microbatch_id=update.id, error=error)
+
+    def _change_adapters(self, control: Microbatch) -> Completion:
+        error = self._runner.prepare_adapter(control)
+        self._runner.finish_adapter(commit=error is None)
+        return Completion(microbatch_id=control.id, error=error)
 
     @property
     def ready(self) -> bool:

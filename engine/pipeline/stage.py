@@ -28,6 +28,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
+    FinishAdapter,
     FinishUpdate,
     Forget,
     HiddenFailed,
@@ -109,6 +110,8 @@ class StageLoop:
                 self._step(message.microbatch)
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
+            case FinishAdapter():
+                self._runner.finish_adapter(commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
@@ -125,7 +128,14 @@ class StageLoop:
         return True
 
     def _control(self, control: Microbatch) -> None:
-        act = self._runner.prepare_update if control.mode is ForwardMode.UPDATE else self._runner.profile
+        act: Callable[[Microbatch], str | None]
+        match control.mode:
+            case ForwardMode.UPDATE:
+                act = self._runner.prepare_update
+            case ForwardMode.ADAPTER:
+                act = self._runner.prepare_adapter
+            case _:
+                act = self._runner.profile
         self._note(control.id, Phase.COMPUTING)
         self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
         self._note(control.id, Phase.DONE)

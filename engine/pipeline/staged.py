@@ -22,6 +22,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
+    FinishAdapter,
     FinishUpdate,
     Forget,
     Launch,
@@ -223,7 +224,7 @@ class StagedPipeline:
         self._ready_grammars.append(ready)
 
     def _note_control(self, report: ControlDone) -> None:
-        """When every stage has reported it is done. Then all stages take an update's new weights, or none.
+        """When every stage has reported it is done. Then all stages take the new weights or the adapter, or none.
 
         They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
         """
@@ -239,8 +240,11 @@ class StagedPipeline:
         del self._done[number]
         first = min((one for one in reports if one.error is not None), key=lambda one: one.stage, default=None)
         error = None if first is None else first.error
-        if self._controls.pop(number) is ForwardMode.UPDATE:
+        mode = self._controls.pop(number)
+        if mode is ForwardMode.UPDATE:
             self._broadcast(FinishUpdate(commit=error is None))
+        elif mode is ForwardMode.ADAPTER:
+            self._broadcast(FinishAdapter(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
 
 

@@ -12,10 +12,20 @@ from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import EngineStats, Grammar, PauseMode
 from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
+from engine.scheduler.adapter import Adapter
 from engine.scheduler.counters import Counters
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["Checkpoint", "checkpoint_of", "restored"]
+
+
+class AdapterState(msgspec.Struct, frozen=True, array_like=True):
+    """One adapter that requests may ask for."""
+
+    name: str
+    path: str
+    version: int
+    used: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="checkpoint"):
@@ -31,6 +41,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     window: tuple[tuple[int, int], ...] = ()
     last_grammar: int = 0
     grammars: tuple[tuple[int, Grammar, bool], ...] = ()
+    adapters: tuple[AdapterState, ...] = ()
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -43,6 +54,8 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         return None
     memory = scheduler.memory
     window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
+    known = scheduler.adapters.known.values()
+    adapters = tuple([AdapterState(one.name, one.path, one.version, one.used) for one in known])
     last_grammar, grammars = scheduler.grammars.snapshot()
     return Checkpoint(
         now=scheduler.now,
@@ -51,6 +64,7 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         window=window,
         last_grammar=last_grammar,
         grammars=grammars,
+        adapters=adapters,
     )
 
 
@@ -65,6 +79,10 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     scheduler.grammars.become(checkpoint.last_grammar, checkpoint.grammars)
     if scheduler.memory.sliding_window is not None:
         scheduler.memory.sliding_window.become(checkpoint.window)
+    scheduler.adapters.known = {
+        one.name: Adapter(name=one.name, path=one.path, version=one.version, used=one.used)
+        for one in checkpoint.adapters
+    }
     audit(scheduler)
     if scheduler.stats() != stats:
         raise IntegrityError(f"a checkpoint of {stats} makes a scheduler of {scheduler.stats()}: it is damaged")

@@ -166,10 +166,12 @@ def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
         (
             *(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages),
             *(s.choosers if s.drafts else s.emits, *_asked(s)),
+            *([("lora", s.lora)] if s.lora else []),
         )
         for s in microbatch.segments
     ]
-    return microbatch.id, microbatch.mode, segments
+    shape = microbatch.id, microbatch.mode, segments
+    return shape if microbatch.adapter is None else (*shape, microbatch.adapter)
 
 
 def _asked(segment: Segment) -> tuple[int, ...]:

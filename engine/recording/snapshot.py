@@ -22,6 +22,7 @@ class CachedRun(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]
     hit_count: int
     last_used: int
+    adapter: int = 0
 
 
 class TreeSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -40,7 +41,7 @@ def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
     for node in tree.nodes():
         assert node.parent is not None
         place = node.id, node.parent.id
-        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used))
+        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used, node.adapter))
     return TreeSnapshot(
         root=tree.root.id, generation=tree.generation, next_id=tree.next_id, tick=tree.tick, runs=tuple(runs)
     )
@@ -57,8 +58,10 @@ def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
         memory.pages.hold(run.pages)
         memory.pages.cache(run.pages)
         parent = nodes[run.parent]
-        node = nodes[run.id] = Node(run.id, snapshot.generation, run.tokens, list(run.pages), parent)
-        parent.children[run.tokens[: memory.pages.page_size]] = node
+        node = nodes[run.id] = Node(
+            run.id, snapshot.generation, run.tokens, list(run.pages), parent, adapter=run.adapter
+        )
+        parent.children[node.key(memory.pages.page_size)] = node
         node.hit_count, node.last_used = run.hit_count, run.last_used
     memory.tree.become(root, [*nodes.values()][1:], next_id=snapshot.next_id, tick=snapshot.tick)
 

@@ -28,6 +28,8 @@ class Counters:
     requests_timed_out: int = 0
     grammars_compiled: int = 0
     grammar_hits: int = 0
+    lora_loads: int = 0
+    lora_evictions: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts and ends of time apart from all other ends."""

@@ -21,7 +21,7 @@ def depth_first(waiting: Sequence[Request], memory: KVMemory) -> list[Request]:
     A node weighs as much as requests hit it. Of its children the heaviest comes first, of equal ones that of the
     earliest request. What hits a longer part of a prefix comes before what ends there; what hits nothing comes last.
     """
-    hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens) for one in waiting}
+    hits = {one: memory.cached_nodes(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
     weight: dict[int, int] = {}
     first: dict[int, int] = {}
     for one, nodes in hits.items():

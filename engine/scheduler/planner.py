@@ -179,6 +179,10 @@ class Planner:
             return
         policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
         for request in tuple(policy.order(waiting, self._memory)):
+            if request.lacks_adapter:
+                if policy.is_overdue(request):
+                    return
+                continue
             if not self._can_take_a_row(request):
                 return
             yield request
@@ -208,7 +212,7 @@ class Planner:
         if self._limits.priority_preemption:
             self._preempt_for(request)
         spare, most = len(self._books.running), request.hit_limit_tokens
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most)
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, adapter=request.kv_key)
         if lease is None:
             return False
         self._books.take_out(request)
@@ -363,6 +367,7 @@ class Planner:
             len(drafts),
             logprobs_from=asked[0],
             next_id=asked[1],
+            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

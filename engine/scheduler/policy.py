@@ -59,7 +59,8 @@ class LongestPrefix(Policy):
         if len(waiting) > LPM_QUEUE_LIMIT_REQUESTS:
             return waiting
         cached = {
-            one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.hit_limit_tokens) for one in waiting
+            one: 0 if self.is_overdue(one) else -memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key)
+            for one in waiting
         }
         return sorted(waiting, key=lambda one: (not self.is_overdue(one), cached[one], one.arrival))
 

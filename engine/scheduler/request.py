@@ -13,11 +13,14 @@ from typing import Final
 from engine.memory import Lease
 from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
+from engine.scheduler.adapter import Adapter
 
-__all__ = ["NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
+__all__ = ["NOT_RESIDENT", "NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
 
 # Beyond every position.
 NO_LOGPROBS_DUE: Final = 1 << 62
+# No KV was computed with it.
+NOT_RESIDENT: Final = -1
 
 
 class Place(StrEnum):
@@ -59,7 +62,7 @@ class Request:
     later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
-    starts when that is ready.
+    starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself.
     """
 
     rid: str
@@ -87,6 +90,17 @@ class Request:
     error: str | None = None
     logprobs_due: int = NO_LOGPROBS_DUE
     grammar: KnownGrammar | None = None
+    lora: Adapter | None = None
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """True while it cannot start because the stages have not loaded its adapter."""
+        return self.lora is not None and not self.lora.version
+
+    @property
+    def kv_key(self) -> int:
+        """What its KV was computed with: the version of its adapter; 0 for the model itself."""
+        return 0 if self.lora is None else self.lora.version or NOT_RESIDENT
 
     @property
     def is_finished(self) -> bool:

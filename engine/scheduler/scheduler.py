@@ -34,7 +34,8 @@ from engine.messages import (
     StatsAnswer,
     TokenLogprob,
 )
-from engine.plan import Microbatch, Segment
+from engine.plan import ForwardMode, Microbatch, Segment
+from engine.scheduler.adapters import Adapters
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
@@ -75,9 +76,10 @@ class Scheduler:
         self.now = 0.0
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
-        self._admission = Admission(limits, self.books)
+        self.adapters = Adapters(limits, self.books, self.memory, self.counters, self.grammars)
+        self._admission = Admission(limits, self.books, self.adapters)
         flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters, self.grammars)
-        self.controls = Controls(limits, self.books, flush_and_update)
+        self.controls = Controls(limits, self.books, flush_and_update, self.adapters)
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Completion: self._on_completion,
@@ -105,8 +107,8 @@ class Scheduler:
         if (deadline := self.time_limits.deadline) is not None and deadline <= now:
             self._end_overdue()
         calls = self.controls
-        if calls.deadline is not None and (answer := calls.answer_due(now)) is not None:
-            self._replies.append(answer)
+        if calls.deadline is not None:
+            self._replies += calls.answers_due(now)
         retractions = self.counters.retractions
         microbatch = self._launch()
         replies = tuple(self._replies)
@@ -117,7 +119,7 @@ class Scheduler:
             else:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
-        again = changed and self.planner.may_plan
+        again = (changed or self.adapters.is_postponed) and self.planner.may_plan
         return StepResult(self.step_number, microbatch, replies, again, self.deadline, self.grammars.take_orders())
 
     # -- looking --
@@ -154,7 +156,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars)
+        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars, self.adapters.resident)
 
     # -- completions --
 
@@ -168,13 +170,23 @@ class Scheduler:
             )
         launched = self.books.land()
         if launched.microbatch.is_control:
-            self._replies.append(self.controls.finish(launched.microbatch, completion.error))
+            self._on_control_done(launched.microbatch, completion.error)
         elif completion.error is not None:
             for request in launched.requests:
                 request.in_flight -= 1
                 self._on_failed_segment(request, completion.error)
         else:
             self._on_results(launched, completion)
+
+    def _on_control_done(self, control: Microbatch, error: str | None) -> None:
+        answer = self.controls.finish(control, error)
+        if answer is not None:
+            self._replies.append(answer)
+        elif error is not None:
+            # Only for requests that wait: those that ran with the adapter would have kept it.
+            assert control.mode is ForwardMode.ADAPTER, f"nothing asked for {control}"
+            for request in self.adapters.left_without(control):
+                self._end(request, FinishReason.ERROR, error=error)
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0

@@ -37,7 +37,9 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
     return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
 
 
-def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars) -> EngineStats:
+def stats_of(
+    step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars, loras_resident: int
+) -> EngineStats:
     """Every counter and size."""
     pages, rows = memory.pages, memory.rows
     return EngineStats(
@@ -57,5 +59,6 @@ def stats_of(step: int, counters: Counters, books: Books, memory: KVMemory, gram
         alive=len(books.requests),
         pending_prefill_tokens=pending_prefill_tokens(books, memory),
         waiting_for_grammar=grammars.waiting,
+        loras_resident=loras_resident,
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

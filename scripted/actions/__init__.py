@@ -17,6 +17,7 @@ from scripted.actions.results_and_stages import (
 )
 from scripted.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted.actions.weights_and_memory import Evict, Press, Relieve, Update
+from scripted.actions.adapters import LoadLora, UnloadLora
 from scripted.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 from scripted.actions.from_events import action_of, name_in_answers, words_of
 from scripted.subject.placed import Placed, parse_placed
@@ -43,6 +44,7 @@ __all__ = [
     "HoldResults",
     "Intervention",
     "KillStage",
+    "LoadLora",
     "Pause",
     "Placed",
     "Press",
@@ -55,6 +57,7 @@ __all__ = [
     "SearchBase",
     "StallStage",
     "StartRequest",
+    "UnloadLora",
     "Update",
     "Verb",
     "action_of",

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.actions.action import AdministrativeCall, EngineAction, EventReader
-from scripted.phrases import plural, short_rid
+from scripted.phrases import plural, printable, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
 from scripted.subject.action import Action, SearchBase, smaller_requests
@@ -36,6 +36,7 @@ _SHELL_FIELDS: Final[dict[str, type]] = {
     "timeout_s": float,
     "waiting_timeout_s": float,
     "regex": str,
+    "lora": str,
 }
 
 
@@ -168,7 +169,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
     ``new_least`` tokens nothing ends it.
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
-    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match.
+    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match. ``lora`` is the name of its adapter.
     """
 
     rid: str
@@ -193,6 +194,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     timeout_s: float | None = None
     waiting_timeout_s: float | None = None
     regex: str | None = None
+    lora: str | None = None
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -206,6 +208,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=40 new=0 logprobs_from=16",
         "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
         "start b prompt=9 new=8 regex=[a-c]{3}",
+        "start b prompt=9 lora=x",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -253,6 +256,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
             timeout_s=self.timeout_s,
             waiting_timeout_s=self.waiting_timeout_s,
+            lora=self.lora,
         )
 
     def apply(self, run: Run) -> None:
@@ -282,15 +286,21 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
         more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
         more |= {"regex": self.regex} if self.regex is not None else {}
+        more |= {"lora": self.lora} if self.lora is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages."""
+        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
+
+        With each adapter that the workload uses there is a twin as well.
+        """
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        loras = dict.fromkeys([None, *[start.lora for start in starts]])
         for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
-            yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent)
+            for lora in loras:
+                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora)
         if starts:
             yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
         for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
@@ -347,9 +357,11 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             timeout_s=event.timeout_s,
             waiting_timeout_s=event.waiting_timeout_s,
             regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
+            lora=event.lora,
         )
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """The request, and how long its prompt is."""
-        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')})"
+        """The request, how long its prompt is, and its adapter."""
+        lora = "" if event.lora is None else f", adapter {printable(event.lora)}"
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora})"

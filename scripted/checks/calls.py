@@ -9,8 +9,10 @@ from engine.messages import (
     CallAnswer,
     ClientMessage,
     FlushCache,
+    LoadAdapter,
     StartProfile,
     StopProfile,
+    UnloadAdapter,
     UpdateWeights,
 )
 from scripted.subject.violation import Violation
@@ -47,7 +49,7 @@ class Calls:
     def ask(self, call_id: str, message: ClientMessage, *, quiescent: bool) -> bool:
         """Note a call. True for a flush that must be done now."""
         self.open[call_id] = message
-        if isinstance(message, StartProfile | StopProfile):
+        if isinstance(message, StartProfile | StopProfile | LoadAdapter | UnloadAdapter):
             return False
         if not isinstance(message, FlushCache | UpdateWeights):
             self._at_once.append(call_id)
@@ -88,7 +90,7 @@ class Calls:
         if isinstance(message, FlushCache):
             self._check_flush(message, answer, quiescent=quiescent and self.update is None)
             return answer.ok
-        if not (answer.ok or isinstance(message, StartProfile | StopProfile)):
+        if not (answer.ok or isinstance(message, StartProfile | StopProfile | LoadAdapter | UnloadAdapter)):
             raise Violation(f"{_name(message)} can always be done, but is answered with {answer.message!r}")
         return False
 

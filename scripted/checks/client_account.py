@@ -24,6 +24,7 @@ from engine.messages import (
     Generate,
     GetStats,
     GrammarReady,
+    LoadAdapter,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -34,10 +35,12 @@ from engine.messages import (
     StartProfile,
     StopProfile,
     TokenOutput,
+    UnloadAdapter,
     UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import StepResult
+from scripted.checks.adapter_calls import AdapterCalls
 from scripted.checks.asked_logprobs import check_asked
 from scripted.checks.calls import Calls
 from scripted.checks.grammars import GrammarAccount
@@ -61,6 +64,7 @@ _RULES: Final = {
     RefusalKind.INVALID: ("context_length", "max_prefill_tokens", "KV cache", "the prompt is empty"),
     RefusalKind.DUPLICATE: ("is alive",),
     RefusalKind.BUSY: ("max_queued_requests",),
+    RefusalKind.NOT_FOUND: ("must be loaded", "being unloaded"),
 }
 
 
@@ -69,7 +73,7 @@ class Life:
 
     ``versions`` are the weights that computed what it was told, each once. ``cached_tokens`` is what its client is
     told: where its computation began when it started for the first time. ``prompt_logprobs`` are what it was told of
-    its prompt.
+    its prompt. ``lora_path`` is where its adapter is.
     """
 
     __slots__ = (
@@ -77,6 +81,7 @@ class Life:
         "end",
         "ids",
         "limit",
+        "lora_path",
         "message",
         "parts",
         "prompt_logprobs",
@@ -112,6 +117,7 @@ class Life:
         self.refused = False
         self.cached_tokens = 0
         self.versions: tuple[int, ...] = ()
+        self.lora_path: str | None = None
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
     @property
@@ -182,6 +188,8 @@ class Totals:
         "drafted_tokens",
         "forward_ct",
         "generated_tokens",
+        "lora_evictions",
+        "lora_loads",
         "prompt_tokens",
         "requests_aborted",
         "requests_finished",
@@ -201,6 +209,8 @@ class Totals:
     drafted_tokens: int
     forward_ct: int
     generated_tokens: int
+    lora_evictions: int
+    lora_loads: int
     prompt_tokens: int
     requests_aborted: int
     requests_finished: int
@@ -232,6 +242,7 @@ class ClientAccount:
         self.calls = Calls()
         self.profiles = ProfileCalls()
         self.grammars = GrammarAccount()
+        self.adapters = AdapterCalls(limits)
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.stats: EngineStats | None = None
@@ -281,6 +292,7 @@ class ClientAccount:
                 self.calls.begin_waiting_update(quiescent=self.is_quiescent)
             self._hear(result.replies)
             self.calls.end_step()
+            self.adapters.end_step()
         microbatch = result.microbatch
         if microbatch is not None:
             if microbatch.mode is _PROFILE:
@@ -318,6 +330,7 @@ class ClientAccount:
             self._refusals.append((message.rid, refusal))
             self.totals.requests_refused += 1
             return
+        life.lora_path = None if message.lora is None else self.adapters.paths[message.lora]
         self.live[message.rid] = life
         self.totals.requests_started += 1
         self.totals.prompt_tokens += life.prompt_tokens
@@ -347,6 +360,8 @@ class ClientAccount:
             return RefusalKind.UNAVAILABLE
         if self._never_fits(life):
             return RefusalKind.INVALID
+        if life.message.lora is not None and not self.adapters.may_ask_for(life.message.lora):
+            return RefusalKind.NOT_FOUND
         if life.rid in live:
             return RefusalKind.DUPLICATE
         return RefusalKind.BUSY if waiting >= self._limits.max_queued_requests else None
@@ -398,6 +413,16 @@ class ClientAccount:
         if self.dead is not None:
             self.profiles.give_up()
 
+    def _on_adapter_call(self, call: LoadAdapter | UnloadAdapter) -> None:
+        self.calls.ask(call.call_id, call, quiescent=False)
+        self.adapters.ask(call, is_used=self._is_used(call.name))
+
+    def _is_used(self, adapter: str) -> bool:
+        """Whether a request of this adapter is alive or owns memory."""
+        rows = self.pages.rows.values()
+        alive = any(life.message.lora == adapter for life in self.live.values())
+        return alive or any(tenancy.lora in self.adapters.versions_of(adapter) for tenancy in rows)
+
     def _on_call(self, call: FlushCache | UpdateWeights) -> None:
         if self.calls.ask(call.call_id, call, quiescent=self.is_quiescent):
             self.pages.flush()
@@ -417,6 +442,7 @@ class ClientAccount:
         for alive in list(self.live.values()):
             self._end(alive, FinishReason.ERROR, error=str(failed))
         self.profiles.give_up()
+        self.adapters.lose()
         while self.flights:
             for segment, _, tenancy in self.flights.popleft().work:
                 self.pages.land(segment, tenancy, confirmed=False)
@@ -432,6 +458,8 @@ class ClientAccount:
             self.pages.flush()
         if flight.mode is _PROFILE:
             self.profiles.land(completion.error)
+        if flight.mode is ForwardMode.ADAPTER:
+            self._on_change(completion.error)
         for rid, why in completion.errors:
             for life in flight.lives:
                 if life.rid == rid and life.end is None:
@@ -475,6 +503,14 @@ class ClientAccount:
                 self._expect(life, (), None, None, part)
                 life.prompt_logprobs += part
                 life.versions += () if version in life.versions else (version,)
+
+    def _on_change(self, error: str | None) -> None:
+        change = self.adapters.land(error)
+        self.totals.lora_loads, self.totals.lora_evictions = self.adapters.loads, self.adapters.evictions
+        if error is None or self.adapters.is_asked_for(change):
+            return
+        for life in [one for one in self.live.values() if one.message.lora == change.name]:
+            self._end(life, FinishReason.ERROR, error=error)
 
     def _on_token(self, life: Life, token: int, tenancy: Tenancy) -> None:
         if life.end is not None:
@@ -540,6 +576,7 @@ class ClientAccount:
             elif isinstance(reply, CallAnswer):
                 if isinstance(self.calls.open.get(reply.call_id), StartProfile | StopProfile):
                     self.profiles.answered(reply)
+                self.adapters.answered(reply)
                 if self.calls.answered(reply, quiescent=self.is_quiescent, dead=self.dead is not None):
                     self.pages.flush()
             else:
@@ -603,6 +640,9 @@ class ClientAccount:
             return
         if len(flights) >= limits.depth:
             raise Violation(f"microbatch {number} is launched, {limits.depth} are in flight already")
+        if microbatch.adapter is not None:
+            in_use = {tenancy.lora for tenancy in self.pages.rows.values()}
+            self.adapters.launch(microbatch.adapter, in_use, is_used=self._is_used(microbatch.adapter.name))
         if microbatch.is_control:
             return
         if self.paused is not None:
@@ -644,7 +684,7 @@ class ClientAccount:
             life.started, life.cached_tokens = True, segment.start
             self.totals.cached_tokens += segment.start
         self.grammars.check_start(life.message, segment.sampling)
-        life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start)
+        life.tenancy = tenancy = Tenancy(life.rid, segment.row, life.ids, segment.start, segment.lora)
         self.pages.open(tenancy)
         return life, tenancy
 
@@ -652,6 +692,10 @@ class ClientAccount:
         """Positions without a gap, the request's own tokens, and at most one request that is partly computed."""
         start, known = segment.start, len(life.ids)
         end = start + len(segment.token_ids) - segment.drafts
+        if segment.lora or life.message.lora is not None:
+            self.adapters.computes(segment, life.message.lora)
+        if segment.lora != tenancy.lora:
+            raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
         if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
             raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
         emits = end == known < life.limit
@@ -709,6 +753,8 @@ class ClientAccount:
         ContinueGeneration: _on_continue,
         FlushCache: _on_call,
         UpdateWeights: _on_call,
+        LoadAdapter: _on_adapter_call,
+        UnloadAdapter: _on_adapter_call,
         StartProfile: _on_profile,
         StopProfile: _on_profile,
         GetStats: _on_get_stats,

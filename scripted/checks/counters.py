@@ -76,8 +76,8 @@ def _compare_lives(clients: ClientAccount, scheduler: Scheduler) -> None:
     """What the engine counts for each request of the newest microbatch."""
     in_flight = scheduler.books.in_flight
     for request in in_flight[-1].requests if in_flight else ():
-        # One that was aborted in flight may have a successor of its name.
-        life = clients.live.get(request.rid) if scheduler.books.requests.get(request.rid) is request else None
+        # Its rid may have a new owner by now.
+        life = None if request.is_finished else clients.live.get(request.rid)
         if life is not None and (life.parts, life.retractions) != (request.chunks_done, request.retractions):
             true, said = (life.parts, life.retractions), (request.chunks_done, request.retractions)
             raise Violation(f"{life.rid} has (parts of its prompt, retractions) {true}, but counted are {said}")

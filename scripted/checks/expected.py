@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.messages import Reply
-from engine.plan import ForwardMode, GrammarOrder, SamplingSpec
+from engine.plan import AdapterChange, ForwardMode, GrammarOrder, SamplingSpec
 
 __all__ = ["Expected", "ExpectedSegment"]
 
@@ -31,6 +31,7 @@ class ExpectedSegment(NamedTuple):
     drafts: int
     logprobs_from: int
     targets: tuple[int, ...]
+    lora: int
 
 
 class Expected(NamedTuple):
@@ -44,6 +45,7 @@ class Expected(NamedTuple):
     number: int
     segments: Sequence[ExpectedSegment]
     told: str | None
+    adapter: AdapterChange | None
     replies: Sequence[Reply]
     deadline: float | None
     again: bool

@@ -21,16 +21,18 @@ class Tenancy:
     """One stay in a row. ``ids`` are the request's tokens, shared with the account that appends to them.
 
     ``pages`` is the row of the stages' page tables, ``lost`` the indices in it that were given to another request
-    since they were told. ``leaving`` tenancies end with their last microbatch in flight.
+    since they were told. ``lora`` is the version of the adapter that computes it. ``leaving`` tenancies end with their
+    last microbatch in flight.
     """
 
-    __slots__ = ("chain", "ids", "in_flight", "leaving", "lost", "pages", "planned", "rid", "row")
+    __slots__ = ("chain", "ids", "in_flight", "leaving", "lora", "lost", "pages", "planned", "rid", "row")
 
-    def __init__(self, rid: str, row: int, ids: list[int], start: int) -> None:
+    def __init__(self, rid: str, row: int, ids: list[int], start: int, lora: int = 0) -> None:
         self.rid = rid
         self.row = row
         self.ids = ids
         self.planned = start
+        self.lora = lora
         self.pages: list[int] = []
         self.lost: frozenset[int] = frozenset()
         self.chain: list[int] = []
@@ -184,11 +186,11 @@ class Pages:
             del self._users[page]
 
     def _hash_of(self, tenancy: Tenancy, index: int) -> int:
-        """The hash over a request's tokens up to the end of its page at ``index``."""
+        """The hash over a request's tokens up to the end of its page at ``index``, and over what computes them."""
         chain, size = tenancy.chain, self._size
         while len(chain) <= index:
             start = len(chain) * size
-            chain.append(hash((chain[-1] if chain else 0, *tenancy.ids[start : start + size])))
+            chain.append(hash((chain[-1] if chain else tenancy.lora, *tenancy.ids[start : start + size])))
         return chain[index]
 
 

@@ -39,20 +39,29 @@ def check_checkpoint(scheduler: Scheduler) -> None:
 
 
 def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
-    """A request for the run that was cached last hits what the lookup says of it, and protects it."""
+    """A request for the run that was cached last hits what the lookup says of it, and protects it.
+
+    It is of the run's adapter, if one computed it; what an adapter has computed that is not resident is never hit.
+    """
     limits, runs = twin.limits, {run.id: run for run in checkpoint.tree.runs}
-    run, ids = checkpoint.tree.runs[-1], tuple[int, ...]()
+    names = {0: None} | {one.version: one.name for one in checkpoint.adapters if one.version}
+    of_use = [run for run in checkpoint.tree.runs if run.adapter in names]
+    if not of_use:
+        return
+    run, ids = of_use[-1], tuple[int, ...]()
+    version = run.adapter
     while True:
         ids = run.tokens + ids
         if run.parent not in runs:
             break
         run = runs[run.parent]
     prompt = (*ids, 1)
-    hit = twin.memory.cached_tokens(prompt)
+    hit = twin.memory.cached_tokens(prompt, adapter=version)
     if twin.books.paused is not None or not _fits(prompt, limits):
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-    result = twin.step([Generate(rid=_RID, prompt_ids=prompt, sampling=sampling)], twin.now)
+    message = Generate(rid=_RID, prompt_ids=prompt, sampling=sampling, lora=names[version])
+    result = twin.step([message], twin.now)
     start = None if result.microbatch is None else result.microbatch.segments[0].start
     if start != hit or (not limits.window_tokens and hit != len(ids)):
         raise Violation(f"of {len(ids)} cached tokens, {hit} are found in what was restored, and {start} are hit")

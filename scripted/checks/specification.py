@@ -15,6 +15,7 @@ from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment
+from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
 from scripted.checks.specified_chunks import next_part
 from scripted.checks.specified_drafts import drafts_of, verify
@@ -53,6 +54,7 @@ class Specification:
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps = self.launched = 0
         self.totals = dict.fromkeys(TOTALS, 0)
+        self.adapters = SpecifiedAdapters(limits, self.totals)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
         """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
@@ -63,17 +65,19 @@ class Specification:
             self._end(request, FinishReason.TIMEOUT, error=says)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
+        if self.adapters.unload is not None:
+            self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
         retractions = self.totals["retractions"]
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
             self.flights.append(([*map(Request.in_microbatch, plan, segments)], mode))
             self.launched += 1
-        again = (mode is not None or self.totals["retractions"] != retractions) and self._may_plan()
-        deadline = next_deadline(self.calls.deadline, self.live.values(), self.limits)
-        return Expected(
-            mode, self.launched - 1, segments, told, self.replies, deadline, again, self.grammars.take_orders()
-        )
+        changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
+        change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
+        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), self.live.values(), self.limits)
+        again, orders = changed and self._may_plan(), self.grammars.take_orders()
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -103,6 +107,8 @@ class Specification:
                 self._answer(event, ok=True)
             case messages.GetStats():
                 self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
+            case messages.LoadAdapter() | messages.UnloadAdapter():
+                self._answer_all(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
@@ -137,8 +143,8 @@ class Specification:
             step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
             chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
             alive=len(self.live), pending_prefill_tokens=self.memory.pending_tokens(self.waiting, self.chunked),
-            waiting_for_grammar=self.grammars.waiting(), **self.memory.sizes(),
-            **self.totals | {"weights_version": self.calls.updates_done},
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident),
+            **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
         )  # fmt: skip
 
     # -- results --
@@ -151,6 +157,11 @@ class Specification:
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
         if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
             self._answer_all(self.calls.finish(mode, error))
+        elif mode is ForwardMode.ADAPTER:
+            answers, left = self.adapters.land(error, self.launched, self.waiting)
+            self._answer_all(answers)
+            for request in left:
+                self._end(request, FinishReason.ERROR, error=error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         self.replies += Request.told_parts(parts, completion)
         alive = {request.rid: request for request, *_ in parts if request.end is None}
@@ -238,23 +249,27 @@ class Specification:
     # -- clients --
 
     def _on_generate(self, message: messages.Generate) -> None:
-        refusal = why_refused(message, self.failure, self.live, len(self.waiting), self.limits)
+        refusal = why_refused(
+            message, self.failure, self.live, len(self.waiting), self.limits, self.adapters.to_ask_for
+        )
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            request = self.live[message.rid] = Request(message, self.totals["requests_started"], self.limits, self.now)
+            adapter = None if message.lora is None else self.adapters.known[message.lora]
+            request = Request(message, self.totals["requests_started"], self.limits, self.now, adapter)
+            self.live[message.rid] = request
             self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
 
-    def _answer(self, call: Any, *, ok: bool, says: str = "") -> None:
+    def _answer(self, call: Any, *, ok: bool, says: str = "", missing: bool = False) -> None:
         if call.call_id is not None:
-            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says))
+            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing))
 
-    def _answer_all(self, answers: Iterable[Answer]) -> None:
-        for call, ok, says in answers:
-            self._answer(call, ok=ok, says=says)
+    def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
+        for answer in answers:
+            self._answer(answer[0], ok=answer[1], says=answer[2], missing=len(answer) > 3)
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode
@@ -271,12 +286,24 @@ class Specification:
         return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
-        """**Launch**: an update of the weights by itself, or a profile, or prompts, or decodes."""
+        """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
         if self.failure is not None:
-            self._answer_all(self.calls.give_up(self.failure))
-        elif (told := self.calls.launch(len(self.flights), self.limits.depth)) is not None:
+            self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
+            return None, [], None
+        told = self.calls.launch(len(self.flights), self.limits.depth)
+        has_slot = told is None and self.calls.update is None and len(self.flights) < self.limits.depth
+        changes = self.limits.max_loras > 0 and self.adapters.change(
+            self.grammars.startable(self.waiting),
+            self.memory,
+            self.memory.owners,
+            has_slot=has_slot,
+            goes_on=self.paused is None,
+        )
+        if told is not None:
             return told[0], [], told[1]
-        elif self._may_plan():
+        if changes:
+            return ForwardMode.ADAPTER, [], None
+        if self._may_plan():
             prompts, decodes = self._plan()
             if prompts or decodes:
                 mode = ForwardMode.PREFILL if not decodes else ForwardMode.MIXED if prompts else ForwardMode.DECODE
@@ -289,7 +316,7 @@ class Specification:
         sampling = request.sampling() if start == request.hit_tokens else None
         ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
         window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
-        more = window, len(request.drafts), *request.asked(start, end)
+        more = window, len(request.drafts), *request.asked(start, end), request.use_adapter(self.launched)
         return ExpectedSegment(
             request.rid, start, ids + request.drafts, told, request.pages - told, emits, sampling, *more
         )
@@ -316,9 +343,11 @@ class Specification:
         for request in queue if self.chunked is None else [self.chunked, *queue]:
             overtaken: list[Request] = []
             if not request.owns_memory:
+                if request.lacks_adapter and not is_overdue(request):
+                    continue
                 has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
                 is_worth = len(plan) < seats and self._is_worth(budget, request, alone=not plan)
-                if self.chunked is not None or not has_row or not is_worth:
+                if self.chunked is not None or request.lacks_adapter or not has_row or not is_worth:
                     break
                 if not self._admit(request):
                     tries += 1

@@ -74,18 +74,23 @@ class SpecifiedMemory:
     def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
         """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
         parked = 0 if split is None else split.goal_tokens - split.planned_tokens
-        return parked + sum(
-            [len(one.ids) - len(self.match(one.ids[: one.may_hit + 1])) * self._limits.page_size for one in waiting]
-        )
+        return parked + sum([len(one.ids) - len(self.match_of(one)) * self._limits.page_size for one in waiting])
 
     # -- the prefix cache --
 
-    def match(self, ids: Sequence[int]) -> Sequence[Page]:
-        """**Hit**: the longest cached prefix in full pages, never with the last token; what windows see of it too."""
+    def match_of(self, request: SpecifiedRequest) -> Sequence[Page]:
+        """**Hit**: what this request hits."""
+        return self.match(request.ids[: request.may_hit + 1], request.version)
+
+    def match(self, ids: Sequence[int], version: int = 0) -> Sequence[Page]:
+        """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token.
+
+        What windows see of it is there too.
+        """
         size, page = self._limits.page_size, self.cache
         hit: list[Page] = []
         for start in range(0, len(ids) - size, size) if self._limits.radix_cache else ():
-            below = page.below.get(tuple(ids[start : start + size]))
+            below = page.below.get((version, *ids[start : start + size]))
             if below is None:
                 break
             page = below
@@ -106,7 +111,10 @@ class SpecifiedMemory:
         if not self._limits.radix_cache:
             return
         for index in range(len(prefix), tokens // size):
-            above, key = prefix[-1] if prefix else self.cache, tuple(request.ids[index * size : (index + 1) * size])
+            above, key = (
+                prefix[-1] if prefix else self.cache,
+                (request.version, *request.ids[index * size : (index + 1) * size]),
+            )
             if key in above.below:
                 request.told_pages = min(request.told_pages, index)
             else:
@@ -124,7 +132,7 @@ class SpecifiedMemory:
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
         """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
-        hit, window, tokens = self.match(request.ids[: request.may_hit + 1]), self.window, len(request.ids)
+        hit, window, tokens = self.match_of(request), self.window, len(request.ids)
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(

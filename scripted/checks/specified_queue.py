@@ -20,7 +20,7 @@ LPM_QUEUE_LIMIT_REQUESTS: Final = 128
 
 
 def why_refused(
-    message: Generate, failure: str | None, live: Container[str], waiting: int, limits: Limits
+    message: Generate, failure: str | None, live: Container[str], waiting: int, limits: Limits, loras: Container[str]
 ) -> tuple[RefusalKind, str] | None:
     """**Refuse**: for the first of these reasons that holds."""
     never = limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
@@ -28,6 +28,8 @@ def why_refused(
         return RefusalKind.UNAVAILABLE, failure
     if never is not None:
         return RefusalKind.INVALID, never
+    if message.lora is not None and message.lora not in loras:
+        return RefusalKind.NOT_FOUND, repr(message.lora)
     if message.rid in live:
         return RefusalKind.DUPLICATE, repr(message.rid)
     return (RefusalKind.BUSY, f"{waiting} requests wait") if waiting >= limits.max_queued_requests else None
@@ -49,8 +51,8 @@ def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: Speci
     if limits.schedule_policy == "priority":
         return sorted(due, key=_by_priority) + sorted(others, key=_by_priority)
     if limits.schedule_policy == "dfs-weight":
-        return due + _walked([(one, memory.match(one.ids[: one.may_hit + 1])) for one in others])
-    return due + sorted(others, key=lambda one: -len(memory.match(one.ids[: one.may_hit + 1])))
+        return due + _walked([(one, memory.match_of(one)) for one in others])
+    return due + sorted(others, key=lambda one: -len(memory.match_of(one)))
 
 
 def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], limits: Limits) -> list[SpecifiedRequest]:

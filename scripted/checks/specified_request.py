@@ -21,7 +21,7 @@ from engine.messages import (
 from engine.plan import SamplingSpec
 from scripted.checks.expected import ExpectedSegment
 
-__all__ = ["InFlight", "Page", "SpecifiedRequest"]
+__all__ = ["InFlight", "Page", "SpecifiedAdapter", "SpecifiedRequest"]
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
@@ -42,6 +42,13 @@ class Page:
         self.below: dict[tuple[int, ...], Page] = {}
 
 
+class SpecifiedAdapter:
+    """An adapter. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path, self.version, self.used, self.is_leaving = name, path, 0, -1, False
+
+
 class SpecifiedRequest:
     """``ids`` are its prompt and its output. It waits exactly while it owns no memory.
 
@@ -52,7 +59,14 @@ class SpecifiedRequest:
     ``due`` to ``due_end`` have not yet given the prompt logprobs that were asked for.
     """
 
-    def __init__(self, message: Generate, arrival: int, limits: Limits, since: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: Generate,
+        arrival: int,
+        limits: Limits,
+        since: float = 0.0,
+        adapter: SpecifiedAdapter | None = None,
+    ) -> None:
         self.since = since
         limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
         self.has_time_limit = limited
@@ -71,6 +85,7 @@ class SpecifiedRequest:
         self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
+        self.adapter = adapter
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from
 
@@ -109,6 +124,23 @@ class SpecifiedRequest:
         """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
         first, end = max(start, self.due), min(end, self.due_end)
         return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """**Adapters**: it cannot start before the stages hold its adapter."""
+        return self.adapter is not None and not self.adapter.version
+
+    @property
+    def version(self) -> int:
+        """What computes its KV: the version of its adapter, 0 for the model itself, -1 before the stages hold it."""
+        return 0 if self.adapter is None else self.adapter.version or -1
+
+    def use_adapter(self, microbatch: int) -> int:
+        """The version that a microbatch is computed with, and its use noted."""
+        if self.adapter is None:
+            return 0
+        self.adapter.used = microbatch
+        return self.adapter.version
 
     def output(
         self,

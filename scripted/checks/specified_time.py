@@ -22,11 +22,11 @@ def out_of_time(
     return sorted([(at, request.arrival, says, request) for (at, says), request in ends if now >= at])
 
 
-def next_deadline(call: float | None, live: Iterable[SpecifiedRequest], limits: Limits) -> float | None:
-    """The first deadline of all: of the call that waits, and of the requests."""
+def next_deadline(calls: Iterable[float | None], live: Iterable[SpecifiedRequest], limits: Limits) -> float | None:
+    """The first deadline of all: of the calls that wait, and of the requests."""
     limited = [request for request in live if request.has_time_limit]
     ends = [end[0] for request in limited if (end := _deadline_of(request, limits)) is not None]
-    return min([*ends, *([] if call is None else [call])], default=None)
+    return min([*ends, *[call for call in calls if call is not None]], default=None)
 
 
 def _deadline_of(request: SpecifiedRequest, limits: Limits) -> tuple[float, str] | None:

@@ -43,7 +43,7 @@ _LOGPROB_TOLERANCE: Final = 1e-3
 
 # What a request says, and the logprobs of its prompt.
 _Said = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
-_Key = tuple[int, tuple[int, ...], SamplingParams, int, int]
+_Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
 class Compared(msgspec.Struct):
@@ -66,8 +66,9 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
+    roomy = _roomy(limits) if life.lora_path is None else _with_adapter(limits, life.lora_path)
     asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
-    engine = weights[life.versions[0]], _roomy(limits), alphabet_of(limits)
+    engine = weights[life.versions[0]], roomy, alphabet_of(limits)
     alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
     if said != alone[: len(said)]:
         raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
@@ -86,15 +87,20 @@ def said_alone(
     limits: Limits,
     alphabet: int,
 ) -> _Said:
-    """What a request is told, alone, on a simulated engine of these limits with these weights."""
+    """What a request is told, alone, on a simulated engine of these limits with these weights.
+
+    Where that engine has an adapter, it computes the request.
+    """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
     update = UpdateWeights(call_id="weights", model_path=weights)
+    lora = limits.loras[0][0] if limits.loras else None
     message = Generate(
         rid="alone",
         prompt_ids=prompt_ids,
         sampling=sampling,
         prompt_logprobs_from=prompt_logprobs_from,
         prompt_top_logprobs_num=prompt_top_logprobs_num,
+        lora=lora,
     )
     result = scheduler.step((update, message), 0.0)
     tokens: list[int] = []
@@ -151,7 +157,7 @@ class Oracle:
         compared, before = Compared(), []
         version = self._rig.scheduler.counters.weights_version
         for handle in handles:
-            reason = _why_not(handle)
+            reason = _why_not(handle) or self._why_not_its_adapter(handle)
             if reason is not None:
                 compared.skip(reason)
             elif handle.was_computed_with(version):
@@ -184,7 +190,7 @@ class Oracle:
     def _alone(self, handle: RequestHandle) -> Generator[None, None, _Said]:
         message = handle.message
         asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
-        key = (self._weights, handle.prompt_ids, handle.sampling, *asked)
+        key = (self._weights, handle.prompt_ids, handle.sampling, *asked, handle.lora_path)
         if key not in self._known:
             self._known[key] = yield from self._run_alone(handle)
         return self._known[key]
@@ -211,6 +217,13 @@ class Oracle:
         raise Violation(
             f"{handle.rid}, run alone, did not end within {_BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
         )
+
+    def _why_not_its_adapter(self, handle: RequestHandle) -> str | None:
+        """Why a request cannot run alone now: its name has another adapter, or none."""
+        if handle.message.lora is None:
+            return None
+        adapter = self._rig.scheduler.adapters.known.get(handle.message.lora)
+        return None if adapter is not None and adapter.path == handle.lora_path else "its adapter was unloaded"
 
     def _what_is_in_its_way(self) -> str:
         books, pressure = self._rig.scheduler.books, self._rig.scheduler.pressure
@@ -248,6 +261,11 @@ def _why_not(handle: RequestHandle) -> str | None:
     if handle.finish_reason not in _NATURAL_ENDS and not (handle.finish_reason == "timeout" and handle.output_ids):
         return f"ended with {handle.finish_reason}" if handle.finished else "not finished"
     return None if _is_repeatable(handle.sampling) else "sampled without a seed"
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_adapter(limits: Limits, path: str) -> Limits:
+    return msgspec.structs.replace(_roomy(limits), max_loras=1, loras=(("alone", path),))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -167,8 +167,8 @@ def _one_decode(this: Planner) -> int:
     return min(1, len(this._books.running))
 
 
-def _no_prefix(tree: RadixTree, tokens: object) -> tuple[Any, list[int]]:
-    del tokens
+def _no_prefix(tree: RadixTree, *looked_up: object) -> tuple[Any, list[int]]:
+    del looked_up
     return tree.root, []
 
 

@@ -58,7 +58,7 @@ def _retract_as_if_new(planner: Planner, request: Request) -> None:
 
 
 def _count_whole_prompts(books: Books, memory: KVMemory) -> int:
-    cached = sum([memory.cached_tokens(one.ids, one.hit_limit_tokens) for one in books.waiting])
+    cached = sum([memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key) for one in books.waiting])
     return pending_prefill_tokens(books, memory) + cached
 
 
@@ -75,7 +75,7 @@ def _count_confirmed_parts(books: Books, memory: KVMemory) -> int:
 def _count_first_hits(books: Books, memory: KVMemory) -> int:
     late, hits = 0, _first_hits.setdefault(books, {})
     for one in books.waiting:
-        now = memory.cached_tokens(one.ids, one.hit_limit_tokens)
+        now = memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key)
         late += now - hits.setdefault(one.arrival, now)
     return pending_prefill_tokens(books, memory) + late
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from contextlib import AbstractContextManager, nullcontext
 
+from scripted.gallery.adapters import ADAPTERS
 from scripted.gallery.contracts import CONTRACTS
 from scripted.gallery.drafting import DRAFTING
 from scripted.gallery.ending import ENDING
@@ -42,6 +43,7 @@ RACES: tuple[Mutant, ...] = (
     *LIMITS_AND_LOAD,
     *QUEUE_POLICIES,
     *GRAMMARS,
+    *ADAPTERS,
 )
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 

@@ -23,7 +23,7 @@ _part = ChunkSizes.part
 
 def _longest_branch_first(policy: DepthFirst, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
     late = {one: not policy.is_overdue(one) for one in waiting}
-    hits = {one: memory.cached_tokens(one.ids, one.hit_limit_tokens) for one in waiting}
+    hits = {one: memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key) for one in waiting}
     return sorted(waiting, key=lambda one: (late[one], -hits[one], one.arrival))
 
 

@@ -24,6 +24,7 @@ from engine.messages import (
     GrammarReady,
     SamplingParams,
     TokenOutput,
+    UnloadAdapter,
     UpdateWeights,
 )
 from engine.plan import Microbatch
@@ -230,6 +231,8 @@ def _config_of(limits: Limits) -> EngineConfig:
         pp_max_micro_batch_size=limits.microbatch_requests,
         dynamic_chunking=limits.dynamic_chunking,
         chunk_parity_tokens=limits.chunk_parity_tokens,
+        max_loras=limits.max_loras or None,
+        lora=",".join(f"{name}={path}" for name, path in limits.loras),
     )
     try:
         window_tokens = limits_of(config).window_tokens
@@ -268,7 +271,7 @@ def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
 def _has_deadline(event: Event) -> bool:
     if isinstance(event, Generate):
         return event.timeout_s is not None or event.waiting_timeout_s is not None
-    return isinstance(event, FlushCache | UpdateWeights) and event.timeout_s is not None
+    return isinstance(event, FlushCache | UpdateWeights | UnloadAdapter) and event.timeout_s is not None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

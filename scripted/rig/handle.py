@@ -37,6 +37,8 @@ class RequestHandle(Nameless):
         self.prompt_ids = Listed(message.prompt_ids)
         self.sampling = message.sampling
         self._request: Request | None = None
+        # Where its adapter was when it began: another one may be loaded under the same name.
+        self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []
         self._prompt_logprobs: list[PromptLogprob] = []
@@ -51,6 +53,7 @@ class RequestHandle(Nameless):
     def bind(self, request: Request) -> None:
         """Note the live object, the first time it is seen."""
         self._request = request
+        self.lora_path = None if request.lora is None else request.lora.path
 
     @property
     def is_bound(self) -> bool:

@@ -19,10 +19,12 @@ from scripted.actions import (
     EndProfile,
     Evict,
     Flush,
+    LoadLora,
     Pause,
     Press,
     Relieve,
     Resume,
+    UnloadLora,
     Update,
 )
 from scripted.errors import BadCall, RequestRefused
@@ -80,12 +82,14 @@ class Verbs(Waits):
         json_schema: Mapping[str, Any] | str | None = None,
         regex: str | None = None,
         ebnf: str | None = None,
+        lora: str | None = None,
     ) -> RequestHandle:
         """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
         for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
-        seconds. Raises RequestRefused, with status and body, for a request that the server does not admit.
+        seconds. ``lora`` names the adapter that computes it. Raises RequestRefused, with status and body, for a request
+        that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
         sampling: dict[str, Any] = {
@@ -118,6 +122,8 @@ class Verbs(Waits):
             "timeout_s": timeout_s,
             "waiting_timeout_s": waiting_timeout_s,
         }
+        if lora is not None:
+            body["lora_path"] = lora
         return self._start(body)
 
     def abort(self, r: RequestHandle | str) -> Call:
@@ -157,6 +163,17 @@ class Verbs(Waits):
             raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
         _check_timeout("update_weights()", timeout_s)
         return self._call(Update(path_of_weights=model_path, timeout_s=timeout_s))
+
+    def load_lora(self, name: str, path: str) -> Call:
+        """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
+
+        Every adapter that a script loads is gone before the next script.
+        """
+        return self._call(LoadLora(name=name, path_of_adapter=path))
+
+    def unload_lora(self, name: str, timeout_s: float | None = None) -> Call:
+        """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
+        return self._call(UnloadLora(name=name, timeout_s=timeout_s))
 
     def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""

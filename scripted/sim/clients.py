@@ -145,7 +145,7 @@ class SimClients:
             elif isinstance(reply, Refusal):
                 self._refusal(reply)
             elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
-                call.answer(200 if reply.ok else 400, reply.message)
+                call.answer(200 if reply.ok else 404 if reply.not_found else 400, reply.message)
 
     def _check_grammar(self, body: GenerateBody) -> None:
         if body.sampling_params.grammar is None:

@@ -215,17 +215,18 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model. ``max_model_len`` is its context in tokens."""
+    """The served model, or an adapter whose ``parent`` it is. ``max_model_len`` is its context in tokens."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "lockstep"
     max_model_len: int
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every model that is served: one."""
+    """The model that is served, and its adapters."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

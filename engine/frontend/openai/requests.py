@@ -19,7 +19,7 @@ from engine.frontend.served_model import ServedModel, check_fits, check_prompt_l
 from engine.limits import Limits
 from engine.messages import Generate
 
-__all__ = ["chat_order", "completion_order", "require_model"]
+__all__ = ["chat_order", "completion_order", "requested_adapter", "require_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 def completion_order(data: bytes, served: ServedModel) -> Order:
     """The order of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
     body = parse_body(CompletionBody, data)
-    require_model(body.model, served.model_name)
+    lora = requested_adapter(body.model, served)
     prompts = [
         tokenize(served, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
         for prompt in body.prompts
     ]
-    order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs)
+    order = _order(body, "cmpl", prompts, served.limits, param="prompt", top=body.logprobs, lora=lora)
     return msgspec.structs.replace(order, echo=_echoed(body, served), top_logprobs=body.logprobs or 0)
 
 
 def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
-    require_model(body.model, served.model_name)
+    lora = requested_adapter(body.model, served)
     tools = body.offered_tools
     require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
@@ -47,7 +47,7 @@ def chat_order(data: bytes, served: ServedModel) -> Order:
     # The template says where special tokens stand; the tokenizer must not add its own.
     prompt = tokenize(served, text, param="messages", special=False)
     top = body.top_logprobs if body.logprobs else None
-    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top)
+    order = _order(body, "chatcmpl", [prompt], served.limits, param="messages", top=top, lora=lora)
     start = served.dialect.start_after(text)
     return with_calls(order, body, start, served)
 
@@ -63,8 +63,27 @@ def require_model(model: str | None, served: str) -> None:
         )
 
 
+def requested_adapter(model: str | None, served: ServedModel) -> str | None:
+    """The adapter that a client asks for as a model; None for the served model itself.
+
+    Raises ApiError (404) on a server that holds none. Whether there is one of this name, the scheduler says.
+    """
+    if model is None or model == served.model_name:
+        return None
+    if not served.limits.max_loras:
+        require_model(model, served.model_name)
+    return model
+
+
 def _order(
-    body: OpenAiBody, prefix: str, prompts: list[tuple[int, ...]], limits: Limits, *, param: str, top: int | None
+    body: OpenAiBody,
+    prefix: str,
+    prompts: list[tuple[int, ...]],
+    limits: Limits,
+    *,
+    param: str,
+    top: int | None,
+    lora: str | None,
 ) -> Order:
     rid = _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
@@ -91,6 +110,7 @@ def _order(
                 prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
                 timeout_s=body.timeout_s,
                 waiting_timeout_s=body.waiting_timeout_s,
+                lora=lora,
             )
         )
     check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
@@ -103,6 +123,7 @@ def _order(
         include_usage=body.include_usage,
         prompt_logprobs=body.prompt_logprobs,
         grammar_field=None if body.grammar is None else body.grammar[0],
+        lora=lora,
     )
 
 

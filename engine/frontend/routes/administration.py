@@ -1,4 +1,4 @@
-"""Routes for operators: flush, weight update, abort, pause, continue. Each is one message and its answer."""
+"""Routes for operators: flush, weight update, adapters, abort, pause, continue. Each is one message and its answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from fastapi.responses import PlainTextResponse
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.errors import ApiError
 from engine.frontend.origins import require_json
-from engine.frontend.protocol import MAX_CALL_TIMEOUT_S, AbortBody, Body, PauseBody, UpdateWeightsBody, parse_body
+from engine.frontend.protocol import (
+    MAX_CALL_TIMEOUT_S,
+    AbortBody,
+    Body,
+    LoadLoraBody,
+    PauseBody,
+    UnloadLoraBody,
+    UpdateWeightsBody,
+    parse_body,
+)
 from engine.frontend.routes.queries import read_timeout
 from engine.messages import (
     Abort,
@@ -22,9 +32,11 @@ from engine.messages import (
     CallAnswer,
     ContinueGeneration,
     FlushCache,
+    LoadAdapter,
     PauseGeneration,
     StartProfile,
     StopProfile,
+    UnloadAdapter,
     UpdateWeights,
 )
 
@@ -62,6 +74,33 @@ def add_administration(router: APIRouter, front: FrontEnd, description: Descript
                 lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
             )
         )
+
+    @router.post("/v1/load_lora_adapter", **description.route(body=LoadLoraBody, errors=(400, 429), tag=ADMIN))
+    async def load_lora_adapter(request: Request) -> Response:
+        """Load a LoRA adapter, which requests then ask for as a model."""
+        body = await read(request, LoadLoraBody)
+        if body.lora_name == front.model_name:
+            raise ApiError.invalid(
+                f"lora_name must differ from the served model's name, got {body.lora_name!r}; choose another",
+                param="lora_name",
+            )
+        answer = await front.client.call(
+            lambda call_id: LoadAdapter(call_id=call_id, name=body.lora_name, path=body.lora_path)
+        )
+        if answer.ok:
+            front.adapters[body.lora_name] = body.lora_path
+        return _call_answer(answer)
+
+    @router.post("/v1/unload_lora_adapter", **description.route(body=UnloadLoraBody, errors=(400, 404, 429), tag=ADMIN))
+    async def unload_lora_adapter(request: Request) -> Response:
+        """Unload a LoRA adapter; refused with the counts while requests use it."""
+        body = await read(request, UnloadLoraBody)
+        answer = await front.client.call(
+            lambda call_id: UnloadAdapter(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
+        )
+        if answer.ok:
+            front.adapters.pop(body.lora_name, None)
+        return _call_answer(answer)
 
     @router.post("/start_profile", **description.route(errors=(400, 429), tag=ADMIN))
     async def start_profile() -> Response:
@@ -104,4 +143,4 @@ def new_trace_folder(parent: str) -> str:
 
 
 def _call_answer(answer: CallAnswer) -> Response:
-    return PlainTextResponse(answer.message, status_code=200 if answer.ok else 400)
+    return PlainTextResponse(answer.message, status_code=200 if answer.ok else 404 if answer.not_found else 400)

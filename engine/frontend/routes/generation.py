@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 
 from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
@@ -70,7 +71,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
         order = await front.take_order(COMPLETION, request)
         shape = CompletionShape(
             order.rid,
-            front.model_name,
+            order.lora or front.model_name,
             front.tokenizer,
             n=order.n,
             logprobs=order.logprobs,
@@ -90,7 +91,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
         order = await front.take_order(CHAT, request)
         shape = ChatShape(
             order.rid,
-            front.model_name,
+            order.lora or front.model_name,
             front.tokenizer,
             n=order.n,
             logprobs=order.logprobs,
@@ -121,16 +122,23 @@ def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that say which model is served."""
 
-    def card() -> ModelCard:
-        return ModelCard(id=front.model_name, created=front.created_s, max_model_len=front.limits.context_length)
+    def card(adapter: str | None = None) -> ModelCard:
+        return ModelCard(
+            id=adapter or front.model_name,
+            created=front.created_s,
+            max_model_len=front.limits.context_length,
+            parent=UNSET if adapter is None else front.model_name,
+        )
 
     @router.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
     async def models() -> Response:
-        """List the served model."""
-        return json_answer(ModelList(data=[card()]))
+        """List the served model and its adapters."""
+        return json_answer(ModelList(data=[card(), *map(card, front.adapters)]))
 
     @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
     async def model_card(model: str) -> Response:
-        """Describe the served model."""
+        """Describe the served model, or one of its adapters."""
+        if model in front.adapters:
+            return json_answer(card(model))
         require_model(model, front.model_name)
         return json_answer(card())

@@ -14,7 +14,9 @@ from scripted import actions
 
 register_cpu_ci(est_time=20, suite="base-cpu")
 
-CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64, max_total_tokens=1024, page_size=16)
+CONFIG = EngineConfig(
+    pp_size=2, chunked_prefill_size=64, max_total_tokens=1024, page_size=16, lora="x=embedded-lora:1", max_loras=1
+)
 PROMPT_TOKENS = 40
 
 LEAVE = {
@@ -41,6 +43,8 @@ LEAVE = {
     actions.StallStage: lambda t, r: t.stall_stage(0),
     actions.ResumeStage: lambda t, r: (t.stall_stage(0), t.resume_stage(0)),
     actions.AdvanceClock: lambda t, r: t.clock.advance(5.0),
+    actions.LoadLora: lambda t, r: t.load_lora("left", "embedded-lora:3"),
+    actions.UnloadLora: lambda t, r: t.unload_lora("x"),
 }
 KINDS = {kind.__name__: leave for kind, leave in LEAVE.items()}
 
@@ -61,6 +65,7 @@ def finds_it_as_new(t):
     assert t.state.paused is None
     assert t.scheduler.counters.weights_version == 0
     assert not t.scheduler.memory.pages.cached
+    assert [(one.name, one.version) for one in t.scheduler.adapters.known.values()] == [("x", 0)]
     r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, ignore_eos=True)
     yield from t.run_until_finished(r)
     assert r.finish_reason == "length"

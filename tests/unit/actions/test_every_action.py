@@ -32,6 +32,7 @@ from scripted.actions import (
     FailGrammar,
     HoldGrammars,
     HoldResults,
+    LoadLora,
     Placed,
     Press,
     Recipe,
@@ -42,6 +43,7 @@ from scripted.actions import (
     ResumeStage,
     StallStage,
     StartRequest,
+    UnloadLora,
     Update,
     action_of,
     all_actions,
@@ -69,6 +71,7 @@ BASE: Final = (Placed(1, StartRequest(rid="a", prompt=40, new=12)), Placed(1, St
 # After an example that acts on the grammars to come.
 WITH_A_GRAMMAR: Final = StartRequest(rid="g", prompt=9, regex="[a-c]{2}")
 WINDOWED: Final = CONFIG.model_copy(update={"model": "embedded-window"})
+ADAPTED: Final = CONFIG.model_copy(update={"lora": "x=embedded-lora:1", "max_loras": 2})
 STEP: Final = 9
 # What is found in no event of its own, and why.
 WITHOUT_EVENT: Final = {
@@ -128,6 +131,8 @@ class Verbatim:
 
 def config_for(action: Action) -> EngineConfig:
     """An engine that has what the action acts on."""
+    if isinstance(action, LoadLora | UnloadLora) or (isinstance(action, StartRequest) and action.lora is not None):
+        return ADAPTED
     return WINDOWED if isinstance(action, Press) and action.window is not None else CONFIG
 
 

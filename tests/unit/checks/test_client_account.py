@@ -32,6 +32,8 @@ from scripted import ScriptedSim, ScriptFailed
 from scripted.checks import step_checks
 from scripted.checks.client_account import ClientAccount
 from scripted.checks.counters import compare_counts
+from scripted.explore.schedule_gate import ScheduleGate
+from scripted.subject.schedule import Schedule
 from scripted.subject.violation import Violation
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64, page_size=16)
@@ -290,3 +292,10 @@ def test_calls_are_answered_once_and_truthfully(clients: ClientAccount, name: st
     events, answer, words = ANSWERS[name]
     with pytest.raises(Violation, match=words):
         clients.follow(events, result() if answer is None else result(answer), 0.0)
+
+
+def test_a_rid_has_a_new_owner_while_the_old_one_is_in_flight() -> None:
+    """What the engine counts for the request that was aborted is not what its successor has."""
+    text = "chunked_prefill_size=16; 2 start a prompt=17 new=1; 3 hold; 3 abort a; 3 start a prompt=1 new=1; 5 release"
+    gate = ScheduleGate(Schedule.parse(text))
+    gate.subject.drive(gate)

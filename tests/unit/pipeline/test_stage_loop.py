@@ -16,6 +16,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
+    FinishAdapter,
     FinishUpdate,
     Forget,
     HiddenFailed,
@@ -24,11 +25,12 @@ from engine.pipeline.wire import (
     StageView,
     decode_stage_report,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import AdapterChange, ForwardMode, Microbatch
 
 STEP = Microbatch(3, ForwardMode.DECODE, ())
 UPDATE = Microbatch(4, ForwardMode.UPDATE, (), "embedded:7")
 PROFILE = Microbatch(5, ForwardMode.PROFILE, ())
+CHANGE = Microbatch(6, ForwardMode.ADAPTER, (), adapter=AdapterChange("x", 1, "/x"))
 RESULT = Completion(microbatch_id=3, token_ids=(8,))
 
 
@@ -72,6 +74,13 @@ class Runner:
 
     def finish_update(self, *, commit: bool) -> None:
         self._see("finish", commit)
+
+    def prepare_adapter(self, control: Microbatch) -> str | None:
+        self._see("adapter", control.id)
+        return None
+
+    def finish_adapter(self, *, commit: bool) -> None:
+        self._see("finish adapter", commit)
 
     def fail_next(self, **options: object) -> None:
         self._see("fail next")
@@ -174,6 +183,14 @@ def test_controls_are_done_in_order_and_reported(private_dir: Path) -> None:
         ControlDone(microbatch_id=5, stage=1, error=None),
     ]
     assert progress.of(1) == (5, Phase.DONE)
+
+
+def test_adapters_are_read_reported_and_taken(private_dir: Path) -> None:
+    messages = [Launch(CHANGE), FinishAdapter(commit=True), Launch(CHANGE), FinishAdapter(commit=False)]
+    runner, _, channel, progress = played(private_dir, *messages, stage=1, stages=2)
+    assert runner.calls == [("adapter", 6), ("finish adapter", True), ("adapter", 6), ("finish adapter", False)]
+    assert channel.reports == [ControlDone(microbatch_id=6, stage=1, error=None)] * 2
+    assert progress.of(1) == (6, Phase.DONE)
 
 
 def test_a_view_carries_its_number_and_what_was_done(private_dir: Path) -> None:

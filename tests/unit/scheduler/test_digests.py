@@ -38,7 +38,15 @@ def test_one_event_moved_is_another_digest() -> None:
 @pytest.mark.parametrize("kind", [k for k in get_args(Event) + get_args(Reply) if "call_id" in k.__struct_fields__])
 def test_call_ids_are_in_no_digest(kind: type[msgspec.Struct]) -> None:
     """D10: a front end numbers its calls over its whole life; each message with such a number is found by its field."""
-    values = {"rid": "r", "folder": "f", "ok": True, "message": "m", "stats": Scheduler(limits_of()).stats()}
+    values = {
+        "rid": "r",
+        "folder": "f",
+        "name": "n",
+        "path": "p",
+        "ok": True,
+        "message": "m",
+        "stats": Scheduler(limits_of()).stats(),
+    }
     given = {name: values[name] for name in kind.__struct_fields__ if name in values}
     chains = DigestChain(), DigestChain()
     for chain, call in zip(chains, ("1", "2"), strict=True):

@@ -8,14 +8,14 @@ import pytest
 from simulated_engine import POLICIES, SimulatedEngine, generate, limits_of, prompt
 
 from engine.memory import KVMemory
-from engine.scheduler import Request
+from engine.scheduler import Request, Scheduler
 from engine.scheduler.admission import Admission
-from engine.scheduler.books import Books
 from engine.scheduler.policy import LPM_QUEUE_LIMIT_REQUESTS, OVERTAKEN_LIMIT_REQUESTS, policy_named
 
 
 def queue(*priorities: int, overdue: Sequence[int] = ()) -> list[Request]:
-    admission = Admission(limits_of(), Books())
+    scheduler = Scheduler(limits_of())
+    admission = Admission(scheduler.limits, scheduler.books, scheduler.adapters)
     requests = [
         admission.request_of(generate(f"r{number}", prompt(20, number), priority=priority), number)
         for number, priority in enumerate(priorities)
@@ -81,7 +81,8 @@ def test_a_walk_through_the_tree() -> None:
         (*trunk, *left, 9),
         (*trunk, *right[:4], 9),
     ]
-    admission = Admission(limits_of(), Books())
+    scheduler = Scheduler(limits_of())
+    admission = Admission(scheduler.limits, scheduler.books, scheduler.adapters)
     requests = [admission.request_of(generate(f"r{at}", prompt), at) for at, prompt in enumerate(prompts)]
     assert order("dfs-weight", requests, cached) == [2, 5, 3, 4, 1, 0]
     assert order("dfs-weight", [*requests[:2], *requests[3:]], cached) == [3, 4, 5, 1, 0]

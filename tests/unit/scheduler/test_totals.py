@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import AbortAll, FinishReason, UpdateWeights
+from engine.messages import AbortAll, FinishReason, LoadAdapter, UpdateWeights
 from engine.scheduler.counters import Counters
 
 
 def test_totals_of_a_life_of_everything() -> None:
     """Started, finished, aborted, refused; tokens of prompts, from the cache and generated; passes and updates."""
-    engine = SimulatedEngine(chunked_prefill_size=32, max_total_tokens=512)
+    engine = SimulatedEngine(chunked_prefill_size=32, max_total_tokens=512, max_loras=1)
     assert set(_totals(engine).values()) == {0}
     ids = prompt(40)
     engine.run(generate("a", ids, 3))
@@ -19,7 +19,7 @@ def test_totals_of_a_life_of_everything() -> None:
     engine.step(completions=1)
     engine.drain(AbortAll())
     engine.drain(UpdateWeights(call_id="u", model_path=None))
-    engine.drain()
+    engine.drain(*[LoadAdapter(call_id=name, name=name, path="embedded-lora:1") for name in "xy"])
     lives = [life for life in engine.lives if life.refusal is None]
     assert [life.finish_reason for life in lives] == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ABORT]
     assert _totals(engine) == {
@@ -33,6 +33,8 @@ def test_totals_of_a_life_of_everything() -> None:
         "forward_ct": len(engine.microbatches),
         "weights_version": 1,
         "requests_timed_out": 0,
+        "lora_loads": 2,
+        "lora_evictions": 1,
         "retractions": 0,
         "drafted_tokens": 0,
         "accepted_tokens": 0,

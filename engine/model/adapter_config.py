@@ -1,0 +1,131 @@
+"""The configuration of a LoRA adapter, as peft saves it: what of it is computed here, and refusals of all the rest.
+
+Reads ``adapter_config.json`` only. A field that is not known here must be unset: it may change what is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from engine.config import EMBEDDED_LORA, embedded_lora_seed
+from engine.errors import CheckpointError
+from engine.model.embedded_lora import embedded_lora_folder
+
+__all__ = ["AdapterConfig", "adapter_folder", "require_adapter"]
+
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+
+# What is used, what training alone needs, and what says where the adapter is from.
+_KNOWN: Final = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_dora",
+    "use_rslora",
+})  # fmt: skip
+_MERGE: Final = "merge the adapter into the model and serve that"
+_TRAIN: Final = "train the adapter without it, or merge it into the model and serve that"
+# These leave another base model than the one that was trained on, unless peft has converted the adapter.
+_CHANGED_BASES: Final = ("corda", "loftq", "olora", "pissa")
+
+
+class AdapterConfig:
+    """What ``adapter_config.json`` says. Raises CheckpointError, which names the field, for what is not supported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CONFIG_FILE
+        self._said = _read(self.path)
+        self._refuse_unsupported()
+        self._alpha = _number(self.path, "lora_alpha", self._said.get("lora_alpha", 8))
+        self._alphas = {
+            re.compile(rf"(.*\.)?({pattern})"): _number(self.path, f"alpha_pattern[{pattern!r}]", alpha)
+            for pattern, alpha in self._mapping("alpha_pattern").items()
+            if _is_pattern(self.path, pattern)
+        }
+        self._is_rank_stabilized = bool(self._said.get("use_rslora"))
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the product of a module's two matrices is multiplied by."""
+        alpha = next((alpha for pattern, alpha in self._alphas.items() if pattern.fullmatch(module)), self._alpha)
+        return alpha / (math.sqrt(rank) if self._is_rank_stabilized else rank)
+
+    def _mapping(self, field: str) -> dict[str, Any]:
+        value = self._said.get(field) or {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.path} must give {field} as an object, got {value!r:.200}; correct it")
+        return value
+
+    def _refuse_unsupported(self) -> None:
+        said = self._said
+        if str(said.get("peft_type", "")).upper() != "LORA":
+            self._refuse("peft_type", "must be LORA, the one kind that is served", _MERGE)
+        if said.get("use_dora"):
+            self._refuse("use_dora", "must be false: magnitudes are not computed", _MERGE)
+        if said.get("modules_to_save"):
+            self._refuse("modules_to_save", "must be empty: whole modules are not replaced", _TRAIN)
+        for field, unset in (("bias", "none"), ("lora_bias", False)):
+            if said.get(field, unset) != unset:
+                self._refuse(field, f"must be {unset!r}: biases are not computed", _TRAIN)
+        if str(said.get("init_lora_weights", "")).lower().startswith(_CHANGED_BASES):
+            remedy = "save it with peft's conversion to LoRA"
+            self._refuse("init_lora_weights", "must leave the base model as it was", remedy)
+        for field in sorted(said.keys() - _KNOWN):
+            if said[field]:
+                self._refuse(field, "must be unset: it is not known here", _MERGE)
+
+    def _refuse(self, field: str, rule: str, remedy: str) -> None:
+        raise CheckpointError(f"{self.path}: {field} {rule}, got {self._said.get(field)!r:.200}; {remedy}")
+
+
+def adapter_folder(path: str) -> Path:
+    """The folder that a path names; one of the embedded model's is made at first use. Raises CheckpointError."""
+    seed = embedded_lora_seed(path)
+    if seed is not None:
+        return embedded_lora_folder(seed)
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"an adapter must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is no folder "
+            "here; check the path"
+        )
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"an adapter's folder must hold {name}, as peft saves it, but {folder} does not; save the adapter with "
+                "save_pretrained(..., safe_serialization=True)"
+            )
+    return folder
+
+
+def require_adapter(path: str) -> None:
+    """Raise CheckpointError unless there is an adapter whose configuration can be served."""
+    AdapterConfig(adapter_folder(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise CheckpointError(f"{path} must be readable JSON, but: {exc}; save the adapter again") from exc
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold an object, got {content!r:.200}; save the adapter again")
+    return content
+
+
+def _number(path: Path, field: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise CheckpointError(f"{path} must give {field} as a number, got {value!r:.200}; correct it")
+    return float(value)
+
+
+def _is_pattern(path: Path, pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise CheckpointError(f"{path} must have regular expressions in alpha_pattern, but {pattern!r}: {exc}") from exc
+    return True

@@ -1,0 +1,240 @@
+"""LoRA adapters of one stage: read from their files, held by version, and added to what the stage's linears compute.
+
+Rows of a batch are grouped by their adapter, so that each group is two small products. A batch without an adapter is
+computed as if there were none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from engine.errors import CheckpointError, IntegrityError
+from engine.model.adapter_config import WEIGHTS_FILE, AdapterConfig, adapter_folder
+from engine.plan import Segment
+
+__all__ = ["BatchAdapters", "LoadedAdapter", "Pair", "StageAdapters"]
+
+# Each architecture is a class of its own whose parts no common type declares.
+_Transformer = Any
+
+_KEY: Final = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+
+
+class Pair(NamedTuple):
+    """The two matrices of a module, [in, rank] and [rank, out], the second one scaled."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+class LoadedAdapter:
+    """``layers`` has, for each layer of a stage and each product of its forward, the pair that is added to it."""
+
+    def __init__(self, layers: list[list[Pair | None]]) -> None:
+        self.layers = layers
+
+
+class BatchAdapters:
+    """The adapters of one batch, each with the rows that it computes."""
+
+    def __init__(self, groups: Sequence[tuple[LoadedAdapter, slice | torch.Tensor]]) -> None:
+        self._groups = groups
+
+    def add(self, layer: int, product: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Add to ``outputs`` [tokens, out], in place, what the adapters make of ``inputs`` [tokens, in]."""
+        for adapter, rows in self._groups:
+            pair = adapter.layers[layer][product]
+            if pair is None:
+                continue
+            if isinstance(rows, slice):
+                outputs[rows].addmm_(torch.mm(inputs[rows], pair.down), pair.up)
+            else:
+                inside = torch.mm(inputs.index_select(0, rows), pair.down)
+                outputs.index_add_(0, rows, torch.mm(inside, pair.up))
+
+
+class StageAdapters:
+    """The adapters that one stage holds, by version. Made from its model before that is let go.
+
+    ``first`` is the number of its first layer in the whole model of ``total`` layers. Each linear is a product of its
+    own until ``fuse`` says otherwise.
+    """
+
+    def __init__(self, model: _Transformer, *, first: int, total: int, max_rank: int, dtype: torch.dtype) -> None:
+        decoder = model.base_model
+        self._prefix = next(name for name, module in model.named_modules() if module is decoder.layers)
+        self._first, self._total, self._max_rank = first, total, max_rank
+        self._dtype = dtype
+        self._shapes = [_linears_of(layer) for layer in decoder.layers]
+        self._products: list[list[tuple[str, ...]]] = [[(name,) for name in linears] for linears in self._shapes]
+        self._device = next(decoder.layers.parameters()).device
+        self.held: dict[int, LoadedAdapter] = {}
+        # Of the batch that is being computed by transformers' forward, which has no argument for it.
+        self.present: BatchAdapters | None = None
+        for index, layer in enumerate(decoder.layers):
+            for product, (name,) in enumerate(self._products[index]):
+                layer.get_submodule(name).register_forward_hook(self._hook(index, product))
+
+    def fuse(self, products: Sequence[tuple[str, ...]], dtype: torch.dtype) -> None:
+        """Each product of a layer's forward is of these linears, side by side, in this type. Nothing is held yet."""
+        assert not self.held, "products are fused before an adapter is loaded"
+        self._products = [list(products) for _ in self._shapes]
+        self._dtype = dtype
+
+    def become(self, other: StageAdapters) -> None:
+        """Hold what another one of the same layers and products holds."""
+        self.held = other.held
+
+    def has_the_products_of(self, other: StageAdapters) -> bool:
+        """True when what one of them loads, the other can compute with."""
+        return self._products == other._products and self._dtype == other._dtype
+
+    def of(self, segments: Sequence[Segment]) -> BatchAdapters | None:
+        """The adapters of a batch's segments; None when none has one."""
+        if not any(segment.lora for segment in segments):
+            return None
+        rows: dict[int, list[int]] = {}
+        start = 0
+        for segment in segments:
+            end = start + len(segment.token_ids)
+            if segment.lora:
+                rows.setdefault(segment.lora, []).extend(range(start, end))
+            start = end
+        return BatchAdapters([(self._held(version), self._rows(chosen)) for version, chosen in rows.items()])
+
+    def load(self, path: str) -> LoadedAdapter:
+        """Read this stage's part of an adapter. Raises CheckpointError, which names what does not fit."""
+        folder = adapter_folder(path)
+        config = AdapterConfig(folder)
+        file = folder / WEIGHTS_FILE
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                modules = self._modules_of(str(file), list(tensors.keys()))
+                pairs = {
+                    place: self._pair(str(file), module, place, config, *[tensors.get_tensor(key) for key in keys])
+                    for module, (place, keys) in modules.items()
+                }
+        except (SafetensorError, OSError) as exc:
+            raise CheckpointError(f"{file} must be a whole safetensors file, but: {exc}; save it again") from exc
+        return LoadedAdapter(
+            [[self._fused(pairs, layer, names) for names in products] for layer, products in enumerate(self._products)]
+        )
+
+    # -- inside --
+
+    def _hook(self, layer: int, product: int) -> Any:
+        def add(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if self.present is not None:
+                self.present.add(layer, product, inputs[0].flatten(0, -2), output.flatten(0, -2))
+
+        return add
+
+    def _held(self, version: int) -> LoadedAdapter:
+        adapter = self.held.get(version)
+        if adapter is None:
+            raise IntegrityError(f"a plan is computed with version {version} of an adapter, held are {list(self.held)}")
+        return adapter
+
+    def _rows(self, chosen: list[int]) -> slice | torch.Tensor:
+        if chosen[-1] - chosen[0] == len(chosen) - 1:
+            return slice(chosen[0], chosen[-1] + 1)
+        return torch.tensor(chosen, device=self._device)
+
+    def _modules_of(self, file: str, keys: Sequence[str]) -> dict[str, tuple[tuple[int, str], list[str]]]:
+        """This stage's modules, each with its layer and name here and the keys of its two tensors."""
+        found: dict[str, dict[str, str]] = {}
+        for key in keys:
+            match = _KEY.fullmatch(key)
+            if match is None:
+                raise CheckpointError(
+                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r}; train the adapter "
+                    "without it, or merge it into the model and serve that"
+                )
+            found.setdefault(match[1], {})[match[2]] = key
+        if not found:
+            raise CheckpointError(f"{file} must hold the matrices of an adapter, but holds none; save it again")
+        modules = {}
+        for module, parts in found.items():
+            place = self._place_of(file, module)
+            if parts.keys() != {"A", "B"}:
+                raise CheckpointError(f"{file} must hold lora_A and lora_B of {module}, got {sorted(parts.values())}")
+            if place is not None:
+                modules[module] = (place, [parts["A"], parts["B"]])
+        return modules
+
+    def _place_of(self, file: str, module: str) -> tuple[int, str] | None:
+        """The layer of this stage and the name in it; None for a layer of another stage."""
+        match = re.fullmatch(rf"{re.escape(self._prefix)}\.(\d+)\.(.+)", module)
+        if match is None or int(match[1]) >= self._total:
+            raise CheckpointError(
+                f"{file}: an adapter must be of linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
+                f"got {module!r}; train it without that module, or serve the model that it was trained on"
+            )
+        layer, name = int(match[1]) - self._first, match[2]
+        if not 0 <= layer < len(self._shapes):
+            return None
+        if name not in self._shapes[layer]:
+            raise CheckpointError(
+                f"{file}: an adapter's modules must be linear layers of this model ({', '.join(self._shapes[layer])}), "
+                f"got {module!r}; serve the model that it was trained on"
+            )
+        return layer, name
+
+    def _pair(
+        self,
+        file: str,
+        module: str,
+        place: tuple[int, str],
+        config: AdapterConfig,
+        down: torch.Tensor,
+        up: torch.Tensor,
+    ) -> Pair:
+        rank = down.shape[0]
+        layer, name = place
+        inputs, outputs = self._shapes[layer][name]
+        if (tuple(down.shape), tuple(up.shape)) != ((rank, inputs), (outputs, rank)):
+            raise CheckpointError(
+                f"{file}: {module} of this model has {inputs} inputs and {outputs} outputs, the adapter's matrices are "
+                f"{tuple(down.shape)} and {tuple(up.shape)}; serve the model that it was trained on"
+            )
+        if rank > self._max_rank:
+            raise CheckpointError(
+                f"{file}: the rank of {module} must be <= max_lora_rank={self._max_rank}, got {rank}; start the server "
+                "with a larger --max-lora-rank"
+            )
+        # Scaled before it is rounded. A copy: what was read is a view of the file, which may be written anew.
+        scaled = up.to(torch.float32) * config.scale(module, rank)
+        kept = [matrix.t().to(self._device, self._dtype, copy=True).contiguous() for matrix in (down, scaled)]
+        return Pair(*kept)
+
+    def _fused(self, pairs: dict[tuple[int, str], Pair], layer: int, names: tuple[str, ...]) -> Pair | None:
+        """The pairs of linears that are computed side by side, as one pair; None where none of them has one."""
+        present = [(name, pairs[layer, name]) for name in names if (layer, name) in pairs]
+        if not present:
+            return None
+        if len(names) == 1:
+            return present[0][1]
+        widths = [self._shapes[layer][name][1] for name in names]
+        down = torch.cat([pair.down for _, pair in present], dim=1)
+        up = torch.zeros((down.shape[1], sum(widths)), dtype=self._dtype, device=self._device)
+        rank = 0
+        for name, pair in present:
+            left = sum(widths[: names.index(name)])
+            up[rank : rank + pair.up.shape[0], left : left + pair.up.shape[1]] = pair.up
+            rank += pair.up.shape[0]
+        return Pair(down, up)
+
+
+def _linears_of(layer: nn.Module) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linears of a layer, by name."""
+    return {
+        name: (module.in_features, module.out_features)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    }
