@@ -78,7 +78,7 @@ class Frozen(Generic[_T]):
 
     def __init__(self, engine: _T, copier: Copier) -> None:
         plan = _CopyList(copier)
-        plan.add(engine)
+        plan.add_all(engine)
         self._plan = plan
         # The first thaw is what all others are copied from: the engine itself goes on and changes.
         plan.sources = [
@@ -109,6 +109,7 @@ class _CopyList:
         self._guarded: list[tuple[int, str, int]] = []  # the same of objects that object to it
         self._members: list[tuple[int, list[Any]]] = []  # a set, its members
         self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
+        self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
         self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
 
     def thaw(self) -> list[Any]:
@@ -244,12 +245,20 @@ class _CopyList:
 
     def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
         place = self._append(value, _instance(type(value), names), value)  # type: ignore[arg-type]
-        attributes = self._attributes if _is_plain(cast(Any, type(value))) else self._guarded
-        for name in names:
-            into = self.add(getattr(value, name))
-            if into is not None:
-                attributes.append((place, name, into))
+        # Later: what objects hold may be a chain that is longer than the stack is deep.
+        self._instances.append((place, value, names))
         return place
+
+    def add_all(self, value: Any) -> None:
+        """An object and all that can be reached from it."""
+        self.add(value)
+        while self._instances:
+            place, instance, names = self._instances.popleft()
+            attributes = self._attributes if _is_plain(cast(Any, type(instance))) else self._guarded
+            for name in names:
+                into = self.add(getattr(instance, name))
+                if into is not None:
+                    attributes.append((place, name, into))
 
 
 class _At:

@@ -61,6 +61,10 @@ class HeldGrammars:
         """The next answer is an error."""
         self._fails = True
 
+    def spare_next(self) -> None:
+        """Take back a failure that no answer has met."""
+        self._fails = False
+
     def lose(self) -> None:
         """No answer will come: a stage died."""
         self._open.clear()

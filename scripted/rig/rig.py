@@ -168,6 +168,7 @@ class Rig:
         self.world.spare_next_step()
         self.results.release(None)
         self.grammars.release(None)
+        self.grammars.spare_next()
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
         self.results.stalled.clear()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from engine.scheduler import StepRecord
-from scripted.actions import Flush, KillStage, Placed, StartRequest
+from scripted.actions import FailGrammar, FailStage, Flush, HoldGrammars, KillStage, Placed, Press, StartRequest
 from scripted.explore.execution import Prefixes, execute, record
 from scripted.explore.forks import Frozen
 from scripted.explore.schedule_gate import ScheduleGate
@@ -27,6 +27,7 @@ from scripted.subjects.lockstep.written_test import write_test
 
 # Of every workload's sweep, one run in this many is enough to see a fork that differs.
 SAMPLE_EVERY = 97
+LASTING = (Press, HoldGrammars, FailGrammar, FailStage)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -34,7 +35,8 @@ def test_every_workload_keeps_every_promise(name: str) -> None:
     """B01, B02, B06, B11: budget, one terminal reply, balanced books, tokens as alone, after every step."""
     outcome = execute(WORKLOADS[name])
     assert outcome.failure is None
-    assert not outcome.unreached
+    # What lasts, or is for what comes later, may find nothing yet.
+    assert [one for one in outcome.unreached if not isinstance(one.action, LASTING)] == []
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

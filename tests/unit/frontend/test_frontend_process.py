@@ -40,6 +40,10 @@ from engine.settings import ServerSettings
 PATIENCE_S = 10.0
 
 
+# What it tells its supervisor: no parser is chosen for a tokenizer without a chat template.
+READY = Ready(about={"tool_call_parser": "none", "reasoning_parser": "none"})
+
+
 class Tokens:
     """A tokenizer of one token a byte."""
 
@@ -48,6 +52,9 @@ class Tokens:
 
     def id_to_token(self, token_id: int) -> str:
         return f"<0x{token_id:02X}>"
+
+    def get_added_tokens_decoder(self) -> dict[int, object]:
+        return {}
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode(errors="replace")
@@ -113,7 +120,7 @@ class Process:
 
     async def serve(self) -> None:
         """Told that every process is ready."""
-        assert await self.hear() == Ready()
+        assert await self.hear() == READY
         self.say(Serving(base_url=self.url, pids={"frontend": 7}))
         while await self.status("/health") != 200:
             await asyncio.sleep(0.01)
@@ -143,7 +150,7 @@ def _play(folder: Path, scene: Callable[[Process], Awaitable[None]], **settings:
 
 def test_it_is_ready_when_it_listens_and_serves_when_it_is_told(tmp_path: Path) -> None:
     async def scene(one: Process) -> None:
-        assert await one.hear() == Ready()
+        assert await one.hear() == READY
         assert await one.status("/health") == 503
         one.supervisor.send_bytes(b"no message")
         one.say(Serving(base_url=one.url, pids={"frontend": 7, "stage-0": 8}))

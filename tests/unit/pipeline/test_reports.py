@@ -170,7 +170,7 @@ class Script:
 def test_a_frame_that_is_no_message_does_not_end_a_stage(private_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A05: what comes after it is done."""
     done: list[str] = []
-    runner: Any = SimpleNamespace(stage=0, forget=lambda: done.append("forget"))
+    runner: Any = SimpleNamespace(stage=0, grammars=None, forget=lambda: done.append("forget"))
     bad: list[Callable[[], bytes]] = [lambda: b"", lambda: b"\xc1", lambda: b"\x81\xa4type\xa6F\xffrget"]
     frames = [frame for make in bad for frame in (make(), encode(Forget()))]
     with caplog.at_level(logging.WARNING):

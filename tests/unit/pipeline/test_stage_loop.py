@@ -48,6 +48,7 @@ class Runner:
         self.stage, self.is_first, self.is_last = stage, stage == 0, stage == stages - 1
         self.counters = Counters()
         self.slots_written = 5
+        self.grammars = None
         self.output = output
         self.calls: list[object] = []
         self.phases: list[Phase] = []

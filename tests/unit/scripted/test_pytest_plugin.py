@@ -210,7 +210,8 @@ def test_debugger_stops_in_the_script(pytester: pytest.Pytester, pytest_of) -> N
         """
     )
     text = HEAD + (
-        "@scripted(ONE)\ndef test_a(t):\n    marker = 'here'\n    yield from t.run_until(lambda: False, max_steps=2)\n"
+        "@scripted(ONE)\ndef test_a(t):\n    marker = 'here'\n"
+        "    yield from t.run_until(lambda: t.state.step < 0, max_steps=2)\n"
     )
     result = pytest_of(text, "--pdb", "--pdbcls=conftest:Told")
     result.stdout.fnmatch_lines(["*STOPPED IN test_a at here*"])
