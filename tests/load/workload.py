@@ -59,7 +59,7 @@ WEIGHTS = {
 BAD_BODIES: tuple[dict[str, Any] | str, ...] = (
     "{",
     {"text": ""},
-    {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 0}},
+    {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": -1}},
     {"text": "x", "sampling_params": {"temprature": 1}},
     {"text": "x", "input_ids": [1]},
     {"input_ids": [10**6], "stream": True},
