@@ -8,7 +8,8 @@ from typing import Final
 from engine.messages import EngineStats
 from engine.scheduler import Place, Scheduler
 from engine.scheduler.sizes import sizes_of
-from scripted.checks.client_account import ClientAccount, Totals
+from scripted.checks.ledger import Ledger
+from scripted.checks.totals import Totals
 from scripted.subject.violation import Violation
 
 __all__ = ["check_idle", "check_sizes", "compare_counts"]
@@ -27,16 +28,16 @@ _NOTHING_OF: Final = (
 _totals_of: Final = attrgetter(*_TOTALS)
 
 
-def compare_counts(clients: ClientAccount, scheduler: Scheduler) -> None:
+def compare_counts(ledger: Ledger, scheduler: Scheduler) -> None:
     """Compare the account with the engine's books after a step. Raises Violation that names what differs."""
-    if clients.calls.suspicion:
-        raise Violation(clients.calls.suspicion)
-    totals, counters = clients.totals, scheduler.counters
-    _compare_lives(clients, scheduler)
+    if ledger.calls.suspicion:
+        raise Violation(ledger.calls.suspicion)
+    totals, counters = ledger.totals, scheduler.counters
+    _compare_lives(ledger, scheduler)
     if counters.retractions != totals.retractions:
-        _take_note_of_retractions(clients, scheduler)
-    if not _agree(clients, scheduler):
-        raise Violation("the account and the engine's books differ: " + _differences(clients, scheduler))
+        _take_note_of_retractions(ledger, scheduler)
+    if not _agree(ledger, scheduler):
+        raise Violation("the account and the engine's books differ: " + _differences(ledger, scheduler))
     if _totals_of(counters) != _totals_of(totals):
         for name in _TOTALS:
             if getattr(counters, name) != getattr(totals, name):
@@ -72,29 +73,29 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
             raise Violation(f"an idle engine says {name} {getattr(stats, name)}, but it is {value}")
 
 
-def _compare_lives(clients: ClientAccount, scheduler: Scheduler) -> None:
+def _compare_lives(ledger: Ledger, scheduler: Scheduler) -> None:
     """What the engine counts for each request of the newest microbatch."""
     in_flight = scheduler.books.in_flight
     for request in in_flight[-1].requests if in_flight else ():
         # Its rid may have a new owner by now.
-        life = None if request.is_finished else clients.live.get(request.rid)
+        life = None if request.is_finished else ledger.live.get(request.rid)
         if life is not None and (life.parts, life.retractions) != (request.chunks_done, request.retractions):
             true, said = (life.parts, life.retractions), (request.chunks_done, request.retractions)
             raise Violation(f"{life.rid} has (parts of its prompt, retractions) {true}, but counted are {said}")
 
 
-def _take_note_of_retractions(clients: ClientAccount, scheduler: Scheduler) -> None:
+def _take_note_of_retractions(ledger: Ledger, scheduler: Scheduler) -> None:
     """The engine counts retractions. Note which requests they were; only those that may be retracted are accepted."""
-    for tenancy in list(clients.pages.rows.values()):
+    for tenancy in list(ledger.pages.rows.values()):
         request = scheduler.books.requests.get(tenancy.rid)
         if request is not None and request.place is Place.WAITING:
-            clients.retract(tenancy)
+            ledger.retract(tenancy)
 
 
-def _agree(clients: ClientAccount, scheduler: Scheduler) -> bool:
+def _agree(ledger: Ledger, scheduler: Scheduler) -> bool:
     """Whether every request is where the account has it, and the numbers of rows, launches and retractions agree."""
-    books, rows, partial, flights = scheduler.books, scheduler.memory.rows, clients.partial, clients.flights
-    live, running = clients.live, books.running
+    books, rows, partial, flights = scheduler.books, scheduler.memory.rows, ledger.partial, ledger.flights
+    live, running = ledger.live, books.running
     waiting = runs = 0
     for rid, life in live.items():
         waiting += life.tenancy is None
@@ -110,21 +111,21 @@ def _agree(clients: ClientAccount, scheduler: Scheduler) -> bool:
         and len(flights) == len(books.in_flight)
         # Launched and landed in order, so that equal first ones of as many are equal.
         and (not flights or flights[0].id == books.in_flight[0].microbatch.id)
-        and len(clients.pages.rows) == rows.total - rows.free - rows.reserved
-        and clients.totals.retractions == scheduler.counters.retractions
+        and len(ledger.pages.rows) == rows.total - rows.free - rows.reserved
+        and ledger.totals.retractions == scheduler.counters.retractions
     )
 
 
-def _differences(clients: ClientAccount, scheduler: Scheduler) -> str:
-    books, rows, live = scheduler.books, scheduler.memory.rows, clients.live
-    partial, chunked = clients.partial, books.chunked
+def _differences(ledger: Ledger, scheduler: Scheduler) -> str:
+    books, rows, live = scheduler.books, scheduler.memory.rows, ledger.live
+    partial, chunked = ledger.partial, books.chunked
     pairs: dict[str, tuple[object, object]] = {
         "alive": (list(live), list(books.requests)),
-        "waiting": (clients.waiting, len(books.waiting)),
+        "waiting": (ledger.waiting, len(books.waiting)),
         "chunked": (partial and partial.rid, chunked and chunked.rid),
         "running": (sorted(rid for rid, life in live.items() if life.running), sorted(books.running)),
-        "in flight": (tuple(flight.id for flight in clients.flights), books.in_flight_ids()),
-        "rows taken": (len(clients.pages.rows), rows.total - rows.free - rows.reserved),
-        "retractions": (clients.totals.retractions, scheduler.counters.retractions),
+        "in flight": (tuple(flight.id for flight in ledger.flights), books.in_flight_ids()),
+        "rows taken": (len(ledger.pages.rows), rows.total - rows.free - rows.reserved),
+        "retractions": (ledger.totals.retractions, scheduler.counters.retractions),
     }
     return "; ".join(f"{name} is {a} by the account, {b} by the books" for name, (a, b) in pairs.items() if a != b)

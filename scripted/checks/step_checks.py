@@ -51,8 +51,8 @@ class Checks:
         if events or result.microbatch is not None or result.replies or result.again:
             if self._audits:
                 audit(scheduler)
-            compare_counts(self.clients, scheduler)
-            self.clients.pages.compare(scheduler, result.microbatch)
+            compare_counts(self.clients.ledger, scheduler)
+            self.clients.ledger.pages.compare(scheduler, result.microbatch)
             check_leases(scheduler.books, self._limits)
         if self.conformance is not None:
             self.conformance.check(events, scheduler.now, result, scheduler)
@@ -80,5 +80,6 @@ class Checks:
             raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
         if self.conformance is not None:
             check_growth(scheduler)
-        if self.clients.stats is not None:
-            check_idle(scheduler, self.clients.stats)
+        stats = self.clients.ledger.stats.newest
+        if stats is not None:
+            check_idle(scheduler, stats)

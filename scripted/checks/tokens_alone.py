@@ -27,7 +27,7 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.scheduler import Scheduler
-from scripted.checks.client_account import Life
+from scripted.checks.life import Life
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.simulated_pipeline import SimulatedPipeline, alphabet_of

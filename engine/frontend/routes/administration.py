@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -30,6 +32,7 @@ from engine.messages import (
     Abort,
     AbortAll,
     CallAnswer,
+    ClientMessage,
     ContinueGeneration,
     FlushCache,
     LoadAdapter,
@@ -48,92 +51,102 @@ MAX_BODY_BYTES = 65_536
 FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
 
 
-def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
-    """Add the operators' routes."""
+class Administration:
+    """What the operators' routes do: read a body, ask the scheduler, answer with its words."""
 
-    bodies = BodyReader(min(MAX_BODY_BYTES, front.settings.max_body_bytes))
+    def __init__(self, front: FrontEnd) -> None:
+        self._front = front
+        self._bodies = BodyReader(min(MAX_BODY_BYTES, front.settings.max_body_bytes))
 
-    async def read(request: Request, model: type[Body]) -> Body:
-        async with bodies.body_of(request) as data:
-            if data:
-                require_json(request)
-            return parse_body(model, data)
-
-    @router.post("/flush_cache", **description.route(query=FLUSH_QUERY, errors=(400, 429), tag=ADMIN))
-    async def flush_cache(request: Request) -> Response:
+    async def flush_cache(self, request: Request) -> Response:
         """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
         timeout_s = read_timeout(request, MAX_CALL_TIMEOUT_S)
-        return _call_answer(await front.client.call(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s)))
+        return await self._ask(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
 
-    @router.post("/update_weights_from_disk", **description.route(body=UpdateWeightsBody, errors=(400, 429), tag=ADMIN))
-    async def update_weights_from_disk(request: Request) -> Response:
+    async def update_weights_from_disk(self, request: Request) -> Response:
         """Load other weights of the same model and drop the prefix cache; refused as a flush is."""
-        body = await read(request, UpdateWeightsBody)
-        return _call_answer(
-            await front.client.call(
-                lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
-            )
+        body = await self._read(request, UpdateWeightsBody)
+        return await self._ask(
+            lambda call_id: UpdateWeights(call_id=call_id, model_path=body.model_path, timeout_s=body.timeout)
         )
 
-    @router.post("/v1/load_lora_adapter", **description.route(body=LoadLoraBody, errors=(400, 429), tag=ADMIN))
-    async def load_lora_adapter(request: Request) -> Response:
+    async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter, which requests then ask for as a model."""
-        body = await read(request, LoadLoraBody)
-        if body.lora_name == front.model_name:
+        body = await self._read(request, LoadLoraBody)
+        if body.lora_name == self._front.model_name:
             raise ApiError.invalid(
                 f"lora_name must differ from the served model's name, got {body.lora_name!r}; choose another",
                 param="lora_name",
             )
-        answer = await front.client.call(
+        answer = await self._front.client.call(
             lambda call_id: LoadAdapter(call_id=call_id, name=body.lora_name, path=body.lora_path)
         )
         if answer.ok:
-            front.adapters[body.lora_name] = body.lora_path
-        return _call_answer(answer)
+            self._front.adapters[body.lora_name] = body.lora_path
+        return _response(answer)
 
-    @router.post("/v1/unload_lora_adapter", **description.route(body=UnloadLoraBody, errors=(400, 404, 429), tag=ADMIN))
-    async def unload_lora_adapter(request: Request) -> Response:
+    async def unload_lora_adapter(self, request: Request) -> Response:
         """Unload a LoRA adapter; refused with the counts while requests use it."""
-        body = await read(request, UnloadLoraBody)
-        answer = await front.client.call(
+        body = await self._read(request, UnloadLoraBody)
+        answer = await self._front.client.call(
             lambda call_id: UnloadAdapter(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
         )
         if answer.ok:
-            front.adapters.pop(body.lora_name, None)
-        return _call_answer(answer)
+            self._front.adapters.pop(body.lora_name, None)
+        return _response(answer)
 
-    @router.post("/start_profile", **description.route(errors=(400, 429), tag=ADMIN))
-    async def start_profile() -> Response:
+    async def start_profile(self) -> Response:
         """Have every stage profile itself into a new folder of profile_dir."""
-        folder = new_trace_folder(front.settings.profile_dir)
-        return _call_answer(await front.client.call(lambda call_id: StartProfile(call_id=call_id, folder=folder)))
+        folder = new_trace_folder(self._front.settings.profile_dir)
+        return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
-    @router.post("/stop_profile", **description.route(errors=(400, 429), tag=ADMIN))
-    async def stop_profile() -> Response:
+    async def stop_profile(self) -> Response:
         """End the profile; the traces are written when the answer comes."""
-        return _call_answer(await front.client.call(lambda call_id: StopProfile(call_id=call_id)))
+        return await self._ask(lambda call_id: StopProfile(call_id=call_id))
 
-    @router.post("/abort_request", **description.route(body=AbortBody, errors=(429,), tag=ADMIN))
-    async def abort_request(request: Request) -> Response:
+    async def abort_request(self, request: Request) -> Response:
         """End one request by its exact rid, or all."""
-        body = await read(request, AbortBody)
+        body = await self._read(request, AbortBody)
         if body.rid is None:
-            return _call_answer(await front.client.call(lambda call_id: AbortAll(call_id=call_id)))
+            return await self._ask(lambda call_id: AbortAll(call_id=call_id))
         rid = body.rid
-        return _call_answer(await front.client.call(lambda call_id: Abort(rid=rid, call_id=call_id)))
+        return await self._ask(lambda call_id: Abort(rid=rid, call_id=call_id))
 
-    @router.post(
-        "/pause_generation", **description.route(body=PauseBody, body_required=False, errors=(429,), tag=ADMIN)
-    )
-    async def pause_generation(request: Request) -> Response:
+    async def pause_generation(self, request: Request) -> Response:
         """Stop planning: live requests go back to the queue, stay where they are, or end."""
-        body = await read(request, PauseBody)
-        return _call_answer(await front.client.call(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode)))
+        body = await self._read(request, PauseBody)
+        return await self._ask(lambda call_id: PauseGeneration(call_id=call_id, mode=body.mode))
 
-    @router.post("/continue_generation", **description.route(errors=(400, 429), tag=ADMIN))
-    async def continue_generation() -> Response:
+    async def continue_generation(self) -> Response:
         """Resume after a pause."""
-        return _call_answer(await front.client.call(lambda call_id: ContinueGeneration(call_id=call_id)))
+        return await self._ask(lambda call_id: ContinueGeneration(call_id=call_id))
+
+    async def _read(self, request: Request, model: type[Body]) -> Body:
+        async with self._bodies.body_of(request) as data:
+            if data:
+                require_json(request)
+            return parse_body(model, data)
+
+    async def _ask(self, message: Callable[[str], ClientMessage]) -> Response:
+        return _response(await self._front.client.call(message))
+
+
+def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
+    """Add the operators' routes."""
+    admin = Administration(front)
+
+    def post(path: str, handler: Callable[..., Awaitable[Response]], **about: Any) -> None:
+        router.post(path, **description.route(tag=ADMIN, **about))(handler)
+
+    post("/flush_cache", admin.flush_cache, query=FLUSH_QUERY, errors=(400, 429))
+    post("/update_weights_from_disk", admin.update_weights_from_disk, body=UpdateWeightsBody, errors=(400, 429))
+    post("/v1/load_lora_adapter", admin.load_lora_adapter, body=LoadLoraBody, errors=(400, 429))
+    post("/v1/unload_lora_adapter", admin.unload_lora_adapter, body=UnloadLoraBody, errors=(400, 404, 429))
+    post("/start_profile", admin.start_profile, errors=(400, 429))
+    post("/stop_profile", admin.stop_profile, errors=(400, 429))
+    post("/abort_request", admin.abort_request, body=AbortBody, errors=(429,))
+    post("/pause_generation", admin.pause_generation, body=PauseBody, body_required=False, errors=(429,))
+    post("/continue_generation", admin.continue_generation, errors=(400, 429))
 
 
 def new_trace_folder(parent: str) -> str:
@@ -142,5 +155,5 @@ def new_trace_folder(parent: str) -> str:
     return str(Path(parent or tempfile.gettempdir()).absolute() / name)
 
 
-def _call_answer(answer: CallAnswer) -> Response:
+def _response(answer: CallAnswer) -> Response:
     return PlainTextResponse(answer.message, status_code=200 if answer.ok else 404 if answer.not_found else 400)

@@ -39,16 +39,16 @@ class EngineJudge:
     @property
     def is_paused(self) -> bool:
         """Generation is paused, as far as clients were told."""
-        return self.checks.clients.paused is not None
+        return self.checks.clients.ledger.paused is not None
 
     @property
     def names(self) -> Iterable[str]:
         """The rids of all requests."""
-        return (life.message.rid for life in self.checks.clients.lives)
+        return (life.message.rid for life in self.checks.clients.ledger.lives)
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        return rid in self.checks.clients.live
+        return rid in self.checks.clients.ledger.live
 
     def after_step(
         self, events: Sequence[Event], stepped: StepResult, machine: EngineMachine, pipeline: SimulatedPipeline
@@ -65,6 +65,6 @@ class EngineJudge:
     def at_end(self, machine: EngineMachine) -> None:
         """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
         self.checks.at_end(machine.scheduler)
-        clients = self.checks.clients
-        for life in clients.lives:
-            check_tokens(life, clients.calls.weights, self._limits)
+        ledger = self.checks.clients.ledger
+        for life in ledger.lives:
+            check_tokens(life, ledger.calls.weights, self._limits)

@@ -32,6 +32,7 @@ from scripted import ScriptedSim, ScriptFailed
 from scripted.checks import step_checks
 from scripted.checks.client_account import ClientAccount
 from scripted.checks.counters import compare_counts
+from scripted.checks.ledger import Ledger
 from scripted.explore.schedule_gate import ScheduleGate
 from scripted.subject.schedule import Schedule
 from scripted.subject.violation import Violation
@@ -148,9 +149,9 @@ def test_fault_that_leaves_the_books_in_balance_is_found(monkeypatch: pytest.Mon
 def test_totals_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, counter: str) -> None:
     """D02: what the server's metrics say is what its clients were told."""
 
-    def counted_twice(clients: ClientAccount, scheduler: Scheduler) -> None:
+    def counted_twice(ledger: Ledger, scheduler: Scheduler) -> None:
         setattr(scheduler.counters, counter, getattr(scheduler.counters, counter) + 1)
-        compare_counts(clients, scheduler)
+        compare_counts(ledger, scheduler)
 
     monkeypatch.setattr(step_checks, "compare_counts", counted_twice)
     with (
@@ -256,14 +257,14 @@ def test_reply_to_a_stranger_is_found(clients: ClientAccount) -> None:
 def test_result_of_a_microbatch_that_was_given_up_is_ignored(clients: ClientAccount) -> None:
     """B12: it changes no account, so the books of an engine that saw nothing still agree."""
     clients.follow((Completion(microbatch_id=3),), result(), 0.0)
-    compare_counts(clients, Scheduler(LIMITS))
+    compare_counts(clients.ledger, Scheduler(LIMITS))
 
 
 def test_books_that_differ_are_named(clients: ClientAccount) -> None:
     """B05"""
     clients.follow((generate("r"),), result(), 0.0)
     with pytest.raises(Violation, match="waiting is 1 by the account, 0 by the books"):
-        compare_counts(clients, Scheduler(LIMITS))
+        compare_counts(clients.ledger, Scheduler(LIMITS))
 
 
 ANSWERS = {
