@@ -76,7 +76,7 @@ class Specification:
         changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
         change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
         deadline = next_deadline((self.calls.deadline, self.adapters.deadline), self.live.values(), self.limits)
-        again, orders = changed and self._may_plan(), self.grammars.take_orders()
+        again, orders = changed and (self._may_plan() or self._may_tell()), self.grammars.take_orders()
         return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
@@ -284,6 +284,11 @@ class Specification:
     def _may_plan(self) -> bool:
         is_free = self.paused is None and self.calls.update is None and len(self.flights) < self.limits.depth
         return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
+
+    def _may_tell(self) -> bool:
+        """**Launch**: another of the calls that are due may be told to the stages."""
+        is_free = self.calls.update is None and len(self.flights) < self.limits.depth
+        return is_free and self.adapters.flight is None and bool(self.adapters.due)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
         """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
