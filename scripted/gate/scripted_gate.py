@@ -14,8 +14,8 @@ from engine.errors import ProcessDiedError
 from engine.integrity import audit
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
-from scripted.checks.delivery import check_answers
 from scripted.checks.counters import check_sizes
+from scripted.checks.delivery import check_answers
 from scripted.checks.growth import check_growth, check_stages
 from scripted.checks.step_checks import Checks
 from scripted.checks.tokens_alone import Oracle
