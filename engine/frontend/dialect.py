@@ -6,6 +6,8 @@ to be. Made once a process; a request's state is its parser's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from engine.frontend.answer_parser import AnswerParser
@@ -31,13 +33,14 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     """What the answers to one request are looked through for.
 
     ``tools`` are the names of the tools that the model may call; None: it may call none. ``named`` says that the client
-    named the one that it has to call.
+    named the one that it has to call. ``properties`` are the schemas of their arguments, where the parser needs them.
     """
 
     tools: tuple[str, ...] | None = None
     parallel: bool = True
     named: bool = False
     reasoning: ReasoningStart | None = None
+    properties: dict[str, dict[str, dict[str, Any]]] = {}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +82,18 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def parser(self, parsing: Parsing) -> AnswerParser:
         """A parser for one answer."""
-        calls = None if parsing.tools is None or self.family is None else self.family.parser(parsing.tools)
+        calls = (
+            None
+            if parsing.tools is None or self.family is None
+            else self.family.parser(parsing.tools, parsing.properties)
+        )
         reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning)
         return AnswerParser(reasoning, calls, parallel=parsing.parallel)
+
+    @property
+    def needs_properties(self) -> bool:
+        """Whether the parser of calls needs the schemas of the tools' arguments."""
+        return self.family is not None and self.family.parser.typed
 
     def new_call_id(self) -> str:
         """An id for a call of the model's."""

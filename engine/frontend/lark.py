@@ -35,6 +35,10 @@ class LarkRules:
         """Pieces of text one after the other; one that is a special token is that token."""
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
+    def ending(self, piece: str) -> str | None:
+        """What stands for a piece that is a special token, which ends any text; None for one that is text itself."""
+        return self._piece(piece) if piece in self._special_ids else None
+
     def add_reasoning(self, start: ReasoningStart | None) -> str:
         """Add rules for reasoning; returns what stands for it before the answer, nothing where there is none."""
         if start is None:

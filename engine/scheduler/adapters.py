@@ -68,6 +68,11 @@ class Adapters:
         """No call waits and nothing is in flight."""
         return not self._due and self._launched is None and self._deferred is None
 
+    @property
+    def is_call_due(self) -> bool:
+        """A call's change can be launched, as soon as there is a place for it."""
+        return bool(self._due) and self._launched is None
+
     def why_unknown(self, name: str) -> str | None:
         """Why no request may ask for the adapter of this name; None when one may."""
         adapter = self.known.get(name)

@@ -50,6 +50,12 @@ class Controls:
         profiles = self._profiles
         return self.deadline is None and not profiles.is_open and profiles.folder is None and self.adapters.is_at_rest
 
+    @property
+    def is_due(self) -> bool:
+        """True while another change of adapters is due and has a place in the pipeline: a profile goes before it."""
+        has_slot = self._books.update is None and len(self._books.in_flight) < self._depth
+        return has_slot and self.adapters.is_call_due
+
     def ask(self, call: ControlCall, now: float) -> CallAnswer | None:
         """Do or refuse a call; None when its answer comes later."""
         if isinstance(call, StartProfile | StopProfile):

@@ -119,7 +119,7 @@ class Scheduler:
             else:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
-        again = (changed or self.adapters.is_postponed) and self.planner.may_plan
+        again = (changed or self.adapters.is_postponed) and (self.planner.may_plan or calls.is_due)
         return StepResult(self.step_number, microbatch, replies, again, self.deadline, self.grammars.take_orders())
 
     # -- looking --

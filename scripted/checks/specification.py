@@ -76,7 +76,8 @@ class Specification:
         changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
         change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
         deadline = next_deadline((self.calls.deadline, self.adapters.deadline), self.live.values(), self.limits)
-        again, orders = changed and self._may_plan(), self.grammars.take_orders()
+        again = changed and (self._may_plan() or (self._has_slot() and self.adapters.is_call_due))
+        orders = self.grammars.take_orders()
         return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
 
     def _apply(self, event: messages.Event) -> None:
@@ -281,9 +282,11 @@ class Specification:
 
     # -- launching --
 
+    def _has_slot(self) -> bool:
+        return self.calls.update is None and len(self.flights) < self.limits.depth
+
     def _may_plan(self) -> bool:
-        is_free = self.paused is None and self.calls.update is None and len(self.flights) < self.limits.depth
-        return is_free and bool(self.chunked is not None or self._ready() or self.waiting)
+        return self.paused is None and self._has_slot() and bool(self.chunked or self._ready() or self.waiting)
 
     def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
         """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
@@ -291,13 +294,10 @@ class Specification:
             self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
             return None, [], None
         told = self.calls.launch(len(self.flights), self.limits.depth)
-        has_slot = told is None and self.calls.update is None and len(self.flights) < self.limits.depth
+        has_slot = told is None and self._has_slot()
+        waiting, owners = self.grammars.startable(self.waiting), self.memory.owners
         changes = self.limits.max_loras > 0 and self.adapters.change(
-            self.grammars.startable(self.waiting),
-            self.memory,
-            self.memory.owners,
-            has_slot=has_slot,
-            goes_on=self.paused is None,
+            waiting, self.memory, owners, has_slot=has_slot, goes_on=self.paused is None
         )
         if told is not None:
             return told[0], [], told[1]

@@ -110,6 +110,11 @@ class SpecifiedAdapters:
 
     # -- **Changes** --
 
+    @property
+    def is_call_due(self) -> bool:
+        """**Again**: a call's change may be launched as soon as there is a place for it."""
+        return self.flight is None and bool(self.due)
+
     def change(
         self,
         waiting: Sequence[Request],

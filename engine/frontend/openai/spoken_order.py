@@ -17,6 +17,7 @@ from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
 from engine.frontend.order import Order
 from engine.frontend.reasoning import ReasoningStart
 from engine.frontend.served_model import ServedModel
+from engine.frontend.tools.argument_values import properties_of
 from engine.frontend.tools.call_grammar import calls_if_any, calls_or_answer, required_calls
 from engine.frontend.tools.families import FAMILIES
 from engine.grammar import schema_grammar
@@ -55,6 +56,9 @@ def with_calls(order: Order, body: ChatBody, start: ReasoningStart | None, serve
             parallel=body.parallel_tool_calls,
             named=isinstance(body.tool_choice, NamedToolBody),
             reasoning=start,
+            properties={tool.function.name: properties_of(tool.function.parameters) for tool in tools}
+            if served.dialect.needs_properties
+            else {},
         ),
     )
     if not tools:

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.frontend.lark import ANY_TEXT, LarkRules, rule_body, spaced
 from engine.frontend.reasoning import ReasoningStart
+from engine.frontend.tools.argument_rules import ArgumentForm, add_arguments
 from engine.messages import Grammar
 
 __all__ = ["CallForm", "OfferedTool", "calls_if_any", "calls_or_answer", "required_calls"]
@@ -25,7 +26,8 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     """How a family writes calls, in pieces of which some are markers.
 
     ``opening`` and ``closing`` stand around all calls, ``separator`` between two of them. A call is ``before``, its
-    name, ``between``, its arguments and ``after``; ``quoted`` says that the name is a JSON string.
+    name, ``between``, its arguments and ``after``; ``quoted`` says that the name is a JSON string. Without
+    ``arguments`` they are an object in JSON.
     """
 
     opening: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...] = ()
     separator: tuple[str, ...] = ()
     closing: tuple[str, ...] = ()
+    arguments: ArgumentForm | None = None
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +127,9 @@ def _choice_of(
         name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
         schema = tool.schema if tool.strict or not only_strict else ANY_PARAMETERS
         before, after = rules.text(*form.before[skip:], name, *form.between), rules.text(*form.after)
+        if form.arguments is not None:
+            rules.add(f"call_{number}: {before} {add_arguments(rules, form.arguments, schema, f'a{number}')} {after}")
+            continue
         rules.add(f"call_{number}: {before} arguments_{number} {after}")
         rules.add(f"arguments_{number}: %json {json.dumps(spaced(schema))}")
     return " | ".join(f"call_{number}" for number in range(len(tools)))

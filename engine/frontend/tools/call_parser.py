@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from engine.frontend.incoming_text import IncomingText, Reading
 from engine.frontend.parts import Part
+from engine.frontend.tools.argument_values import Properties
 from engine.frontend.tools.call_object import CallObject
 from engine.frontend.tools.call_parts import CallParts
 from engine.frontend.tools.json_text import SPACE
@@ -26,16 +27,19 @@ _BETWEEN = re.compile(r"[\s,;}]*")
 class CallParser(ABC):
     """Finds the calls in one answer's text. What comes out does not depend on how the text is cut.
 
-    ``tools`` are the names of the tools that the model was given.
+    ``tools`` are the names of the tools that the model was given, ``properties`` the schemas of each one's arguments.
     """
 
     markers: ClassVar[tuple[str, ...]]
     """What the family writes around its calls; a tokenizer may have it as special tokens."""
     closes: ClassVar[bool] = False
     """True when a marker closes each call."""
+    typed: ClassVar[bool] = False
+    """True when it depends on the schemas of the arguments what a model has written."""
 
-    def __init__(self, tools: Collection[str]) -> None:
+    def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
         self._tools = frozenset(tools)
+        self._properties = properties or {}
         self._text = IncomingText()
         self._parts = CallParts()
         self._reader = self._read()

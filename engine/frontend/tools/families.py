@@ -11,16 +11,24 @@ from typing import Final
 
 import msgspec
 
-from engine.frontend.tools import hermes, llama3, mistral
+from engine.frontend.tools import deepseek, glm45, hermes, llama3, llama4, mistral, qwen3_coder
+from engine.frontend.tools.argument_rules import ArgumentForm
 from engine.frontend.tools.call_grammar import CallForm
 from engine.frontend.tools.call_parser import CallParser
 
-__all__ = ["FAMILIES", "MISTRAL_NAMED_FORM", "Family", "family_of_template", "form_of_template", "new_usual_id"]
+__all__ = [
+    "DEEPSEEK_FENCED_FORM",
+    "FAMILIES",
+    "MISTRAL_NAMED_FORM",
+    "Family",
+    "family_of_template",
+    "form_of_template",
+    "new_usual_id",
+]
 
 # Mistral's templates refuse ids of any other length.
 MISTRAL_ID_CHARS = 9
-# Formats that share a marker with Hermes and put something else than JSON after it.
-_OTHER_FORMATS = ("<function=", "<arg_key>")
+_LLAMA4_HEADER = "<|header_start|>"
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +62,54 @@ MISTRAL_LIST_FORM: Final = CallForm(
     closing=("]",),
 )
 MISTRAL_NAMED_FORM: Final = CallForm(before=(mistral.CALLS,), quoted=False, between=(mistral.ARGS,))
+# Between the markers, though these models may leave them out: a bracket alone is no sign of calls.
+LLAMA4_FORM: Final = CallForm(
+    opening=(llama4.START, "["),
+    before=(),
+    quoted=False,
+    between=("(",),
+    after=(")",),
+    separator=(", ",),
+    closing=("]", llama4.END),
+    arguments=ArgumentForm(between=("=",), separator=(", ",), raw=False),
+)
+QWEN3_CODER_FORM: Final = CallForm(
+    before=(qwen3_coder.OPEN, "\n" + qwen3_coder.FUNCTION),
+    quoted=False,
+    between=(">\n",),
+    after=(qwen3_coder.END_FUNCTION + "\n", qwen3_coder.CLOSE),
+    separator=("\n",),
+    arguments=ArgumentForm(
+        before=(qwen3_coder.PARAMETER,), between=(">\n",), after=(f"\n{qwen3_coder.END_PARAMETER}\n",), raw=True
+    ),
+)
+GLM45_FORM: Final = CallForm(
+    before=(glm45.OPEN,),
+    quoted=False,
+    between=("\n",),
+    after=(glm45.CLOSE,),
+    separator=("\n",),
+    arguments=ArgumentForm(
+        before=(glm45.KEY,), between=(glm45.END_KEY, "\n", glm45.VALUE), after=(glm45.END_VALUE, "\n"), raw=True
+    ),
+)
+DEEPSEEK_FORM: Final = CallForm(
+    opening=(deepseek.CALLS,),
+    before=(deepseek.BEGIN,),
+    quoted=False,
+    between=(deepseek.SEPARATOR,),
+    after=(deepseek.END,),
+    closing=(deepseek.END_CALLS,),
+)
+DEEPSEEK_FENCED_FORM: Final = CallForm(
+    opening=(deepseek.CALLS,),
+    before=(deepseek.BEGIN, "function", deepseek.SEPARATOR),
+    quoted=False,
+    between=(f"\n{deepseek.FENCE}\n",),
+    after=("\n```", deepseek.END),
+    separator=("\n",),
+    closing=(deepseek.END_CALLS,),
+)
 
 FAMILIES: Final = {
     family.name: family
@@ -61,21 +117,33 @@ FAMILIES: Final = {
         Family(name="hermes", parser=hermes.HermesParser, form=HERMES_FORM, new_id=new_usual_id),
         Family(name="llama3", parser=llama3.Llama3Parser, form=LLAMA3_FORM, new_id=new_usual_id),
         Family(name="mistral", parser=mistral.MistralParser, form=MISTRAL_LIST_FORM, new_id=_mistral_id),
+        Family(name="llama4", parser=llama4.Llama4Parser, form=LLAMA4_FORM, new_id=new_usual_id),
+        Family(name="qwen3_coder", parser=qwen3_coder.Qwen3CoderParser, form=QWEN3_CODER_FORM, new_id=new_usual_id),
+        Family(name="glm45", parser=glm45.Glm45Parser, form=GLM45_FORM, new_id=new_usual_id),
+        Family(name="deepseek", parser=deepseek.DeepSeekParser, form=DEEPSEEK_FORM, new_id=new_usual_id),
     )
 }
 
 
 def form_of_template(family: Family, template: str) -> CallForm:
-    """How the models that have this template write calls: newer ones of Mistral name the function first."""
-    return MISTRAL_NAMED_FORM if family.name == "mistral" and mistral.ARGS in template else family.form
+    """How the models that have this template write calls: some families have an older and a newer way."""
+    if family.name == "mistral" and mistral.ARGS in template:
+        return MISTRAL_NAMED_FORM
+    return DEEPSEEK_FENCED_FORM if family.name == "deepseek" and deepseek.FENCE in template else family.form
 
 
 def family_of_template(template: str) -> Family | None:
     """The family of the models that have this template; None for another one, or a template without tools."""
     if mistral.CALLS in template:
         return FAMILIES["mistral"]
-    if hermes.OPEN in template and not any(mark in template for mark in _OTHER_FORMATS):
-        return FAMILIES["hermes"]
+    if deepseek.BEGIN in template:
+        return FAMILIES["deepseek"]
+    if hermes.OPEN in template:
+        # Formats that share a marker and put something else than JSON after it.
+        other = "qwen3_coder" if qwen3_coder.FUNCTION in template else "glm45" if glm45.KEY in template else "hermes"
+        return FAMILIES[other]
+    if _LLAMA4_HEADER in template and ("tools" in template or llama4.START in template):
+        return FAMILIES["llama4"]
     if llama3.PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template):
         return FAMILIES["llama3"]
     return None

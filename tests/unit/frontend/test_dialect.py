@@ -9,7 +9,7 @@ import pytest
 
 from engine.frontend.dialect import Dialect, Parsing
 from engine.frontend.reasoning import REASONING_PARSERS, ReasoningStart
-from engine.frontend.tools.families import FAMILIES, MISTRAL_NAMED_FORM, family_of_template
+from engine.frontend.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES, MISTRAL_NAMED_FORM, family_of_template
 from engine.settings import ServerSettings
 
 # What is telling in the templates of models, not the templates.
@@ -17,6 +17,10 @@ TEMPLATES = {
     "hermes": '{% if tools %}<tools></tools> return <tool_call>\n{"name": ...}\n</tool_call>{% endif %}',
     "llama3": '<|start_header_id|> Respond in the format {"name": function name, "parameters": ...} {{ tools }}',
     "mistral": "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]",
+    "llama4": "<|header_start|>system {{ tools }} [func_name1(params_name1=params_value1)]",
+    "qwen3_coder": "{{ tools }}<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>",
+    "glm45": "{{ tools }}<tool_call>name\n<arg_key>x</arg_key>",
+    "deepseek": "{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>",
 }
 
 
@@ -31,13 +35,11 @@ def test_the_family_of_a_template(family: str) -> None:
     [
         "",
         "<|im_start|>{{ message.content }}",
-        "<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>",
-        "<tool_call>name\n<arg_key>x</arg_key>",
+        "<|header_start|>{{ message.content }}",
         "<|start_header_id|>{{ message.content }}",
     ],
 )
 def test_other_templates_have_no_family(template: str) -> None:
-    """Formats that are no JSON share a marker with Hermes."""
     assert family_of_template(template) is None
 
 
@@ -67,6 +69,11 @@ def test_every_family_can_be_chosen() -> None:
     )
     assert set(parsers) == {"auto", "none", *FAMILIES}
     assert set(reasoning) == {"auto", "none", *REASONING_PARSERS}
+
+
+def test_older_models_of_deepseek_are_asked_for_fenced_calls() -> None:
+    forms = [Dialect.of(ServerSettings(), TEMPLATES["deepseek"] + more).form for more in ("", "```json")]
+    assert forms == [FAMILIES["deepseek"].form, DEEPSEEK_FENCED_FORM]
 
 
 def test_newer_models_of_mistral_are_asked_for_calls_in_their_own_form() -> None:

@@ -1,0 +1,102 @@
+"""Grammars of calls in formats that are no JSON: whatever a model chooses within one is a call of its schema."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from parsed_answers import parsed, shown
+from test_call_grammar import Walk, tokenizer
+
+from engine.frontend.tools.argument_values import properties_of
+from engine.frontend.tools.call_grammar import CallForm, OfferedTool, calls_if_any, calls_or_answer, required_calls
+from engine.frontend.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES
+from engine.grammar import schema_grammar
+
+SCHEMA = {
+    "properties": {
+        "n": {"$ref": "#/$defs/count"},
+        "s": {"type": "string", "minLength": 1, "maxLength": 6},
+        "unit": {"enum": ["C", "F"]},
+        "on": {"type": "boolean"},
+        "l": {"type": "array", "items": {"enum": [1, "a"]}, "maxItems": 2},
+    },
+    "required": ["n", "unit"],
+    "additionalProperties": False,
+    "$defs": {"count": {"type": "integer", "minimum": 1, "maximum": 99}},
+}
+TOOLS = (
+    OfferedTool(name="add", parameters=SCHEMA, strict=True),
+    OfferedTool(name="look_up", parameters=None, strict=True),
+)
+LOOSE = OfferedTool(name="loose", parameters=SCHEMA, strict=False)
+FORMS = [(name, FAMILIES[name].form) for name in ("llama4", "qwen3_coder", "glm45", "deepseek")]
+FORMS.append(("deepseek", DEEPSEEK_FENCED_FORM))
+# Calls that no schema holds, as each family writes them.
+FREE = {
+    "llama4": "other=1",
+    "qwen3_coder": "<parameter=other>\n1\n</parameter>\n",
+    "glm45": "<arg_key>other</arg_key>\n<arg_value>1</arg_value>\n",
+    "deepseek": '{"other": 1}',
+}
+
+
+def calls_of(family: str, text: str) -> list[tuple[str, ...]]:
+    names = [tool.name for tool in (*TOOLS, LOOSE)]
+    properties = {tool.name: properties_of(tool.parameters) for tool in (*TOOLS, LOOSE)}
+    return shown(parsed(FAMILIES[family].parser(names, properties), [text]))
+
+
+def require_kept(calls: list[tuple[str, ...]]) -> set[str]:
+    """Every part is a whole call of a tool, with arguments of its schema."""
+    schemas = {tool.name: tool.schema for tool in TOOLS}
+    assert calls
+    for kind, name, given in calls:
+        assert kind == "call"
+        jsonschema.validate(json.loads(given), schemas[name])
+    return {name for _, name, _ in calls}
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize(("family", "form"), FORMS)
+def test_required_calls_are_whole_and_keep_to_their_schemas(family: str, form: CallForm, is_special: bool) -> None:
+    """C01: with markers as text and as special tokens."""
+    markers = FAMILIES[family].parser.markers if is_special else ()
+    vocabulary = tokenizer(markers)
+    special = {text: vocabulary.token_to_id(text) for text in markers}
+    grammar = required_calls(form, TOOLS, None, special, several=False)
+    names = set[str]()
+    for seed in range(6):
+        walk = Walk(grammar, vocabulary)
+        walk.go_on(seed)
+        names |= require_kept(calls_of(family, walk.text))
+    assert names == {tool.name for tool in TOOLS}
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS[:4])
+def test_only_strict_tools_are_held_to_their_schemas(family: str, form: CallForm) -> None:
+    grammar = calls_if_any(form, (TOOLS[0], LOOSE), None, {})
+    opening = "".join(form.opening + form.before)
+    for name, has_schema in (("add", True), ("loose", False)):
+        walk = Walk(grammar, tokenizer(()))
+        walk.say(f"Any text.\n{opening}{name}{''.join(form.between)}")
+        assert walk.refuses(FREE[family]) is has_schema
+        if not has_schema:
+            walk.say(FREE[family] + "".join(form.after + form.closing))
+        walk.go_on(0)
+        calls = [part for part in calls_of(family, walk.text) if part[0] != "content"]
+        assert calls[0][:2] == ("call", name)
+        assert all(kind == "call" for kind, *_ in calls)
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS)
+def test_an_answer_of_a_schema_and_calls_are_both_possible(family: str, form: CallForm) -> None:
+    grammar = calls_or_answer(form, TOOLS, schema_grammar({"const": [1]}), None, {})
+    assert grammar is not None
+    answering, calling = Walk(grammar, tokenizer(())), Walk(grammar, tokenizer(()))
+    answering.say("[1]")
+    answering.go_on(0)
+    calling.say((form.opening or form.before)[0])
+    calling.go_on(4)
+    require_kept(calls_of(family, calling.text))

@@ -1,0 +1,60 @@
+"""The compiler's thread: there while there is something to compile, one grammar after the other, each answered once."""
+
+from __future__ import annotations
+
+from threading import Event, current_thread
+
+from engine.grammar import CompiledGrammars, GrammarCompiler
+from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.plan import GrammarOrder
+
+
+class Slow(CompiledGrammars):
+    """Compiles when it is told to, and notes in which thread."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: "", vocab_size=1, eos_token_ids=(0,))
+        self.go_on, self.begun = Event(), Event()
+        self.threads: list[str] = []
+
+    def compile(self, grammar_id: int, grammar: Grammar) -> str | None:
+        self.threads.append(f"{current_thread().name} {current_thread().ident}")
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return None if grammar.text else f"grammar {grammar_id} is empty"
+
+
+def order(number: int, text: str = "a") -> GrammarOrder:
+    return GrammarOrder(number, Grammar(GrammarKind.REGEX, text))
+
+
+def test_orders_do_not_wait_for_the_compilation() -> None:
+    """The loop goes on while a large schema is compiled; what is forgotten meanwhile is answered all the same."""
+    grammars, answers = Slow(), list[GrammarReady]()
+    compiler = GrammarCompiler(grammars, answers.append)
+    for number in (1, 2, 3):
+        compiler.order(order(number, "" if number == 2 else "a"))
+    assert grammars.begun.wait(10)
+    compiler.order(GrammarOrder(1, None))
+    assert answers == []
+    grammars.go_on.set()
+    compiler.wait()
+    assert answers == [
+        GrammarReady(grammar_id=1),
+        GrammarReady(grammar_id=2, error="grammar 2 is empty"),
+        GrammarReady(grammar_id=3),
+    ]
+    assert len(set(grammars.threads)) == 1
+
+
+def test_the_thread_ends_with_the_work_and_comes_again() -> None:
+    grammars, answers = Slow(), list[GrammarReady]()
+    grammars.go_on.set()
+    compiler = GrammarCompiler(grammars, answers.append)
+    compiler.wait()
+    for number in range(1, 4):
+        compiler.order(order(number))
+        compiler.wait()
+        assert compiler._thread is not None
+        assert not compiler._thread.is_alive()
+    assert [answer.grammar_id for answer in answers] == [1, 2, 3]

@@ -1,0 +1,164 @@
+"""The grammars that the scheduler knows: what the last stage is told to compile and to forget, and when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.plan import GrammarOrder, SamplingSpec
+from engine.scheduler.counters import Counters
+from engine.scheduler.grammars import Grammars
+from engine.scheduler.request import Request
+
+A, B, C = (Grammar(GrammarKind.REGEX, text) for text in "abc")
+
+
+def request(rid: str = "r") -> Request:
+    spec = SamplingSpec(seed=0)
+    return Request(
+        rid=rid, priority=0, arrival=1, spec=spec, stop_ids=frozenset(), limit_tokens=9, ids=[1], prompt_tokens=1
+    )
+
+
+def taken(grammars: Grammars, grammar: Grammar) -> Request:
+    one = request()
+    grammars.take(one, grammar)
+    return one
+
+
+@pytest.fixture
+def grammars() -> Grammars:
+    return Grammars(1, Counters())
+
+
+def test_two_requests_of_one_grammar_have_it_compiled_once() -> None:
+    """A hit is a request that finds it compiled, not one that waits beside another."""
+    counters = Counters()
+    grammars = Grammars(1, counters)
+    first, second = taken(grammars, A), taken(grammars, A)
+    assert grammars.take_orders() == (GrammarOrder(1, A),)
+    assert grammars.take_orders() == ()
+    assert (first.spec.grammar_id, second.spec.grammar_id) == (1, 1)
+    assert (grammars.waiting, counters.grammar_hits) == (2, 0)
+    assert grammars.on_ready(GrammarReady(grammar_id=1)) == ()
+    taken(grammars, A)
+    assert (grammars.waiting, counters.grammar_hits, counters.grammars_compiled) == (0, 1, 1)
+
+
+def test_others_start_while_one_waits_for_its_grammar(grammars: Grammars) -> None:
+    free, waits = request("free"), taken(grammars, A)
+    assert grammars.startable([waits, free]) == [free]
+    grammars.on_ready(GrammarReady(grammar_id=1))
+    assert grammars.startable([waits, free]) == [waits, free]
+
+
+def test_the_grammar_that_was_used_longest_ago_is_forgotten_first(grammars: Grammars) -> None:
+    first, second = taken(grammars, A), taken(grammars, B)
+    grammars.take_orders()
+    grammars.let_go(second)
+    assert grammars.take_orders() == ()
+    grammars.let_go(first)
+    assert grammars.take_orders() == (GrammarOrder(2, None),)
+    assert [one.grammar for one in grammars.entries] == [A]
+
+
+def test_a_grammar_that_is_used_again_is_not_forgotten(grammars: Grammars) -> None:
+    grammars.let_go(taken(grammars, A))
+    again, other = taken(grammars, A), taken(grammars, B)
+    grammars.take_orders()
+    grammars.let_go(other)
+    grammars.forget_unused()
+    assert grammars.take_orders() == (GrammarOrder(2, None),)
+    assert again.grammar is not None
+    assert again.grammar.id == 1
+
+
+def test_a_failure_ends_its_requests_and_is_forgotten(grammars: Grammars) -> None:
+    """The next request of the same grammar has it compiled anew, under another id."""
+    first, second = taken(grammars, A), taken(grammars, A)
+    taken(grammars, B)
+    assert grammars.on_ready(GrammarReady(grammar_id=1, error="no")) == (first, second)
+    grammars.let_go(first)
+    grammars.let_go(second)
+    assert (grammars.known, grammars.waiting) == (1, 1)
+    grammars.take_orders()
+    assert taken(grammars, A).spec.grammar_id == 3
+    assert grammars.take_orders() == (GrammarOrder(3, A),)
+
+
+def test_an_answer_that_nothing_waits_for_changes_nothing(grammars: Grammars) -> None:
+    """It was dropped while it was compiled, or it is ready already."""
+    counters = grammars._counters
+    one = taken(grammars, A)
+    grammars.let_go(one)
+    grammars.forget_unused()
+    grammars.on_ready(GrammarReady(grammar_id=1))
+    taken(grammars, B)
+    grammars.on_ready(GrammarReady(grammar_id=2))
+    assert grammars.on_ready(GrammarReady(grammar_id=2, error="late")) == ()
+    assert (grammars.known, counters.grammars_compiled) == (1, 1)
+
+
+def test_a_new_engine_takes_over_what_was_kept(grammars: Grammars) -> None:
+    taken_first = taken(grammars, A)
+    grammars.on_ready(GrammarReady(grammar_id=1))
+    grammars.let_go(taken_first)
+    other = Grammars(1, Counters())
+    other.become(*grammars.snapshot())
+    assert other.snapshot() == grammars.snapshot() == (1, ((1, A, True),))
+    assert taken(other, A).grammar is not None
+    assert other.take_orders() == ()
+    assert taken(other, B).spec.grammar_id == 2
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("take"), st.sampled_from([A, B, C])),
+            st.tuples(st.just("go"), st.integers(0, 5)),
+            st.tuples(st.just("ready"), st.booleans()),
+            st.tuples(st.just("forget"), st.none()),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 2),
+)
+def test_any_order_of_events_keeps_the_books(steps: list[tuple[str, object]], kept: int) -> None:
+    """The stage's view, from the orders alone: what is used is there, and no more unused ones than may be kept."""
+    grammars, live = Grammars(kept, Counters()), list[Request]()
+    stage: OrderedDict[int, Grammar] = OrderedDict()
+    compiling: list[int] = []
+    for what, value in steps:
+        if what == "take":
+            assert isinstance(value, Grammar)
+            live.append(taken(grammars, value))
+        elif what == "go" and live:
+            assert isinstance(value, int)
+            grammars.let_go(live.pop(value % len(live)))
+        elif what == "ready" and compiling:
+            number, failed = compiling.pop(0), bool(value)
+            gone = grammars.on_ready(GrammarReady(grammar_id=number, error="no" if failed else None))
+            if failed:
+                stage.pop(number, None)
+            for one in gone:
+                live.remove(one)
+                grammars.let_go(one)
+        elif what == "forget":
+            grammars.forget_unused()
+        for order in grammars.take_orders():
+            if order.grammar is None:
+                del stage[order.id]
+            else:
+                stage[order.id] = order.grammar
+                compiling.append(order.id)
+        used = {one.grammar.id for one in live if one.grammar is not None}
+        assert stage == {one.id: one.grammar for one in grammars.entries}
+        assert used <= stage.keys()
+        assert len(stage.keys() - used) <= (0 if what == "forget" else kept)
+        assert grammars.waiting == sum(one.grammar is not None and not one.grammar.is_ready for one in live)
+        assert len(set(stage.values())) == len(stage)
