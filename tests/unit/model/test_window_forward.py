@@ -9,9 +9,9 @@ import pytest
 import torch
 from chained_stages import ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
-from test_varlen import kernel
 from tiny_checkpoints import WINDOW
 
+from benchmarks.gpu.stand_ins import kernel
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, IntegrityError
 from engine.limits import ModelFacts
