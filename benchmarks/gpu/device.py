@@ -29,7 +29,11 @@ _SMI: Final = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--
 
 def machine() -> dict[str, str]:
     """GPU, driver and versions, without a device context: the process that asks starts the others."""
-    named = {"torch": torch.__version__, "transformers": version("transformers"), "python": platform.python_version()}
+    named = {
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }
     if shutil.which(_SMI[0]) is None:
         return {"GPU": "none", **named}
     answer = subprocess.run(_SMI, check=False, capture_output=True, text=True, timeout=30.0)  # noqa: S603 - fixed words

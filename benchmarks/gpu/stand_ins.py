@@ -67,8 +67,8 @@ def kernel(
         assert len(own) <= max_q, f"row {row} has {len(own)} queries, more than {max_q}"
         assert length <= max_k, f"row {row} has {length} keys, more than {max_k}"
         keys, values = (pool[block_table[row].long()].flatten(0, 1)[:length] for pool in (key, value))
-        places = torch.arange(length)
-        last = torch.arange(length - len(own), length)[:, None]
+        places = torch.arange(length, device=query.device)
+        last = places[length - len(own) :, None]
         seen = places <= last + window_size[1]
         if window_size[0] >= 0:
             seen &= places >= last - window_size[0]
