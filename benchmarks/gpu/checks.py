@@ -33,7 +33,7 @@ _PARITY: Final = (
 )
 _SUITE: Final = "tests/registered"
 # What a dry run takes of both.
-_FEW_PARITY: Final = ("test_forward_equality.py", "-k", "1-7-llama or 4-7-llama")
+_FEW_PARITY: Final = ("test_forward_equality.py", "-k", "llama-1-7 or llama-4-7")
 _FEW_SCRIPTS: Final = (f"{_SUITE}/core/test_one_stage.py", f"{_SUITE}/pipeline/test_flush_window.py")
 _WORKERS: Final = 4
 _TAIL_LINES: Final = 60

@@ -237,7 +237,8 @@ class DistributedTransport:
         self._dtype = dtype
         self._computes_on = device
         # Where tensors are handed over.
-        self._device = device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+        on_cpu = device.type == "cpu" or torch.distributed.get_backend() == "gloo"
+        self._device = torch.device("cpu") if on_cpu else device
         # What was sent must be taken off the wire even when there is no memory for it, or the next one is misread.
         self._drain = torch.empty((most_tokens if stage else 0, hidden_size), dtype=dtype, device=self._device)
 
