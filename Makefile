@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 SERVE ?=
+GPU ?=
 RECORDED_S ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak attack recorded vllm bench serve clean
+.PHONY: help install demo test lint types unit load registered soak attack recorded vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
@@ -60,6 +61,9 @@ vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environm
 
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
 	$(BIN)/python -m benchmarks
+
+gpu: $(INSTALLED) ## what only a GPU can say: parity, attention, graphs, a peer; GPU="--dry-run" passes flags on
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 serve: $(INSTALLED) ## an engine on http://127.0.0.1:30000; SERVE="--pp-size 4" passes flags on
 	$(BIN)/engine serve $(SERVE)

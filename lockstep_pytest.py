@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -34,7 +35,12 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "audit the engine's books after every step, or only at the end of a script (default: step; "
         "with a mutant: end, so that the failure looks as it did in the original engine)",
     },
+    "device": {
+        "metavar": "DEVICE",
+        "help": "where servers compute: cpu, cuda or cuda:N (default: as each test's configuration says)",
+    },
 }
+_DEVICES: Final = re.compile(r"cpu|cuda(:\d+)?")
 # The property of a report that has what its script compared and left. It travels from xdist's workers.
 _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
@@ -61,7 +67,10 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Look the mutant up in the gallery."""
+    """Look the mutant up in the gallery. Raises UsageError for a device that is none."""
+    device = _option(config, "device")
+    if device is not None and not _DEVICES.fullmatch(device):
+        raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     mutant = _option(config, "mutant")
     if mutant is not None:
         from scripted.gallery import UnknownMutant, mutant_named
@@ -231,7 +240,10 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
         invariants = _option(config, "invariants") or ("end" if mutant else "step")
         in_gallery = _not_in_the_gallery not in config.stash
         session = ScriptedSession(
-            mutant=mutant if in_gallery else None, every_step=invariants == "step", subject_mutant=mutant
+            mutant=mutant if in_gallery else None,
+            every_step=invariants == "step",
+            subject_mutant=mutant,
+            device=_option(config, "device"),
         )
         set_session(session)
         config.stash[_session] = session

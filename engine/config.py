@@ -190,6 +190,12 @@ class EngineConfig(BaseModel):
     )
     max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of an adapter; one of a larger is refused")
 
+    cuda_graphs: Literal["off", "auto", "on"] = Field(
+        "off",
+        description="record decode batches as CUDA graphs at the start; 'auto': where the device and the model can, "
+        "'on': refuse to start where they cannot; off until it was measured on a GPU",
+    )
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -300,6 +306,8 @@ def why_not_openvino_settings(config: EngineConfig) -> str | None:
         )
     if config.dtype == "float16":
         return "dtype must be float32 or bfloat16 for OpenVINO, got 'float16'; use bfloat16"
+    if config.cuda_graphs == "on":
+        return "cuda_graphs must be 'off' or 'auto' for OpenVINO, which computes on CPUs, got 'on'; leave it out"
     if config.compile:
         return "compile must be off for OpenVINO, which brings kernels of its own, got True; leave it out"
     if config.attention_backend != "auto":

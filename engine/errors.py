@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DeviceLostError",
     "EngineError",
     "IntegrityError",
     "OpenVINOError",
@@ -49,6 +50,10 @@ class OpenVINOError(EngineError):
 
 class StepFailedError(EngineError):
     """One microbatch could not be computed; the requests in it end with an error, the engine goes on."""
+
+
+class DeviceLostError(EngineError):
+    """The device of a stage takes no more work. Ends the stage: every later microbatch would fail."""
 
 
 class IntegrityError(EngineError, AssertionError):

@@ -33,15 +33,22 @@ __all__ = ["ScriptedSession", "current_session", "set_session"]
 class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
-    ``subject_mutant`` is switched on in the subjects that know it, the others run as they are.
+    ``subject_mutant`` is switched on in the subjects that know it, the others run as they are. Servers compute on
+    ``device`` where one is given.
     """
 
     def __init__(
-        self, *, mutant: str | None = None, every_step: bool = True, subject_mutant: str | None = None
+        self,
+        *,
+        mutant: str | None = None,
+        every_step: bool = True,
+        subject_mutant: str | None = None,
+        device: str | None = None,
     ) -> None:
         self.mutant = mutant
         self.subject_mutant = subject_mutant
         self.every_step = every_step
+        self.device = device
         self.node_id = ""
         # Why no script can run in this process; None when they can.
         self.refusal: str | None = None
@@ -97,6 +104,8 @@ class ScriptedSession:
             from scripted.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
+        if self.device is not None:
+            config = config.model_copy(update={"device": self.device})
         return self._servers().lend(config, mutant)
 
     def close(self) -> None:
@@ -117,7 +126,8 @@ class ScriptedSession:
         node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
         named = self.mutant if test.subject == OWN else self.subject_mutant
         mutant = f" --mutant {shlex.quote(named)}" if named else ""
-        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}"
+        device = f" --device {self.device}" if self.device is not None and tier == "server" else ""
+        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}{device}"
 
 
 _session = ScriptedSession()

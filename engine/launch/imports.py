@@ -39,6 +39,8 @@ def import_engine(*, models_of_torch: bool = True) -> None:
     """
     for variable in THREAD_POOL_VARIABLES:
         os.environ.setdefault(variable, "1")
+    # A library that asks for CUDA while it is imported would otherwise open the driver, which no child could use then.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     models = (*MODEL_MODULES, *TORCH_MODEL_MODULES) if models_of_torch else MODEL_MODULES
     for module in (*FRONTEND_MODULES, *SCHEDULER_MODULES, *models):

@@ -1,15 +1,24 @@
-"""What this processor computes in. Imports no model: it is asked before one is chosen."""
+"""Where a stage computes, and in what. Imports no model: it is asked before one is chosen."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["compute_dtype"]
+__all__ = ["compute_dtype", "stage_devices"]
 
 
-def compute_dtype(stored: torch.dtype) -> torch.dtype:
+def stage_devices(name: str, pp_size: int, gpus: int) -> tuple[int, ...]:
+    """The number of each stage's GPU: its own where there are enough of them, else the first one, or the one named."""
+    _, colon, number = name.partition(":")
+    if colon:
+        return (int(number),) * pp_size
+    return tuple(range(pp_size)) if gpus >= pp_size else (0,) * pp_size
+
+
+def compute_dtype(stored: torch.dtype, device_type: str = "cpu") -> torch.dtype:
     """What to compute in when weights are stored as ``stored``.
 
     AVX2 has no 16-bit arithmetic: there a product of 32 rows took 8 times as long in bf16 as in fp32.
     """
-    return torch.float32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else stored
+    widens = device_type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return torch.float32 if widens else stored

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engine.errors import StepFailedError
-from engine.model.batch import AttentionGroup, ForwardBatch, PoolView
+from engine.model.batch import AttentionGroup, LayersBatch, LayersView
 from engine.model.kv_pool import KVPool
 
 __all__ = ["IMPLEMENTATION", "LayerAttention", "PagedAttention", "StageAttention", "register"]
@@ -28,7 +28,7 @@ class StageAttention:
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
-        self.batch: ForwardBatch | None = None
+        self.batch: LayersBatch | None = None
         self.calls = 0
 
     def pool_of(self, *, windowed: bool) -> KVPool:
@@ -38,7 +38,7 @@ class StageAttention:
         assert self.pool.window is not None, "a window layer without a window pool"
         return self.pool.window
 
-    def enter(self, *, windowed: bool, window: int | None) -> PoolView:
+    def enter(self, *, windowed: bool, window: int | None) -> LayersView:
         """Count a layer's call and tell it where the batch lies in its pool.
 
         Raises StepFailedError for a layer of the window pool that would see more than what is kept there.

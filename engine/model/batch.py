@@ -18,7 +18,17 @@ from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["AttentionGroup", "Batch", "ForwardBatch", "PageTable", "PoolView", "emitters_of"]
+__all__ = [
+    "AttentionGroup",
+    "Batch",
+    "DecodeBatch",
+    "ForwardBatch",
+    "LayersBatch",
+    "LayersView",
+    "PageTable",
+    "PoolView",
+    "emitters_of",
+]
 
 
 class Batch(Protocol):
@@ -36,6 +46,42 @@ class Batch(Protocol):
     @property
     def emitters(self) -> list[Segment]:
         """The segments that choose a token, in order: see ``emitters_of``."""
+
+
+class LayersView(Protocol):
+    """What attention needs to know of a pool: the slots that are written, and where the keys are.
+
+    A kernel that follows page tables reads ``table``, every other attention ``groups``.
+    """
+
+    new_slots: torch.Tensor
+    table: PageTable | None
+
+    @property
+    def groups(self) -> Sequence[AttentionGroup]:
+        """The rows that attend together."""
+
+
+class LayersBatch(Protocol):
+    """What the layers of torch need of a batch. ``last_position`` is no smaller than the position of any token."""
+
+    segments: Sequence[Segment]
+    tokens: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    emitting: torch.Tensor
+
+    @property
+    def last_position(self) -> int:
+        """See above."""
+
+    @property
+    def full(self) -> LayersView:
+        """Of the layers that see everything."""
+
+    @property
+    def window(self) -> LayersView | None:
+        """Of the window layers, if the pool has such."""
 
 
 class AttentionGroup:
@@ -68,12 +114,12 @@ class AttentionGroup:
     @cached_property
     def slots(self) -> torch.Tensor:
         """The keys' slots [rows * keys], row after row; only a backend that gathers asks for them."""
-        return torch.from_numpy(self._slots_array.ravel()).to(self._device)
+        return sent([self._slots_array.ravel()], self._device)[0]
 
     @cached_property
     def lengths(self) -> torch.Tensor:
         """How many keys each row has, [rows]."""
-        return torch.from_numpy(self._lengths_array).to(self._device)
+        return sent([self._lengths_array], self._device)[0]
 
     def causal(self, window: int | None) -> bool:
         """True where query and key number n stand at the same position, and a query sees all keys up to its own."""
@@ -120,16 +166,22 @@ class PageTable(NamedTuple):
 class PoolView:
     """Where a batch's tokens and keys lie in one pool: ``groups``, ``new_slots`` [tokens], and page tables as sent.
 
-    ``table`` is there for a pool that keeps its pages first.
+    A pool that keeps its pages first has a ``table`` and no groups: the slots of all keys, which those list, are most
+    of the work for a long context, and the kernel does not ask for them.
     """
 
     def __init__(self, segments: Sequence[Segment], pool: KVPool, device: torch.device) -> None:
         self._pool = pool
-        self.groups = list(_groups(segments, pool, device))
-        self.slots_array = _joined([group.new_slots_array for group in self.groups])
-        self.arrays = [self.slots_array]
+        self.groups: list[AttentionGroup] = []
         if pool.pages_first:
-            self.arrays += self._table_arrays(segments)
+            rows, self.positions_array = _places_of(segments)
+            self.slots_array = pool.slots_at(rows, self.positions_array)
+            self.arrays = [self.slots_array, *self._table_arrays(segments)]
+        else:
+            self.groups = list(_groups(segments, pool, device))
+            self.positions_array = _joined([group.positions_array for group in self.groups])
+            self.slots_array = _joined([group.new_slots_array for group in self.groups])
+            self.arrays = [self.slots_array]
 
     def take(self, sent_arrays: Sequence[torch.Tensor]) -> None:
         """Go on with ``arrays`` as they are on the device."""
@@ -168,7 +220,7 @@ class ForwardBatch:
         self.full = PoolView(segments, pool, device)
         self.window = None if pool.window is None else PoolView(segments, pool.window, device)
         self.token_ids_array = np.array([token for segment in segments for token in segment.token_ids], np.int64)
-        self.positions_array = _joined([group.positions_array for group in self.full.groups])
+        self.positions_array = self.full.positions_array
         emitting = np.array(list(self._emitting()), np.int64)
         arrays = [self.token_ids_array, self.positions_array, emitting, *self.full.arrays]
         first = len(arrays)
@@ -179,6 +231,11 @@ class ForwardBatch:
         self.full.take(rest[: first - 3])
         if self.window is not None:
             self.window.take(rest[first - 3 :])
+
+    @property
+    def last_position(self) -> int:
+        """The largest position of a token."""
+        return int(self.positions_array.max())
 
     @property
     def slots_array(self) -> Slots:
@@ -195,6 +252,39 @@ class ForwardBatch:
         for segment in self.segments:
             end += len(segment.token_ids)
             yield from range(end - segment.choosers, end)
+
+
+class DecodeBatch:
+    """One token of each of several rows as numbers, padded to ``size`` rows; nothing of it is on the device yet.
+
+    What pads it stands at position 0 of the scratch page of a pool that keeps its pages first.
+    """
+
+    def __init__(self, segments: Sequence[Segment], pool: KVPool, size: int) -> None:
+        assert pool.scratch_page is not None, "a padded batch needs a pool with a scratch page"
+        self.segments = segments
+        self.tokens, self.size = len(segments), size
+        rows = np.array([segment.row for segment in segments], np.int64)
+        self.token_ids_array = np.array([segment.token_ids[0] for segment in segments], np.int64)
+        self.positions_array = np.array([segment.start for segment in segments], np.int64)
+        self.slots_array = pool.slots_at(rows, self.positions_array)
+        pages = pool.pages_of_rows(rows, int(self.positions_array.max()) + 1)
+        # Ids, positions, slots and lengths, each of all rows: one block, for one copy.
+        self.numbers_array = np.zeros((4, size), np.int64)
+        for line, values in zip(self.numbers_array, self._lines(), strict=True):
+            line[: self.tokens] = values
+        self.numbers_array[2, self.tokens :] = pool.scratch_page * pool.page_size
+        self.numbers_array[3, self.tokens :] = 1
+        self.pages_array = np.full((size, pages.shape[1]), pool.scratch_page, np.int64)
+        self.pages_array[: self.tokens] = pages
+
+    def _lines(self) -> tuple[Slots, Slots, Slots, Slots]:
+        return self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1
+
+    @property
+    def emitters(self) -> list[Segment]:
+        """The segments that choose a token, in order."""
+        return emitters_of(self.segments)
 
 
 def emitters_of(segments: Sequence[Segment]) -> list[Segment]:
@@ -228,6 +318,14 @@ def _queries_of_a_decode(segment: Segment) -> int:
     """Its tokens, if it is a decode; neighbours with as many attend together. 0 for a part of a prompt."""
     tokens = len(segment.token_ids)
     return tokens if tokens == 1 or segment.drafts else 0
+
+
+def _places_of(segments: Sequence[Segment]) -> tuple[Slots, Slots]:
+    """Row and position of every token."""
+    counts = [len(segment.token_ids) for segment in segments]
+    rows = np.repeat(np.array([segment.row for segment in segments], np.int64), counts)
+    parts = [np.arange(segment.start, segment.start + count) for segment, count in zip(segments, counts, strict=True)]
+    return rows, _joined(parts)
 
 
 def _run_of(slots: Slots) -> slice | None:

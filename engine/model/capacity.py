@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import psutil
 from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
 from engine.limits import Limits, ModelFacts
+from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import resolve_folder
 
 __all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory"]
@@ -39,13 +41,17 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     """
     if embedded_seed(config.model, config.seed) is not None:
         return None
-    free_cuda = None if config.device == "cpu" else _free_cuda_bytes()
-    free = psutil.virtual_memory().available if free_cuda is None else free_cuda
-    share = KV_SHARE_CPU if free_cuda is None else KV_SHARE_CUDA
-    weights = _weight_bytes(resolve_folder(config))
+    cuda = _cuda_memory(config)
+    free = psutil.virtual_memory().available if cuda is None else cuda.free_bytes
+    share = KV_SHARE_CPU if cuda is None else KV_SHARE_CUDA
+    part = Fraction(1)
+    if cuda is not None and cuda.gpu_a_stage and not config.speculative_draft_model:
+        # Of what the first GPU to be full holds: the stage with the most layers. A draft model is whole on one of them.
+        part = Fraction(-(-facts.num_layers // config.pp_size), facts.num_layers)
+    weights = int(_weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += _weight_bytes(resolve_folder(config.draft_config()))
-    tokens = _tokens_in(int((free - weights) * share), config, facts)
+    tokens = _tokens_in(int(int((free - weights) * share) / part), config, facts)
     if tokens < config.page_size:
         raise ConfigError(
             f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no "
@@ -65,7 +71,7 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> N
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
     window_slots = limits.window_pages * limits.page_size
     kv = slots * facts.kv_bytes_per_token + window_slots * facts.window_kv_bytes_per_token
-    needed = books + (kv if config.device == "cpu" or _free_cuda_bytes() is None else 0)
+    needed = books + (kv if _cuda_memory(config) is None else 0)
     present = psutil.virtual_memory().total
     if needed > present:
         raise ConfigError(
@@ -90,27 +96,37 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _free_cuda_bytes() -> int | None:
-    """Free memory of the CUDA device, None without one. A child asks: who has touched the driver must not be forked."""
+class _CudaMemory(msgspec.Struct, frozen=True):
+    """The least free memory of the GPUs that the stages compute on, and whether each stage has one of its own."""
+
+    free_bytes: int
+    gpu_a_stage: bool
+
+
+def _cuda_memory(config: EngineConfig) -> _CudaMemory | None:
+    """None without a CUDA device. A child asks: who has touched the driver must not be forked."""
+    if config.device == "cpu":
+        return None
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _report_free_cuda_bytes(writer)
+        _report_cuda_memory(writer, config)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(pid, 0)
-    return msgspec.msgpack.decode(answer, type=int) if answer else None
+    return msgspec.msgpack.decode(answer, type=_CudaMemory) if answer else None
 
 
-def _report_free_cuda_bytes(writer: int) -> None:
-    """Write the number, if there is one, and end the process; never returns into the caller's stack."""
+def _report_cuda_memory(writer: int, config: EngineConfig) -> None:
+    """Write what is known, if there is a GPU, and end the process; never returns into the caller's stack."""
     try:
         import torch
 
         if torch.cuda.is_available():
-            free, _ = torch.cuda.mem_get_info()
-            os.write(writer, msgspec.msgpack.encode(free))
+            devices = stage_devices(config.device, config.pp_size, torch.cuda.device_count())
+            free = min(torch.cuda.mem_get_info(index)[0] for index in set(devices))
+            os.write(writer, msgspec.msgpack.encode(_CudaMemory(free, len(set(devices)) == config.pp_size)))
     finally:
         os._exit(0)

@@ -33,16 +33,18 @@ class _Guessing:
 
 
 class DraftModel:
-    """All layers of the configured draft model. ``never`` holds ids that are never sampled, so guessing them is vain.
+    """All layers of the configured draft model, on the device of the stage that it guesses for.
 
-    Raises CheckpointError when it cannot be loaded.
+    ``never`` holds ids that are never sampled, so guessing them is vain. Raises CheckpointError when it cannot be
+    loaded.
     """
 
-    def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int]) -> None:
+    def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
         # It guesses without adapters: what is said does not depend on it.
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
-        self._model = make_stage(config.draft_config(), alone, 0)
-        self._never = list(never)
+        placed = config.draft_config().model_copy(update={"device": str(device)})
+        self._model = make_stage(placed, alone, 0)
+        self._never = torch.tensor(list(never), dtype=torch.int64, device=device)
         self._count = limits.draft_tokens
         self._page_size = limits.page_size
 
@@ -67,8 +69,8 @@ class DraftModel:
                 for one in going
             ]
             logits = self._model.forward(self._model.batch(segments), None)
-            if self._never:
-                logits = logits.index_fill(1, torch.tensor(self._never, device=logits.device), float("-inf"))
+            if len(self._never):
+                logits = logits.index_fill(1, self._never, float("-inf"))
             for one, token in zip(going, torch.argmax(logits, dim=-1).tolist(), strict=True):
                 one.guesses += (token,)
                 one.token, one.position = token, one.position + 1

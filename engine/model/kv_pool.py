@@ -29,7 +29,8 @@ class KVPool:
 
     ``window`` is the pool of the stage's window layers, with page tables of its own; None where the model has none.
     With ``window_tokens`` the pool is such a one: only the last tokens of a row are in it. ``changes`` grows with each
-    segment that adds pages.
+    segment that adds pages. With ``scratch`` there is a page after the last one that no plan can name: what pads a
+    batch is written there.
     """
 
     def __init__(
@@ -43,13 +44,16 @@ class KVPool:
         device: torch.device,
         pages_first: bool = False,
         window_tokens: int = 0,
+        scratch: bool = False,
     ) -> None:
         self.page_size = limits.page_size
         self.window_tokens = window_tokens
         self.window: KVPool | None = None
         self.total_slots = (limits.window_pages if window_tokens else limits.total_pages) * limits.page_size
         self.pages_first = pages_first
-        places = (self.total_slots, kv_heads) if pages_first else (kv_heads, self.total_slots)
+        self.scratch_page = self.total_slots // limits.page_size if scratch else None
+        slots = self.total_slots + (limits.page_size if scratch else 0)
+        places = (slots, kv_heads) if pages_first else (kv_heads, slots)
         shape = (layers, *places, head_dim)
         # Zeros, not empty memory: padding gathers slots that were never written. A NaN there would survive the mask.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -58,6 +62,16 @@ class KVPool:
         self.changes = 0
         self._tables = np.zeros((limits.rows, limits.pages_for(limits.context_length)), np.int64)
         self._offsets = np.arange(self.page_size, dtype=np.int64)
+
+    @property
+    def rows(self) -> int:
+        """How many page tables there are."""
+        return self._tables.shape[0]
+
+    @property
+    def row_places(self) -> int:
+        """How many pages a row may have."""
+        return self._tables.shape[1]
 
     def adopt(self, segment: Segment) -> None:
         """Write the pages that a segment adds into its row's page table, and into that of the window layers.

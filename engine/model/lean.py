@@ -1,7 +1,8 @@
 """A lean forward for decoders of the Llama shape: the weights of the transformers model, without its overhead.
 
-Fuses matrix products, looks rotary angles up, and computes in fp32 where the CPU has no 16-bit arithmetic. Knows
-exactly which architectures it equals; everything else stays with transformers. Made once, when a stage has loaded.
+Fuses matrix products, looks rotary angles up, and computes in fp32 where the CPU has no 16-bit arithmetic. Never asks a
+GPU for a number, so that its decodes can be captured. Knows exactly which architectures it equals; everything else
+stays with transformers. Made once, when a stage has loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.functional import embedding, rms_norm
 
 from engine.model.attention import PagedAttention
-from engine.model.batch import ForwardBatch
+from engine.model.batch import LayersBatch
 from engine.model.lora import BatchAdapters
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
@@ -38,11 +39,9 @@ PRODUCTS = (
 _QUERY_KEY_VALUE, _OUTPUT, _GATE_UP, _DOWN = range(len(PRODUCTS))
 
 
-def why_not_lean(model: _Transformer, device: torch.device) -> str | None:
+def why_not_lean(model: _Transformer) -> str | None:
     """The reason why a stage's model must be computed by transformers; None when ``LeanDecoder`` equals it."""
     name = type(model).__name__
-    if device.type != "cpu":
-        return f"the device is {device}, and the lean forward is for CPUs"
     if name not in _ARCHITECTURES or not type(model).__module__.startswith("transformers."):
         return f"{name} is none of {', '.join(sorted(_ARCHITECTURES))}"
     rope = model.base_model.rotary_emb.rope_type
@@ -66,7 +65,7 @@ class LeanDecoder:
         decoder = model.base_model
         self._dtype = dtype
         self._embedding = None if decoder.embed_tokens is None else decoder.embed_tokens.weight
-        self._angles = _RotaryAngles(decoder.rotary_emb, dtype)
+        self._angles = _RotaryAngles(decoder.rotary_emb, dtype, next(decoder.layers.parameters()).device)
         self._layers = [_lean_layer(layer, paged, dtype) for layer, paged in zip(decoder.layers, layers, strict=True)]
         head = model.get_output_embeddings()
         self._norm = None if head is None else _norm(decoder.norm, dtype)
@@ -74,7 +73,7 @@ class LeanDecoder:
 
     def forward(
         self,
-        batch: ForwardBatch,
+        batch: LayersBatch,
         hidden: torch.Tensor | None,
         take_scored: ScoreTaker | None = None,
         adapters: BatchAdapters | None = None,
@@ -107,14 +106,16 @@ class LeanDecoder:
 class _RotaryAngles:
     """Cosines and sines by position, computed by the model's own module; grows with the positions that it meets."""
 
-    def __init__(self, module: Callable[..., tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: Callable[..., tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._module = module
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
         self._table = self._make(_FIRST_ANGLES)
 
-    def of(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, batch: LayersBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """For every token of a batch, each [tokens, 1, head size]."""
-        last = int(batch.positions_array.max())
+        last = batch.last_position
         if last >= len(self._table):
             self._table = self._make(max(last + 1, 2 * len(self._table)))
         angles = self._table.index_select(0, batch.positions[0])
@@ -122,7 +123,8 @@ class _RotaryAngles:
 
     def _make(self, count: int) -> torch.Tensor:
         """[positions, 2, head size]. The first half of a sine is negated: rotating a head is then rolling it."""
-        cos, sin = self._module(torch.zeros((), dtype=self._dtype), torch.arange(count)[None])
+        like = torch.zeros((), dtype=self._dtype, device=self._device)
+        cos, sin = self._module(like, torch.arange(count, device=self._device)[None])
         half = sin.shape[-1] // 2
         return torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)], dim=1)
 
@@ -141,8 +143,9 @@ class _Norm:
 
     @classmethod
     def of(cls, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> _Norm:
-        size = weight.shape[-1]
-        return cls(weight.to(dtype), eps, torch.full((size, 1), 1 / size), torch.full((1,), eps))
+        size, device = weight.shape[-1], weight.device
+        shares, floor = torch.full((size, 1), 1 / size, device=device), torch.full((1,), eps, device=device)
+        return cls(weight.to(dtype), eps, shares, floor)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         size = self.weight.shape[-1]
@@ -154,7 +157,7 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _LeanLayer:
-    """One layer. Weights are [in, out]: at 1 to 8 rows the product took a tenth to a quarter less than [out, in]."""
+    """One layer. Weights are [in, out]; on a CPU they also lie so: see ``_fused``."""
 
     attention: PagedAttention
     input_norm: _Norm
@@ -259,8 +262,14 @@ def _norm(module: _Transformer, dtype: torch.dtype) -> _Norm:
 
 
 def _fused(linears: Sequence[nn.Linear], dtype: torch.dtype) -> torch.Tensor:
-    """The weights of linears side by side, [in, out]. The linears look into it, so that nothing is kept twice."""
-    fused = torch.cat([linear.weight for linear in linears]).to(dtype).t().contiguous()
+    """The weights of linears side by side, [in, out]. The linears look into it, so that nothing is kept twice.
+
+    On a CPU a product of 1 to 8 rows with weights that lie [in, out] took a tenth to a quarter less. A GPU has them as
+    its libraries expect a linear's.
+    """
+    fused = torch.cat([linear.weight for linear in linears]).to(dtype).t()
+    if fused.device.type == "cpu":
+        fused = fused.contiguous()
     if dtype == linears[0].weight.dtype:
         parts = torch.split(fused.t(), [linear.out_features for linear in linears])
         for linear, part in zip(linears, parts, strict=True):

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, IntegrityError, StepFailedError
+from engine.errors import DeviceLostError, EngineError, IntegrityError, StepFailedError
 from engine.grammar import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
@@ -101,7 +101,9 @@ class StageRunner:
             never=never, vocab_size=limits.vocab_size, device=self._model.device, grammars=self.grammars
         )
         has_draft_model = limits.has_draft_model and self.is_last
-        self._draft_model = DraftModel(config, limits, never=never) if has_draft_model else None
+        self._draft_model = None
+        if has_draft_model:
+            self._draft_model = DraftModel(config, limits, never=never, device=self._model.device)
         self._fail_next = False
 
     @property
@@ -168,7 +170,8 @@ class StageRunner:
 
         ``hidden`` [tokens, hidden size] comes from the stage before, None on the first. Returns the same for the next
         stage, or the Completion: on the last stage the sampled tokens, on any stage an error if the forward failed.
-        IntegrityError is not caught: going on would serve wrong tokens.
+        IntegrityError is not caught: going on would serve wrong tokens. Raises DeviceLostError when the device does not
+        work any more, as after a kernel that read where it may not: nothing could be computed on it again.
         """
         try:
             self._adopt(microbatch)
@@ -177,6 +180,7 @@ class StageRunner:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever a kernel raises fails this microbatch and nothing else
             _log.warning("stage %d failed in microbatch %d", self.stage, microbatch.id, exc_info=exc)
+            self._require_device(exc)
             self.counters.failed += 1
             self._record.abandon(microbatch.segments)
             output = Completion(
@@ -316,6 +320,15 @@ class StageRunner:
 
     def _read_tokenizer(self) -> str:
         return read_tokenizer(self._model.folder, trust_remote_code=self._config.trust_remote_code)
+
+    def _require_device(self, failure: Exception) -> None:
+        """A GPU whose context is broken answers every call with an error, the first of which was the failure's."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as exc:
+            raise DeviceLostError(f"stage {self.stage} has lost {self.device}: {failure}") from exc
 
     def _fail_if_told(self) -> None:
         if self._fail_next:

@@ -107,9 +107,10 @@ class Sampler:
     def _without_never(self, raw: torch.Tensor, masked: Sequence[int]) -> torch.Tensor:
         """The logits without what no request may sample, but for what is all that a grammar allows, such as an end."""
         scores = raw + self._never
-        for place in masked:
-            if bool(scores[place].isneginf().all()):
-                scores[place] = raw[place]
+        if masked:
+            places = list(masked)
+            nothing_left = scores[places].isneginf().all(dim=-1, keepdim=True)
+            scores[places] = torch.where(nothing_left, raw[places], scores[places])
         return scores
 
     def _masked(
@@ -187,8 +188,8 @@ def _suppress(scores: torch.Tensor, spec: SamplingSpec) -> None:
     """Forbid the ends, unless the grammar is complete and allows nothing else."""
     kept = scores.clone() if spec.grammar_id else None
     scores[list(spec.suppressed_ids)] = float("-inf")
-    if kept is not None and bool(scores.isneginf().all()):
-        scores.copy_(kept)
+    if kept is not None:
+        scores.copy_(torch.where(scores.isneginf().all(), kept, scores))
 
 
 def _penalize(scores: torch.Tensor, spec: SamplingSpec, tokens: NDArray[np.int32]) -> None:
@@ -267,17 +268,20 @@ def _logprobs(raw: torch.Tensor, ids: tuple[int, ...], specs: list[SamplingSpec]
     asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
     if not asked:
         return ()
+    # Rows that asked for none pay for no softmax. What leaves a GPU leaves it for all rows at once: each is a wait.
+    logprobs = torch.log_softmax(raw[asked], dim=-1)
+    chosen = torch.tensor([ids[row] for row in asked], device=raw.device)
+    said: list[float] = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
     found: list[TokenLogprob | None] = [None] * len(specs)
-    # Rows that asked for none pay for no softmax.
-    for row, logprobs in zip(asked, torch.log_softmax(raw[asked], dim=-1), strict=True):
-        found[row] = _logprob(logprobs, ids[row], specs[row].top_logprobs_num)
+    for row, logprob in zip(asked, said, strict=True):
+        found[row] = TokenLogprob(logprob)
+    tops = [min(max(0, specs[row].top_logprobs_num), logprobs.shape[-1]) for row in asked]
+    # Rows that ask for as many together: which of two equal tokens is told must not depend on other rows.
+    for top in sorted(set(tops) - {0}):
+        lines = [line for line, wanted in enumerate(tops) if wanted == top]
+        best = torch.topk(logprobs[lines], top)
+        for line, tokens, values in zip(lines, best.indices.tolist(), best.values.tolist(), strict=True):
+            # What a grammar forbids has no probability, and minus infinity no JSON.
+            pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > float("-inf")]
+            found[asked[line]] = TokenLogprob(said[line], tuple(pairs))
     return tuple(found)
-
-
-def _logprob(logprobs: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    if top <= 0:
-        return TokenLogprob(float(logprobs[token]))
-    best = torch.topk(logprobs, min(top, logprobs.shape[-1]))
-    # What a grammar forbids has no probability, and minus infinity no JSON.
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenLogprob(float(logprobs[token]), tuple([pair for pair in pairs if pair[1] > float("-inf")]))

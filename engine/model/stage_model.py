@@ -19,12 +19,13 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineError, StepFailedError
 from engine.limits import Limits
 from engine.model import attention
-from engine.model.arithmetic import compute_dtype
-from engine.model.batch import Batch, ForwardBatch
+from engine.model.arithmetic import compute_dtype, stage_devices
+from engine.model.batch import Batch, DecodeBatch, ForwardBatch, LayersBatch
 from engine.model.checkpoint import heads_of
+from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
-from engine.model.lora import StageAdapters
+from engine.model.lora import BatchAdapters, StageAdapters
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
@@ -65,7 +66,11 @@ class StageModel:
         self.folder, self.description = facts.folder, facts.description
         self.is_first, self.is_last = facts.is_first, facts.is_last
         self.device = _device(config.device, limits, stage)
+        if self.device.type == "cuda":
+            # What belongs to no tensor (pinned memory, streams, graphs) would otherwise be made on the first GPU.
+            torch.cuda.set_device(self.device)
         self.dtype, self.hidden_size, self.layers = facts.dtype, facts.hidden_size, facts.layers
+        self._vocab_size = int(facts.model_config.vocab_size)
         model_config, windowed = facts.model_config, facts.windowed
         kv_heads, head_dim = heads_of(model_config, self.folder)
         attention.register()
@@ -91,7 +96,7 @@ class StageModel:
             pages_first=varlen,
         )
         try:
-            self.pool = pool_of(layers=windowed.count(False))
+            self.pool = pool_of(layers=windowed.count(False), scratch=config.cuda_graphs != "off")
             if limits.window_tokens:
                 self.pool.window = pool_of(layers=windowed.count(True), window_tokens=limits.window_tokens)
         except (RuntimeError, MemoryError) as exc:
@@ -117,9 +122,13 @@ class StageModel:
                 dtype=self.dtype,
             )
         self._lean: LeanDecoder | None = None
+        self._graphs: DecodeGraphs | None = None
         self._warm_up()
         if lean:
             self._become_lean(self._paged)
+        self._graph_choice = config.cuda_graphs
+        if (reason := self._record_decodes()) is not None and config.cuda_graphs == "on":
+            raise CheckpointError(f"cuda_graphs must be 'off' or 'auto' here, got 'on': {reason}")
 
     @property
     def is_lean(self) -> bool:
@@ -131,10 +140,13 @@ class StageModel:
         self.pool = self._attention.pool = pool
         for layer in self._paged:
             layer.bind()
+        # What was recorded writes into the pool that is let go.
+        self._record_decodes()
 
-    def batch(self, segments: Sequence[Segment]) -> ForwardBatch:
+    def batch(self, segments: Sequence[Segment]) -> Batch:
         """What ``forward`` takes, for segments whose pages are in the pool's tables."""
-        return ForwardBatch(segments, self.pool, self.device)
+        recorded = None if self._graphs is None else self._graphs.batch(segments)
+        return ForwardBatch(segments, self.pool, self.device) if recorded is None else recorded
 
     def forward(self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None) -> torch.Tensor:
         """Compute this stage's layers for one batch.
@@ -142,13 +154,27 @@ class StageModel:
         ``hidden`` is [tokens, hidden size] from the stage before, None on the first. Returns the same shape, or on the
         last stage the logits [emitting tokens, vocabulary]; ``take_scored`` is given those of prompt logprobs.
         """
+        if self.device.type == "cuda" and self.is_first:
+            self._require_known(batch)
+        if isinstance(batch, DecodeBatch):
+            assert self._graphs is not None, "a padded batch comes from the graphs of its stage"
+            return self._graphs.forward(batch, hidden)
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
-        self._attention.batch = batch
-        self._attention.calls = 0
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
         adapters = None if self.lora is None else self.lora.of(batch.segments)
         if self.lora is not None and self._lean is None:
             self.lora.present = adapters
+        return self._compute(batch, hidden, take_scored, adapters)
+
+    def _compute(
+        self,
+        batch: LayersBatch,
+        hidden: torch.Tensor | None,
+        take_scored: ScoreTaker | None = None,
+        adapters: BatchAdapters | None = None,
+    ) -> torch.Tensor:
+        self._attention.batch = batch
+        self._attention.calls = 0
         try:
             if self._lean is not None:
                 output = self._lean.forward(batch, hidden, take_scored, adapters)
@@ -165,7 +191,13 @@ class StageModel:
             )
         return output.to(self.dtype)
 
-    def _call(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def _require_known(self, batch: Batch) -> None:
+        """An id beside the embedding is an IndexError on a CPU, and the end of all work on a GPU."""
+        least, most = int(batch.token_ids_array.min()), int(batch.token_ids_array.max())
+        if least < 0 or most >= self._vocab_size:
+            raise StepFailedError(f"token ids must be in 0..{self._vocab_size - 1}, got {least}..{most}")
+
+    def _call(self, batch: LayersBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
         if not self.is_last:
             output: torch.Tensor = self._decoder(
@@ -177,7 +209,7 @@ class StageModel:
         ).logits
         return logits[0]
 
-    def _call_scored(self, batch: ForwardBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
+    def _call_scored(self, batch: LayersBatch, hidden: torch.Tensor | None, take_scored: ScoreTaker) -> torch.Tensor:
         """The layers once, then the head for a few rows at a time: for all of a long part it would not fit."""
         inputs = {"input_ids": batch.token_ids} if hidden is None else {"inputs_embeds": hidden[None]}
         output = self._decoder(**inputs, position_ids=batch.positions, use_cache=False)
@@ -255,11 +287,11 @@ class StageModel:
     def _become_lean(self, paged: Sequence[attention.PagedAttention]) -> None:
         """Take the lean forward, and let go of transformers' model, if both compute this model alike."""
         name = type(self._model).__name__
-        reason = why_not_lean(self._model, self.device)
+        reason = why_not_lean(self._model)
         if reason is not None:
             _log.info("%s is computed by transformers: %s", name, reason)
             return
-        dtype = compute_dtype(self.dtype)
+        dtype = compute_dtype(self.dtype, self.device.type)
         # Parameters that became views in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
             lean = LeanDecoder(self._model, paged, dtype)
@@ -271,16 +303,51 @@ class StageModel:
             self._lean = None
             _log.warning("%s is computed by transformers: the lean forward fails", name, exc_info=exc)
             return
-        tolerance = _TOLERANCE_FP32 if self.dtype == torch.float32 else _TOLERANCE_16_BIT
-        if not difference < tolerance:
+        if not difference < self._tolerance:
             self._lean = None
             text = "%s is computed by transformers: the lean forward differs by %g, more than %g"
-            _log.warning(text, name, difference, tolerance)
+            _log.warning(text, name, difference, self._tolerance)
             return
         _log.info("%s is computed by the lean forward in %s, %g from transformers'", name, dtype, difference)
         if self.lora is not None:
             self.lora.fuse(PRODUCTS, dtype)
         self._model = self._decoder = None
+
+    @torch.inference_mode()
+    def _record_decodes(self) -> str | None:
+        """Record plain decodes, if that is wanted; returns why it cannot be, None when it is done or not wanted.
+
+        What is recorded must compute as the eager forward does. The pages that it is tried in belong to no request.
+        """
+        self._graphs = None
+        if self._graph_choice == "off":
+            return None
+        reason = why_no_graphs(self.device, self.pool, lean=self._lean is not None)
+        if reason is None:
+            try:
+                expected = self._compare_outputs()
+                self._graphs = DecodeGraphs(
+                    self._compute,
+                    self.pool,
+                    device=self.device,
+                    dtype=self.dtype,
+                    hidden_size=0 if self.is_first else self.hidden_size,
+                    adapters=self.lora is not None,
+                    record=cuda_recorder(self.device),
+                )
+                difference = float((self._compare_outputs() - expected).norm() / expected.norm())
+                if not difference < self._tolerance:
+                    reason = f"recorded decodes differ by {difference:g}, more than {self._tolerance}"
+            except (EngineError, RuntimeError) as exc:
+                reason = f"recording fails: {exc}"
+        if reason is not None:
+            self._graphs = None
+            _log.log(logging.INFO if self._graph_choice == "auto" else logging.WARNING, "no CUDA graphs: %s", reason)
+        return reason
+
+    @property
+    def _tolerance(self) -> float:
+        return _TOLERANCE_FP32 if self.dtype == torch.float32 else _TOLERANCE_16_BIT
 
     def _compare_outputs(self) -> torch.Tensor:
         """What the stage computes for a chunk of a few tokens and for one more token after it, in fp32."""
@@ -304,8 +371,9 @@ class StageModel:
             )
             self.pool.adopt(segment)
             places = torch.arange(len(token_ids) * self.hidden_size, dtype=torch.float32) + start
-            hidden = torch.sin(places).view(-1, self.hidden_size).to(self.dtype)
-            outputs.append(self.forward(ForwardBatch([segment], self.pool, self.device), hidden).float())
+            hidden = torch.sin(places).view(-1, self.hidden_size).to(self.device, self.dtype)
+            # A copy: what a recorded forward returns is overwritten by the next one.
+            outputs.append(self.forward(self.batch([segment]), hidden).float().clone())
         return torch.cat(outputs)
 
 
@@ -322,8 +390,6 @@ def _device(name: str, limits: Limits, stage: int) -> torch.device:
     gpus = torch.cuda.device_count()
     if name.startswith("cuda") and not gpus:
         raise CheckpointError(f"device must exist, but torch sees no CUDA device for {name!r}; use device='cpu'")
-    if name not in ("auto", "cuda"):
-        return torch.device(name)
-    if not gpus:
+    if name == "cpu" or not gpus:
         return torch.device("cpu")
-    return torch.device("cuda", stage if gpus >= limits.pp_size else 0)
+    return torch.device("cuda", stage_devices(name, limits.pp_size, gpus)[stage])

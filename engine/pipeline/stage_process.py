@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from engine.errors import ProcessDiedError
+from engine.errors import ConfigError, ProcessDiedError
 from engine.limits import Limits
 from engine.process.control import Control, Ready, Serving
 from engine.settings import ServerSettings
@@ -34,6 +34,7 @@ def run_stage_process(
     threading.Thread(target=_end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
     backend = _backend(settings, limits)
     if backend is not None:
+        _require_backend(backend, settings, limits)
         _join_process_group(backend, stage, limits, private_dir)
     transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
     run_stage(
@@ -51,18 +52,39 @@ def _backend(settings: ServerSettings, limits: Limits) -> str | None:
     """The torch.distributed backend for hidden states; None for sockets, which are faster between CPU processes."""
     if settings.hidden_transport != "auto":
         return None if settings.hidden_transport == "socket" else settings.hidden_transport
+    return "nccl" if _has_a_gpu_a_stage(settings, limits) else None
+
+
+def _has_a_gpu_a_stage(settings: ServerSettings, limits: Limits) -> bool:
+    """A GPU that is named by its number is the same one for all stages."""
     import torch
 
-    on_gpus = settings.device != "cpu" and torch.cuda.device_count() >= limits.pp_size
-    return "nccl" if on_gpus else None
+    from engine.model.arithmetic import stage_devices
+
+    gpus = 0 if settings.device == "cpu" else torch.cuda.device_count()
+    return gpus > 0 and len(set(stage_devices(settings.device, limits.pp_size, gpus))) == limits.pp_size
+
+
+def _require_backend(backend: str, settings: ServerSettings, limits: Limits) -> None:
+    """Raise ConfigError for NCCL where it could not work: it connects GPUs, each of one process."""
+    if backend == "nccl" and not _has_a_gpu_a_stage(settings, limits):
+        raise ConfigError(
+            f"hidden_transport='nccl' needs a GPU a stage, {limits.pp_size} of them, and device='auto' or 'cuda', got "
+            f"device={settings.device!r}; use hidden_transport='socket'"
+        )
 
 
 def _join_process_group(backend: str, stage: int, limits: Limits, private_dir: Path) -> None:
     """Meet the other stages, rank = stage, through a file in the server's private folder."""
+    import torch
     import torch.distributed
 
     # Everything of this server stays on loopback.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    if backend == "nccl":
+        # Where the group's own work is done; without it all stages would open a context on the first GPU.
+        torch.cuda.set_device(stage)
     torch.distributed.init_process_group(
         backend,
         init_method=f"file://{private_dir}/rendezvous",

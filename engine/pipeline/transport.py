@@ -225,7 +225,8 @@ class DistributedTransport:
     """torch.distributed's point-to-point (gloo or NCCL); the process group is the caller's, rank = stage.
 
     The receiver knows the shape from the plan, so that only the length of an error text goes ahead of the tensor.
-    ``most_tokens`` is the largest microbatch.
+    ``most_tokens`` is the largest microbatch. Gloo's point-to-point knows the memory of CPUs alone: what a GPU computes
+    goes through it.
     """
 
     def __init__(
@@ -234,14 +235,17 @@ class DistributedTransport:
         self._stage = stage
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._device = device
+        self._computes_on = device
+        # Where tensors are handed over.
+        on_cpu = device.type == "cpu" or torch.distributed.get_backend() == "gloo"
+        self._device = torch.device("cpu") if on_cpu else device
         # What was sent must be taken off the wire even when there is no memory for it, or the next one is misread.
-        self._drain = torch.empty((most_tokens if stage else 0, hidden_size), dtype=dtype, device=device)
+        self._drain = torch.empty((most_tokens if stage else 0, hidden_size), dtype=dtype, device=self._device)
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """See ``HiddenTransport``."""
         try:
-            whole = output if isinstance(output, HiddenFailed) else output.contiguous()
+            whole = output if isinstance(output, HiddenFailed) else output.contiguous().to(self._device)
         except OUT_OF_MEMORY as exc:
             whole = without_memory(self._stage, microbatch, "hand on", exc)
         if isinstance(whole, HiddenFailed):
@@ -271,7 +275,10 @@ class DistributedTransport:
             self._recv(self._drain[: microbatch.tokens])
             return without_memory(self._stage, microbatch, "take", exc)
         self._recv(hidden)
-        return hidden
+        try:
+            return hidden.to(self._computes_on)
+        except OUT_OF_MEMORY as exc:
+            return without_memory(self._stage, microbatch, "take", exc)
 
     def close(self) -> None:
         """See ``HiddenTransport``; the process group stays with its maker."""

@@ -12,6 +12,9 @@ from engine.messages import Completion
 from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
+# Where the tests of parity compute: ``pytest --device``.
+DEVICE = "cpu"
+
 
 def limits_for(config: EngineConfig, *, vocab_size: int = 199, num_layers: int = 5, window: int = 0) -> Limits:
     facts = ModelFacts(
@@ -57,7 +60,7 @@ class ChainedStages:
         for runner in self.runners[:-1]:
             hidden = runner.forward(microbatch, hidden)
             assert isinstance(hidden, torch.Tensor), hidden
-        return self.runners[-1].logits(microbatch, hidden)
+        return self.runners[-1].logits(microbatch, hidden).cpu()
 
     def forward(self, *segments: Segment) -> Completion:
         microbatch, output = self.plan(*segments), None

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import chained_stages
 import pytest
 import torch
 import transformers
 from tiny_checkpoints import FAMILIES
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take the device of ``--device`` before the tests are imported."""
+    chained_stages.DEVICE = config.getoption("scripted_device") or "cpu"
 
 
 @pytest.fixture(autouse=True)

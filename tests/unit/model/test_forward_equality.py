@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from chained_stages import ChainedStages, limits_for
+from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
 from tiny_checkpoints import FAMILIES
 
@@ -38,7 +38,7 @@ def test_logits_equal_those_of_transformers(
     """C11, B02: two rows prefilled side by side in chunks, then decoded as one padded batch."""
     ids, expected = reference(family)
     config = EngineConfig(
-        model=str(checkpoint_of(family)), pp_size=pp_size, device="cpu", page_size=4, kv_sanitizer=True
+        model=str(checkpoint_of(family)), pp_size=pp_size, device=DEVICE, page_size=4, kv_sanitizer=True
     )
     chain = ChainedStages(config, limits_for(config))
     for first in range(0, max(LENGTHS), chunk):
@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_those_of_generate(family: str, checkpoint_of: Calla
     # The end-of-sequence token ends a request in the scheduler, not in the runner.
     model.generation_config.eos_token_id = None
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0)
-    config = EngineConfig(model=str(checkpoint_of(family)), device="cpu")
+    config = EngineConfig(model=str(checkpoint_of(family)), device=DEVICE)
     chain = ChainedStages(config, limits_for(config))
     assert chain.generate(0, prompt, 16, chunk=7, spec=SamplingSpec(seed=0)) == expected[0, len(prompt) :].tolist()
 
@@ -70,7 +70,7 @@ def test_reduced_precision_stays_close(checkpoint_of: Callable[[str], Path]) -> 
     folder = checkpoint_of("llama")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     prompt = list(range(30))
-    config = EngineConfig(model=str(folder), dtype="bfloat16", pp_size=2, device="cpu")
+    config = EngineConfig(model=str(folder), dtype="bfloat16", pp_size=2, device=DEVICE)
     chain = ChainedStages(config, limits_for(config))
     logits = chain.logits(chain.segment(0, prompt))
     with torch.inference_mode():

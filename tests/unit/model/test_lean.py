@@ -122,8 +122,7 @@ def test_a_forward_that_fails_is_not_taken(
 def test_what_the_lean_forward_does_not_know_is_refused(values: dict[str, object], text: str) -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, **values))
-    assert text in str(why_not_lean(model, torch.device("cpu")))
-    assert "for CPUs" in str(why_not_lean(model, torch.device("cuda")))
+    assert text in str(why_not_lean(model))
 
 
 @pytest.mark.parametrize(("capability", "expected"), [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
@@ -133,6 +132,7 @@ def test_bf16_is_computed_in_fp32_where_the_cpu_cannot(
     """The KV and what leaves the stage stay in the configured type."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
     assert compute_dtype(torch.bfloat16) == expected
+    assert compute_dtype(torch.bfloat16, "cuda") == torch.bfloat16
     chain = chain_of(checkpoint_of("qwen3"), dtype="bfloat16")
     assert chain.runners[0].is_lean
     assert chain.logits(chain.segment(0, PROMPT)).dtype == torch.bfloat16

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 import transformers
-from chained_stages import ChainedStages, limits_for
+from chained_stages import DEVICE, ChainedStages, limits_for
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
@@ -82,7 +82,13 @@ class AdaptedStages(ChainedStages):
 
 def stages(model: Path, pp_size: int = 1, **config: Any) -> AdaptedStages:
     settings = EngineConfig(
-        model=str(model), pp_size=pp_size, device="cpu", page_size=4, kv_sanitizer=True, max_loras=2, **config
+        model=str(model),
+        pp_size=pp_size,
+        device=DEVICE,
+        page_size=4,
+        kv_sanitizer=True,
+        max_loras=2,
+        **config,
     )
     return AdaptedStages(settings, limits_for(settings))
 

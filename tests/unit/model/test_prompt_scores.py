@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from chained_stages import ChainedStages, limits_for
+from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
 from tiny_checkpoints import FAMILIES
 
@@ -66,7 +66,7 @@ def test_values_equal_those_of_transformers(
     """C02, B02: by chunks of one token, of a page and of odd length, on one stage and on several."""
     sequences, expected = reference(family)
     ids = sequences[0].tolist()
-    config = EngineConfig(model=str(checkpoint_of(family)), pp_size=pp_size, device="cpu", page_size=4)
+    config = EngineConfig(model=str(checkpoint_of(family)), pp_size=pp_size, device=DEVICE, page_size=4)
     chain = ChainedStages(config, limits_for(config))
     for row, start in ((0, 0), (3, 9)):
         assert_equal(scored(chain, row, ids, start=start, chunk=chunk), expected[0], ids, start)
@@ -85,7 +85,7 @@ def test_a_slice_is_no_seam(
     monkeypatch.setattr(prompt_logprobs, "SLICE_ROWS", 4)
     sequences, expected = reference(family)
     ids = sequences[1].tolist()
-    config = EngineConfig(model=str(checkpoint_of(family)), device="cpu", page_size=4)
+    config = EngineConfig(model=str(checkpoint_of(family)), device=DEVICE, page_size=4)
     chain = ChainedStages(config, limits_for(config), lean=lean)
     assert chain.runners[0].is_lean is (lean and family == "qwen3_tied")
     assert_equal(scored(chain, 0, ids, start=2, chunk=19), expected[1], ids, 2)
@@ -95,7 +95,7 @@ def test_a_cached_prefix_gives_the_same_values(checkpoint_of: Callable[[str], Pa
     """B04: the positions before the first one that is asked for are another row's."""
     sequences, expected = reference("llama")
     ids = sequences[0].tolist()
-    config = EngineConfig(model=str(checkpoint_of("llama")), device="cpu", page_size=4, kv_sanitizer=True)
+    config = EngineConfig(model=str(checkpoint_of("llama")), device=DEVICE, page_size=4, kv_sanitizer=True)
     chain = ChainedStages(config, limits_for(config))
     first = chain.segment(0, ids[:16], emits=False)
     chain.forward(first)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from chained_stages import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.sampling import Sampler, uniform
+from engine.model.sampling import History, Sampled, Sampler, uniform
 from engine.plan import SamplingSpec, Segment
 
 VOCAB = 8
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01, 0.0, 0.0]) + 1e-9)
+
+
+class SamplerHere(Sampler):
+    """On the device of ``pytest --device``."""
+
+    def __init__(self, *, never: tuple[int, ...], vocab_size: int) -> None:
+        super().__init__(never=never, vocab_size=vocab_size, device=torch.device(DEVICE))
+
+    def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
+        return super().sample(logits.to(DEVICE), segments, history)
 
 
 def sample(
@@ -25,7 +37,7 @@ def sample(
     history: tuple[int, ...] = (),
     never: tuple[int, ...] = (),
 ) -> int:
-    sampler = Sampler(never=never, vocab_size=VOCAB, device=torch.device("cpu"))
+    sampler = SamplerHere(never=never, vocab_size=VOCAB)
     segment = Segment("r", 0, position - 1, (0,), 0, (), True, spec)
     sampler.adopt(segment)
     ids, _ = sampler.sample(logits[None], [segment], lambda _: np.array(history, np.int32))
@@ -111,7 +123,7 @@ def test_a_bias_overcomes_no_ban_and_shows_in_no_logprob() -> None:
     assert sample(spec, never=(7,)) == 0
     suppressed = SamplingSpec(seed=0, suppressed_ids=(7,), suppressed_until=10, logit_bias=((7, 100.0),))
     assert [sample(suppressed, position=position) for position in (9, 10)] == [0, 7]
-    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
     segment = Segment("r", 0, 4, (0,), 0, (), True, spec)
     sampler.adopt(segment)
     ids, (logprob,) = sampler.sample(LOGITS[None], [segment], lambda _: np.zeros(0, np.int32))
@@ -142,7 +154,7 @@ def test_frequency_counts_each_time_and_presence_once() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
     plain = Segment("a", 0, 0, (0,), 0, (), True, SamplingSpec(seed=0))
     asked = Segment(
         "b", 1, 0, (0,), 0, (), True, SamplingSpec(seed=0, temperature=9.0, return_logprob=True, top_logprobs_num=2)
@@ -175,7 +187,7 @@ def test_logprobs_are_the_models_own() -> None:
 )
 def test_a_batch_says_what_each_row_says_alone(specs: list[SamplingSpec]) -> None:
     logits = torch.randn(len(specs), VOCAB, generator=torch.Generator().manual_seed(1))
-    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
     segments = [Segment(str(row), row, row, (0,), 0, (), True, spec) for row, spec in enumerate(specs)]
     for segment in segments:
         sampler.adopt(segment)
@@ -208,7 +220,7 @@ def test_plain_greedy_rows_choose_the_first_best_allowed_token_alone_and_beside_
         row = row.clone()
         row[[3, 7]] = float("-inf")
         expected.append(int((row == row.max()).nonzero()[0]))
-    sampler = Sampler(never=(3, 7), vocab_size=64, device=torch.device("cpu"))
+    sampler = SamplerHere(never=(3, 7), vocab_size=64)
     segments = [Segment(f"r{row}", row, 0, (1,), 0, (), True, SamplingSpec(seed=row)) for row in range(5)]
     for segment in segments:
         sampler.adopt(segment)
@@ -224,7 +236,7 @@ def _no_history(segment: Segment) -> np.ndarray:
 @pytest.mark.parametrize("start", [0, 1, 64])
 def test_a_row_s_new_tenant_brings_its_own_settings_wherever_it_starts(start: int) -> None:
     """C02: also after a cached prefix, where its first segment does not begin at the first position."""
-    sampler = Sampler(never=(), vocab_size=VOCAB, device=torch.device("cpu"))
+    sampler = SamplerHere(never=(), vocab_size=VOCAB)
     seeded = SamplingSpec(seed=11, temperature=5.0, return_logprob=True)
     sampler.adopt(Segment("before", 0, 0, (0,), 0, (), True, SamplingSpec(seed=0)))
     first = Segment("after", 0, start, (0,), 0, (), True, seeded)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from chained_stages import ChainedStages, limits_for
-from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu.stand_ins import kernel
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.model.transfer import packed, sent, unpacked
@@ -22,44 +22,6 @@ from engine.model.varlen import why_not_shape, why_not_varlen
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 SHAPE = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4}
-
-
-def kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-    num_splits: int,
-) -> torch.Tensor:
-    """Paged attention as the kernel's documentation has it, row by row; the window counts keys to the left."""
-    assert cu_seq_k is None
-    assert enable_gqa
-    assert num_splits == 1
-    assert {cu_seq_q.dtype, seqused_k.dtype, block_table.dtype} == {torch.int32}
-    outputs = []
-    for row, length in enumerate(seqused_k.tolist()):
-        own = query[cu_seq_q[row] : cu_seq_q[row + 1]]
-        assert len(own) <= max_q
-        assert length <= max_k
-        keys, values = (pool[block_table[row].long()].flatten(0, 1)[:length] for pool in (key, value))
-        places = torch.arange(length)
-        last = torch.arange(length - len(own), length)[:, None]
-        seen = places <= last + window_size[1]
-        if window_size[0] >= 0:
-            seen &= places >= last - window_size[0]
-        heads_first = [states.transpose(0, 1)[None] for states in (own, keys, values)]
-        attended = scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=scale, enable_gqa=True)
-        outputs.append(attended[0].transpose(0, 1))
-    return torch.cat(outputs)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from chained_stages import DEVICE
 
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
@@ -48,7 +49,7 @@ class RealEngine:
     """A scheduler over all stages of the embedded model, in this process."""
 
     def __init__(self, **config: object) -> None:
-        settings = EngineConfig(device="cpu", context_length=256, max_total_tokens=1024, kv_sanitizer=True, **config)
+        settings = EngineConfig(device=DEVICE, context_length=256, max_total_tokens=1024, kv_sanitizer=True, **config)
         self.limits = Limits.of(settings, embedded_facts(settings.model))
         self.scheduler = Scheduler(self.limits)
         self.runners = [StageRunner(settings, self.limits, stage) for stage in range(self.limits.pp_size)]

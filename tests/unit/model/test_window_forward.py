@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from chained_stages import ChainedStages, limits_for
+from chained_stages import DEVICE, ChainedStages, limits_for
 from reference_logits import Reference, reference_logits
-from test_varlen import kernel
 from tiny_checkpoints import WINDOW
 
+from benchmarks.gpu.stand_ins import kernel
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, IntegrityError
 from engine.limits import ModelFacts
@@ -32,7 +32,7 @@ def reference(checkpoint_of: Callable[[str], Path]) -> Reference:
 
 
 def chain_of(folder: Path, *, lean: bool = True, **values: object) -> ChainedStages:
-    config = EngineConfig(**({"model": str(folder), "device": "cpu", "page_size": 4, "kv_sanitizer": True} | values))
+    config = EngineConfig(**({"model": str(folder), "device": DEVICE, "page_size": 4, "kv_sanitizer": True} | values))
     return ChainedStages(config, limits_for(config, window=WINDOW), lean=lean)
 
 
@@ -135,7 +135,7 @@ def test_a_plan_without_window_pages_fails_its_microbatch_alone(checkpoint_of: C
 
 def test_limits_of_another_window_are_refused(checkpoint_of: Callable[[str], Path]) -> None:
     """B18"""
-    config = EngineConfig(model=str(checkpoint_of("mistral_window")), device="cpu", page_size=4)
+    config = EngineConfig(model=str(checkpoint_of("mistral_window")), device=DEVICE, page_size=4)
     with pytest.raises(CheckpointError, match="window layers must see 13 tokens"):
         StageRunner(config, limits_for(config, window=13), 0)
 

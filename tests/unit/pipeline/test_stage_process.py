@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from engine.errors import ConfigError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.pipeline import stage, stage_process
 from engine.pipeline.transport import TransportKind
@@ -33,6 +34,9 @@ def _settings(**changes: Any) -> tuple[ServerSettings, Limits]:
         ("gloo", "auto", 0, "gloo"),
         ("auto", "auto", 1, None),
         ("auto", "auto", 2, "nccl"),
+        ("auto", "cuda", 2, "nccl"),
+        # The same GPU for all stages: NCCL would refuse it.
+        ("auto", "cuda:1", 2, None),
         ("auto", "cpu", 8, None),
     ],
 )
@@ -41,6 +45,14 @@ def test_gpus_are_grouped_when_each_stage_has_one(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert stage_process._backend(*_settings(hidden_transport=transport, device=device)) == backend
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("auto", 1), ("cuda:0", 2), ("cpu", 2)])
+def test_nccl_without_a_gpu_a_stage_is_refused(monkeypatch: pytest.MonkeyPatch, device: str, gpus: int) -> None:
+    """C09"""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(ConfigError, match=rf"'nccl' needs a GPU a stage, 2 of them.*got device='{device}'"):
+        stage_process._require_backend("nccl", *_settings(hidden_transport="nccl", device=device))
 
 
 @pytest.mark.parametrize(

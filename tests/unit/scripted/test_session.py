@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import lockstep_pytest
 from engine import EngineConfig
 from scripted import BadCall, ScriptOptions, ServerDirty, scripted
 from scripted.gate.run import ScriptSucceeded
@@ -62,6 +64,23 @@ def test_what_a_failed_script_left_is_not_the_next_ones_fault(session_on) -> Non
     dirty, fresh = Engine(dirty=True, has_failed=True), Engine()
     session_on(dirty, fresh).run(SPEC, "server", {})
     assert (len(dirty.options), len(fresh.options)) == (1, 1)
+
+
+@pytest.mark.parametrize(("device", "tier", "expected"), [("cuda", "server", "cuda"), (None, "server", "auto")])
+def test_servers_compute_where_the_session_says(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, tier: str, expected: str
+) -> None:
+    lent: list[tuple[EngineConfig, str | None]] = []
+    session = ScriptedSession(device=device)
+    monkeypatch.setattr(session, "_servers", lambda: SimpleNamespace(lend=lambda *given: lent.append(given)))
+    session.harness(EngineConfig(seed=3), tier)
+    assert lent == [(EngineConfig(seed=3, device=expected), None)]
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    config = SimpleNamespace(getoption=lambda name: "gpu" if name == "scripted_device" else None)
+    with pytest.raises(pytest.UsageError, match="--device must be cpu, cuda or cuda:N, got 'gpu'"):
+        lockstep_pytest.pytest_configure(config)  # type: ignore[arg-type]
 
 
 def test_server_that_is_dirty_of_itself_fails_the_script(session_on) -> None:

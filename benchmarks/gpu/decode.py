@@ -1,0 +1,180 @@
+"""Decode steps: where their time goes, attention by a kernel and by gathering, recorded as graphs and eager.
+
+The engines of a comparison take turns, round by round, over the same prompts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.device import measured_bandwidth, read_bytes
+from benchmarks.gpu.engine_loop import PARTS, Engine, Run
+from benchmarks.gpu.results import Table
+from benchmarks.gpu.setting import Setting
+
+__all__ = ["kind_of", "measure_attention", "measure_decodes", "measure_graphs"]
+
+# What the kernels of a device are called, by what they do; the first that fits counts.
+_KINDS: Final = {
+    "copies to the device": ("Memcpy HtoD",),
+    "copies from the device": ("Memcpy DtoH",),
+    "copies within it": ("Memcpy DtoD", "Memset"),
+    "attention": ("flash", "fmha", "attention", "softmax"),
+    "matrix products": ("gemm", "gemv", "cutlass", "cublas", "nvjet", "xmma", "splitk"),
+}
+_OTHERS: Final = "other kernels"
+_SHARE_TARGET: Final = 80.0
+_RECORDED: Final[dict[str, Any]] = {"attention_backend": "varlen", "cuda_graphs": "on"}
+
+
+def measure_decodes(setting: Setting) -> list[Table]:
+    """For each batch: the parts of a step, what the device does meanwhile, the share of the bandwidth's limit."""
+    engine = Engine(setting, **_RECORDED)
+    bandwidth, (weights, kv_token) = measured_bandwidth(setting), read_bytes(setting)
+    parts = Table(title="Parts of a decode step as the host sees them, us, medians", columns=("batch", "step", *PARTS))
+    on_cuda = setting.device.startswith("cuda")
+    done = Table(
+        title="What the device does in a step, us, under torch's profiler",
+        columns=("batch", "busy", *_KINDS, _OTHERS),
+        needs="" if on_cuda else "CUDA",
+    )
+    limit = Table(
+        title=f"Share of the bandwidth's limit (goal: {_SHARE_TARGET:.0f} % at batch 1)",
+        columns=("batch", "must be read, MB", "at the copy's bandwidth, us", "step, us", "%", "of the busy time, %"),
+        needs="" if on_cuda else "CUDA",
+    )
+    for rows in setting.batches:
+        run = _warm(engine, setting, rows)
+        steps = run.decodes(rows)
+        step_s = statistics.median(step.seconds for step in steps)
+        medians = [statistics.median(step.parts[part] for step in steps) * 1e6 for part in PARTS]
+        parts.rows.append((rows, step_s * 1e6, *medians))
+        device = _device_times(engine, setting, rows) if on_cuda else {}
+        busy_s = sum(device.values())
+        done.rows.append((rows, busy_s * 1e6 or None, *[_us(device, kind) for kind in (*_KINDS, _OTHERS)]))
+        context = setting.prompt_tokens + setting.new_tokens // 2
+        least_s = (weights + rows * context * kv_token) / bandwidth
+        of_busy = least_s / busy_s * 100 if busy_s else None
+        megabytes = (weights + rows * context * kv_token) / 1e6
+        limit.rows.append((rows, megabytes, least_s * 1e6, step_s * 1e6, least_s / step_s * 100, of_busy))
+    return [parts, done, limit]
+
+
+def measure_attention(setting: Setting) -> list[Table]:
+    """One kernel call a layer beside gathered keys: decodes and prompts."""
+    engines = {name: Engine(setting, attention_backend=name) for name in ("sdpa", "varlen")}
+    return [
+        _compared("A decode step, ms, eager", engines, setting, setting.batches, _decode_ms),
+        _compared("The first token of a prompt, ms", engines, setting, setting.long_prompts, _prompt_ms),
+    ]
+
+
+def measure_graphs(setting: Setting) -> list[Table]:
+    """Recorded decodes beside eager ones, by this forward and by transformers' own; and whether they say the same."""
+    engines = {
+        "transformers' forward": Engine(setting, lean=False, attention_backend="varlen"),
+        "lean": Engine(setting, attention_backend="varlen"),
+        "lean, graphs": Engine(setting, **_RECORDED),
+    }
+    for name, engine in engines.items():
+        if engine.runner.is_lean is name.startswith("transformers"):
+            raise RuntimeError(f"{name} must compute, but the other forward was taken; see the log")
+    times = _compared("A decode step, ms", engines, setting, setting.batches, _decode_ms)
+    same = Table(title="Tokens that are equal with graphs and without, greedily", columns=("batch", "equal, %"))
+    for rows in setting.batches:
+        said = [_warm(engines[name], setting, rows).tokens for name in ("lean", "lean, graphs")]
+        pairs = [
+            (one, other)
+            for eager, recorded in zip(*[tokens.values() for tokens in said], strict=True)
+            for one, other in zip(eager, recorded, strict=True)
+        ]
+        same.rows.append((rows, 100 * sum(one == other for one, other in pairs) / len(pairs)))
+    return [times, same]
+
+
+def _warm(engine: Engine, setting: Setting, rows: int, seed: int = 0) -> Run:
+    """A run after one that met every shape."""
+    engine.run(engine.prompts(rows, setting.prompt_tokens, seed), min(4, setting.new_tokens))
+    return engine.run(engine.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
+
+
+def _decode_ms(engine: Engine, setting: Setting, rows: int, seed: int) -> float:
+    run = engine.run(engine.prompts(rows, setting.prompt_tokens, seed), setting.new_tokens)
+    return statistics.median(step.seconds for step in run.decodes(rows)) * 1e3
+
+
+def _prompt_ms(engine: Engine, setting: Setting, tokens: int, seed: int) -> float:
+    del setting
+    return engine.run(engine.prompts(1, tokens, seed), 1).steps[0].seconds * 1e3
+
+
+def _compared(
+    title: str,
+    engines: Mapping[str, Engine],
+    setting: Setting,
+    sizes: Sequence[int],
+    measure: Callable[[Engine, Setting, int, int], float],
+) -> Table:
+    """Medians of the rounds, and how many times the first one's time the others take in the same round."""
+    names = list(engines)
+    table = Table(title=title, columns=("size", *names, *[f"{name} to {names[0]}" for name in names[1:]]))
+    for size in sizes:
+        for engine in engines.values():
+            measure(engine, setting, size, 0)
+        rounds = [dict(_in_turn(engines, setting, size, number, measure)) for number in range(setting.rounds)]
+        medians = [statistics.median(times[name] for times in rounds) for name in names]
+        ratios = [statistics.median(times[name] / times[names[0]] for times in rounds) for name in names[1:]]
+        table.rows.append((size, *medians, *ratios))
+    return table
+
+
+def _in_turn(
+    engines: Mapping[str, Engine],
+    setting: Setting,
+    size: int,
+    number: int,
+    measure: Callable[[Engine, Setting, int, int], float],
+) -> Iterator[tuple[str, float]]:
+    order = list(engines.items())
+    for name, engine in order if number % 2 == 0 else reversed(order):
+        yield name, measure(engine, setting, size, number + 1)
+
+
+def _device_times(engine: Engine, setting: Setting, rows: int) -> dict[str, float]:
+    """Seconds of each kind of work on the device in a decode step, from the run's steps after the prompts."""
+    prompts = engine.prompts(rows, setting.prompt_tokens, 0)
+    short = engine.run(prompts, 1)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as whole:
+        run = engine.run(prompts, setting.new_tokens)
+        torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prompt_alone:
+        engine.run(prompts, 1)
+        torch.cuda.synchronize()
+    decodes = len(run.steps) - len(short.steps)
+    with_prompt, alone = _by_kind(whole), _by_kind(prompt_alone)
+    return {kind: max(0.0, with_prompt[kind] - alone[kind]) / decodes for kind in with_prompt}
+
+
+def _by_kind(profiled: Any) -> dict[str, float]:
+    seconds = dict.fromkeys((*_KINDS, _OTHERS), 0.0)
+    for event in profiled.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            seconds[kind_of(event.name)] += event.time_range.elapsed_us() * 1e-6
+    return seconds
+
+
+def kind_of(name: str) -> str:
+    """What a kernel does, by its name."""
+    for kind, words in _KINDS.items():
+        if any(word.lower() in name.lower() for word in words):
+            return kind
+    return _OTHERS
+
+
+def _us(device: Mapping[str, float], kind: str) -> float | None:
+    return device[kind] * 1e6 if kind in device else None

@@ -1,0 +1,69 @@
+"""What a run measures with: the device, the checkpoint's shape, the batches. A dry run has all of it small.
+
+Handed from the run to each part's process as JSON; owns no file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.checkpoints import vocabulary_of
+
+__all__ = ["Setting"]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """``shape`` is one of ``benchmarks.checkpoints``; pages are as large as every paged kernel takes them."""
+
+    dry_run: bool = False
+    device: str = "cuda"
+    shape: str = "M"
+    dtype: str = "bfloat16"
+    page_tokens: int = 256
+    context_tokens: int = 2048
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    prompt_tokens: int = 128
+    new_tokens: int = 64
+    long_prompts: tuple[int, ...] = (512, 1536)
+    rounds: int = 3
+    clients: tuple[int, ...] = (1, 8, 32)
+    stages: tuple[int, ...] = (1, 4)
+    copy_bytes: int = 1 << 30
+    checkpoint: str = ""
+
+    @classmethod
+    def small(cls) -> Setting:
+        """A dry run on the CPU: the same paths over a tiny model."""
+        return cls(
+            dry_run=True,
+            device="cpu",
+            shape="S",
+            page_tokens=16,
+            context_tokens=64,
+            batches=(1, 3),
+            prompt_tokens=12,
+            new_tokens=6,
+            long_prompts=(40,),
+            rounds=1,
+            clients=(2,),
+            stages=(1, 2),
+            copy_bytes=1 << 22,
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint is."""
+        return Path(self.checkpoint)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids below this one are words, and none of them ends a text."""
+        return vocabulary_of(self.shape) - 2
+
+    @property
+    def kv_tokens(self) -> int:
+        """Room for the largest batch, each row in whole pages, and for a long prompt."""
+        row = self.prompt_tokens + self.new_tokens + self.page_tokens
+        return max(self.batches) * (-(-row // self.page_tokens)) * self.page_tokens + 2 * self.context_tokens

@@ -1,0 +1,198 @@
+"""Decode batches as CUDA graphs: recorded once for a few sizes at the start, then replayed by one call a step.
+
+Owns the buffers that the graphs read and the choice of a size; a batch is padded to it with rows of the scratch page,
+which belongs to no request. What records is handed in, so that all but the recording is the same without a GPU.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from engine.errors import StepFailedError
+from engine.model.batch import DecodeBatch, LayersBatch, PageTable
+from engine.model.kv_pool import KVPool
+from engine.model.transfer import sent
+from engine.plan import Segment
+
+__all__ = ["LARGEST_SIZE", "Compute", "DecodeGraphs", "Recorder", "cuda_recorder", "graph_sizes", "why_no_graphs"]
+
+# Runs the layers over tensors that stay where they are. What it returns is overwritten by the next run.
+Compute = Callable[[], torch.Tensor]
+# Records a computation: what it returns does the same over the same tensors, and is called as often as one likes.
+Recorder = Callable[[Compute], Compute]
+# Computes the layers of a stage for a batch and, on all stages but the first, hidden states.
+Layers = Callable[[LayersBatch, torch.Tensor | None], torch.Tensor]
+
+# A larger batch has enough to do in each kernel that launching it is no cost.
+LARGEST_SIZE: Final = 512
+# Libraries choose algorithms and allocate what they keep in the first runs, which must not be recorded.
+_RUNS_BEFORE: Final = 2
+# Of a DecodeBatch's numbers those that are copied as they are: ids, positions, slots. The lengths come after them.
+_COPIED: Final = 3
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """The batch sizes that are recorded: the powers of two below ``most``, and ``most`` itself."""
+    return (*[1 << power for power in range((most - 1).bit_length())], most)
+
+
+def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | None:
+    """The reason why no decode of a stage can be recorded; None when those of plain batches can.
+
+    Only what is known to ask the GPU for nothing and to have shapes that follow from the batch's size is recorded.
+    """
+    if device.type != "cuda":
+        return f"the device is {device}, and graphs are CUDA's"
+    if not lean:
+        return "transformers' own forward computes, which may ask the GPU for numbers"
+    if not pool.pages_first:
+        return "attention gathers its keys, so its shapes depend on the context; see attention_backend"
+    if pool.window is not None:
+        return "the model has window layers"
+    return None
+
+
+class DecodeGraphs:
+    """The recorded decodes of one stage over one pool. Recording them computes in the scratch page alone.
+
+    ``hidden_size`` is that of the hidden states that the stage is given, 0 on the first. With ``adapters`` a batch of a
+    request with an adapter is not for graphs. What ``record`` raises is passed on.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        pool: KVPool,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        hidden_size: int = 0,
+        adapters: bool = False,
+        record: Recorder,
+    ) -> None:
+        self._pool, self._device, self._adapters = pool, device, adapters
+        self.sizes = graph_sizes(min(pool.rows, LARGEST_SIZE))
+        self._buffers = _Buffers(pool, self.sizes[-1], device, dtype, hidden_size)
+        self._replays: dict[int, Compute] = {}
+        # The largest first: the memory of its intermediate results is enough for those of the others.
+        for size in reversed(self.sizes):
+            batch, hidden = self._buffers.batch(size), self._buffers.hidden_of(size)
+            self._replays[size] = record(partial(layers, batch, hidden))
+
+    def batch(self, segments: Sequence[Segment]) -> DecodeBatch | None:
+        """The padded batch of these segments; None where the eager forward must compute them.
+
+        Recorded are decodes of one token each. Parts of prompts, drafts, prompt logprobs and adapters are not.
+        """
+        if len(segments) > self.sizes[-1] or not all(map(self._is_plain, segments)):
+            return None
+        return DecodeBatch(segments, self._pool, self.sizes[bisect.bisect_left(self.sizes, len(segments))])
+
+    def forward(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """What the layers make of a batch: [its tokens, ...]. The next call overwrites it."""
+        self._buffers.fill(batch, hidden)
+        return self._replays[batch.size]()[: batch.tokens]
+
+    def _is_plain(self, segment: Segment) -> bool:
+        return (
+            len(segment.token_ids) == 1
+            and segment.emits
+            and segment.logprobs_from < 0
+            and not (self._adapters and segment.lora)
+        )
+
+
+class _Buffers:
+    """What the graphs of all sizes read: each the first rows of the same tensors."""
+
+    def __init__(self, pool: KVPool, most: int, device: torch.device, dtype: torch.dtype, hidden_size: int) -> None:
+        assert pool.scratch_page is not None, "graphs need a pool with a scratch page"
+        self._device = device
+        # Ids, positions and slots, as a DecodeBatch has them. Until the first batch all rows are padding.
+        self._numbers = torch.zeros((_COPIED, most), dtype=torch.int64, device=device)
+        self._numbers[2] = pool.scratch_page * pool.page_size
+        # What follows page tables takes numbers of 32 bits.
+        self._lengths = torch.ones(most, dtype=torch.int32, device=device)
+        self._pages = torch.full((most, pool.row_places), pool.scratch_page, dtype=torch.int32, device=device)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(most, device=device)
+        self._last_position = pool.row_places * pool.page_size - 1
+        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device) if hidden_size else None
+
+    def batch(self, size: int) -> _StaticBatch:
+        """The batch that a graph of this size computes."""
+        most_keys = self._last_position + 1
+        table = PageTable(self._starts[: size + 1], self._lengths[:size], self._pages[:size], 1, most_keys)
+        return _StaticBatch(self._numbers[:, :size], self._rows[:size], table, self._last_position)
+
+    def hidden_of(self, size: int) -> torch.Tensor | None:
+        """The hidden states that it computes them from."""
+        return None if self._hidden is None else self._hidden[:size]
+
+    def fill(self, batch: DecodeBatch, hidden: torch.Tensor | None) -> None:
+        """Bring a batch to where its graph reads it: one copy from the host, and one for each kind of numbers."""
+        numbers, pages = sent([batch.numbers_array, batch.pages_array], self._device)
+        self._numbers[:, : batch.size].copy_(numbers[:_COPIED])
+        self._lengths[: batch.size].copy_(numbers[_COPIED])
+        self._pages[: batch.size, : pages.shape[1]].copy_(pages)
+        if self._hidden is None:
+            return
+        shape = (batch.tokens, self._hidden.shape[1])
+        if hidden is None or tuple(hidden.shape) != shape:
+            found = None if hidden is None else tuple(hidden.shape)
+            raise StepFailedError(f"hidden states from the stage before must have shape {shape}, got {found}")
+        self._hidden[: batch.tokens].copy_(hidden)
+
+
+class _StaticBatch:
+    """A ``LayersBatch`` over tensors that stay where they are."""
+
+    window = None
+    # Prompt logprobs and adapters are computed eagerly, and nothing else asks for them.
+    segments: Sequence[Segment] = ()
+
+    def __init__(self, numbers: torch.Tensor, rows: torch.Tensor, table: PageTable, last_position: int) -> None:
+        self.tokens = numbers.shape[1]
+        self.token_ids, self.positions = numbers[0][None], numbers[1][None]
+        self.emitting, self.last_position = rows, last_position
+        self.full = _StaticView(numbers[2], table)
+
+
+class _StaticView:
+    """The slots that are written and the page table."""
+
+    groups = ()
+
+    def __init__(self, new_slots: torch.Tensor, table: PageTable) -> None:
+        self.new_slots = new_slots
+        self.table: PageTable | None = table
+
+
+def cuda_recorder(device: torch.device) -> Recorder:
+    """Records CUDA graphs on a device, which share one pool of memory for what they compute in between."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Compute) -> Compute:
+        with torch.cuda.device(device):
+            aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types for it
+            aside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(aside):
+                for _ in range(_RUNS_BEFORE):
+                    compute()
+            torch.cuda.current_stream(device).wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                output = compute()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    return record

@@ -1,0 +1,220 @@
+"""The path of a GPU, without one: tensors that are fake and not on the CPU show an operation that mixes devices.
+
+A fake tensor has a device, a type and a shape, and no values: an operation over two devices raises, and so does code
+that asks for a value. With ``--device cuda`` the rest of this folder computes on a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chained_stages import ChainedStages, limits_for
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+
+from engine.config import EngineConfig
+from engine.errors import DeviceLostError, EngineError
+from engine.limits import ModelFacts
+from engine.model import capacity, stage_model
+from engine.model.arithmetic import stage_devices
+from engine.model.prompt_logprobs import PromptScores
+from engine.model.runner import StageRunner
+from engine.model.sampling import Sampler
+from engine.model.stage_model import StageModel
+from engine.model.stage_slice import StageSlice
+from engine.model.weights import WeightFiles
+from engine.plan import SamplingSpec, Segment
+
+# Of a device that is not the CPU every build of torch can make fake tensors, if it is this one.
+GPU = torch.device("meta")
+SPECS = [
+    SamplingSpec(seed=0, return_logprob=True, top_logprobs_num=2),
+    SamplingSpec(seed=1, temperature=0.7, logit_bias=((3, 1.0),), return_logprob=True),
+    SamplingSpec(seed=2, temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, suppressed_ids=(4,), suppressed_until=99),
+    SamplingSpec(seed=3, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+]
+
+
+def _tensor(values: Any, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
+    """As torch's own, which makes tensors of this device that are no fakes."""
+    array = np.array(values)
+    return torch.empty(array.shape, dtype=dtype or torch.from_numpy(array).dtype, device=device)
+
+
+class _Equal:
+    """Stands for outputs that are equal, where values are what tensors do not have."""
+
+    def __sub__(self, other: _Equal) -> _Equal:
+        return self
+
+    def __truediv__(self, other: _Equal) -> float:
+        return 0.0
+
+    def norm(self) -> _Equal:
+        return self
+
+
+@pytest.fixture
+def fakes(checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """A machine with a GPU whose tensors have no values; checkpoints are made before."""
+    folders = {family: checkpoint_of(family) for family in ("qwen3", "llama")}
+    monkeypatch.setattr(stage_model, "_device", lambda *_: GPU)
+    monkeypatch.setattr(stage_model, "why_not_varlen", lambda *_, **__: None)
+    # Values: of the comparison with transformers', and of numbers that are copied to the device.
+    monkeypatch.setattr(StageModel, "_compare_outputs", lambda self: _Equal())
+    monkeypatch.setattr(StageSlice, "_refuse_work_between_layers", lambda self: None)
+    monkeypatch.setattr("engine.model.batch.sent", _sent)
+    monkeypatch.setattr(torch, "tensor", _tensor)
+    monkeypatch.setattr(WeightFiles, "load", lambda self, names, shape: torch.empty(shape, dtype=torch.bfloat16))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield folders.__getitem__
+
+
+def _sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty(array.shape, dtype=torch.int64, device=device) for array in arrays]
+
+
+@pytest.fixture
+def values_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves the device, by the one way that it may: as a list."""
+
+    def zeros(tensor: torch.Tensor) -> Any:
+        return np.zeros(tuple(tensor.shape), int if not tensor.is_floating_point() else float).tolist()
+
+    monkeypatch.setattr(FakeTensor, "tolist", zeros)
+
+
+def stage_of(folder: Path, stage: int = 0, **values: Any) -> StageModel:
+    config = EngineConfig(model=str(folder), dtype="bfloat16", page_size=4, **values)
+    return StageModel(config, limits_for(config), stage)
+
+
+def segments_of(kind: str) -> list[Segment]:
+    decodes = [Segment(f"r{row}", row, 4, (row + 1,), 0, (row, row + 8), True) for row in range(4)]
+    prompts = [Segment("p", 5, 0, (1, 2, 3, 4, 5), 0, (20, 21), True)]
+    scored = [Segment("s", 6, 0, (1, 2, 3), 0, (30,), True, logprobs_from=0)]
+    return {"decodes": decodes, "prompt": prompts, "mixed": [*prompts, *decodes], "scored": [*scored, *decodes]}[kind]
+
+
+@pytest.mark.parametrize("backend", ["varlen", "sdpa"])
+@pytest.mark.parametrize("kind", ["decodes", "prompt", "mixed", "scored"])
+def test_a_forward_stays_on_its_device(
+    kind: str,
+    backend: str,
+    fakes: Callable[[str], Path],
+) -> None:
+    """And asks it for no value, so that it can be launched while the one before is computed."""
+    stage = stage_of(fakes("qwen3"), attention_backend=backend)
+    assert (stage.device, stage.is_lean, stage.pool.keys.device) == (GPU, True, GPU)
+    segments = segments_of(kind)
+    for segment in segments:
+        stage.pool.adopt(segment)
+    taken: list[torch.Tensor] = []
+    with torch.inference_mode():
+        logits = stage.forward(stage.batch(segments), None, taken.append if kind == "scored" else None)
+    assert (logits.device, logits.dtype, tuple(logits.shape)) == (GPU, torch.bfloat16, (len(segments), 199))
+    assert [tuple(part.shape) for part in taken] == ([(2, 199)] if kind == "scored" else [])
+
+
+def test_a_stage_in_the_middle_stays_on_its_device(
+    fakes: Callable[[str], Path],
+) -> None:
+    stage = stage_of(fakes("llama"), stage=1, pp_size=3)
+    segments = segments_of("mixed")
+    with torch.inference_mode():
+        hidden = torch.zeros((9, 64), dtype=torch.bfloat16, device=GPU)
+        assert tuple(stage.forward(stage.batch(segments), hidden).shape) == (9, 64)
+        with pytest.raises((EngineError, RuntimeError), match="device"):
+            stage.forward(stage.batch(segments), hidden.cpu())
+
+
+@pytest.mark.usefixtures("fakes", "values_are_zeros")
+def test_sampling_and_logprobs_stay_on_their_device() -> None:
+    """C02: every parameter, and never more than lists of numbers from the device."""
+    sampler = Sampler(never=(5,), vocab_size=16, device=GPU)
+    segments = [Segment(f"r{row}", row, 0, (1,), 0, (), True, spec) for row, spec in enumerate(SPECS)]
+    for segment in segments:
+        sampler.adopt(segment)
+    with torch.inference_mode():
+        logits = torch.zeros((4, 16), dtype=torch.bfloat16, device=GPU)
+        ids, logprobs = sampler.sample(logits, segments, lambda _: np.array([1, 2, 2], np.int32))
+        assert ids == (0, 0, 0, 0)
+        assert [one is not None for one in logprobs] == [True, True, False, False]
+        spec = SamplingSpec(seed=0, prompt_top_logprobs_num=2)
+        scored = Segment("s", 0, 0, (1, 2, 3), 0, (), True, spec, logprobs_from=0)
+        scores = PromptScores([scored], lambda _: spec)
+        scores.take(logits[:2])
+    assert [len(part) for part in scores.parts()] == [2]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_fake_gpu_notices_what_these_tests_look_for() -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        torch.zeros(2, device=GPU) + torch.zeros(2)
+    with pytest.raises(DataDependentOutputException):
+        float(torch.zeros(2, device=GPU).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "gpus", "expected"),
+    [
+        ("auto", 4, 4, (0, 1, 2, 3)),
+        ("cuda", 2, 8, (0, 1)),
+        ("auto", 4, 1, (0, 0, 0, 0)),
+        ("cuda", 4, 3, (0, 0, 0, 0)),
+        ("cuda:2", 2, 4, (2, 2)),
+    ],
+)
+def test_each_stage_has_a_gpu_of_its_own_where_there_are_enough(
+    name: str, stages: int, gpus: int, expected: tuple[int, ...]
+) -> None:
+    assert stage_devices(name, stages, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "draft", "tokens"),
+    [
+        # 10,000 bytes free, 4,000 of weights, 0.85 of the rest, 100 bytes a token.
+        (False, "", 51),
+        # Each of two stages has half of the layers, and half of each token's KV.
+        (True, "", 136),
+        # A draft model is whole on the last stage; nothing of what it leaves is counted twice.
+        (True, "embedded", 51),
+    ],
+)
+def test_kv_is_sized_from_the_gpu_that_is_full_first(
+    own: bool, draft: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B17"""
+    (tmp_path / "model.safetensors").write_bytes(bytes(4_000))
+    monkeypatch.setattr(capacity, "_cuda_memory", lambda config: capacity._CudaMemory(10_000, own))
+    facts = ModelFacts(name="m", vocab_size=100, context_length=1000, num_layers=4, kv_bytes_per_token=100)
+    values = {"speculative_algorithm": "draft_model", "speculative_draft_model": draft} if draft else {}
+    config = EngineConfig(model=str(tmp_path), pp_size=2, max_running_requests=64, page_size=1, **values)
+    assert capacity.measure_kv_tokens(config, facts) == tokens
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_device_that_is_lost_ends_its_stage_and_any_other_failure_its_microbatch(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A05, A06: else every later microbatch would fail, and the server would look alive."""
+    config = EngineConfig(device="cpu", context_length=256, page_size=4)
+    chain = ChainedStages(config, limits_for(config, vocab_size=264, num_layers=4))
+
+    def synchronize(device: torch.device) -> None:
+        if lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(StageRunner, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    chain.runners[0].fail_next()
+    if lost:
+        with pytest.raises(DeviceLostError, match=r"stage 0 has lost cuda:0: a failure was injected"):
+            chain.forward(chain.segment(0, [1, 2]))
+    else:
+        assert "a failure was injected" in str(chain.forward(chain.segment(0, [1, 2])).error)
