@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.limits import Limits, ModelFacts
 from engine.model.checkpoint import resolve_folder
 
-__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory"]
+__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory", "weight_bytes"]
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.
@@ -42,9 +42,9 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     free_cuda = None if config.device == "cpu" else _free_cuda_bytes()
     free = psutil.virtual_memory().available if free_cuda is None else free_cuda
     share = KV_SHARE_CPU if free_cuda is None else KV_SHARE_CUDA
-    weights = _weight_bytes(resolve_folder(config))
+    weights = weight_bytes(resolve_folder(config))
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
-        weights += _weight_bytes(resolve_folder(config.draft_config()))
+        weights += weight_bytes(resolve_folder(config.draft_config()))
     tokens = _tokens_in(int((free - weights) * share), config, facts)
     if tokens < config.page_size:
         raise ConfigError(
@@ -86,7 +86,8 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
     return (room - most * window) // full if full else sys.maxsize
 
 
-def _weight_bytes(folder: Path) -> int:
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the weights' files in a checkpoint's folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
