@@ -77,7 +77,8 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=1024,
-        description="threads that each stage computes with on a CPU; unset: one core is left to the other processes",
+        description="threads that each stage computes with on a CPU; unset: all cores for one stage on OpenVINO, as "
+        "far as the model has work for them; on torch one core is left to the other processes",
     )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"

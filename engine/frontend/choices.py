@@ -1,33 +1,41 @@
 """Several generations that answer one HTTP request: sent together, read as they come, aborted together.
 
-Owns their merging; each keeps its own text. The request ends when the last of them does.
+Owns their order and their common end; each keeps its own text. Pieces are made when they are asked for, all that are
+there at once, by whoever sends them on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
+from engine.frontend.answer import is_shown, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
 from engine.frontend.generation import Generation, TimedOut
 from engine.frontend.metrics import Metrics
 from engine.frontend.protocol import GenerateAnswer
-from engine.messages import Generate
+from engine.messages import Generate, TokenOutput
 
-__all__ = ["TOKENS_A_TURN", "Choices", "IndexedPiece"]
+__all__ = ["OUTPUTS_A_TURN", "TOKENS_A_TURN", "Choices", "IndexedPiece"]
 
 # Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
+# Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.
+OUTPUTS_A_TURN: Final = 32
 
 IndexedPiece = tuple[int, GenerateAnswer]
 
 
 class Choices:
-    """The answers of one or more requests, which ``send`` sends."""
+    """The answers of one or more requests, which ``send`` sends.
+
+    ``on_output`` is called when an output has come, or a failure.
+    """
 
     def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics) -> None:
         self._client = client
@@ -35,6 +43,12 @@ class Choices:
         self._metrics = metrics
         self._generations: list[Generation] = []
         self._aborted = False
+        self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
+        self._ended = 0
+        self._has_shown = False
+        self._overdue: list[tuple[int, TimedOut]] = []
+        self._failure: ApiError | None = None
+        self.on_output: Callable[[], None] = _ignore
 
     async def send(self, messages: Sequence[Generate]) -> bool:
         """Send all in order; the event loop turns in between when prompts are long. False when ``abort`` came first.
@@ -44,14 +58,14 @@ class Choices:
         """
         tokens = 0
         try:
-            for message in messages:
+            for index, message in enumerate(messages):
                 if tokens >= TOKENS_A_TURN:
                     tokens = 0
                     await asyncio.sleep(0)
                 if self._aborted:
                     return False
-                generation = Generation(self._client, self._decoder, message, self._metrics.begin())
-                self._generations.append(generation)
+                times, hand_over = self._metrics.begin(), partial(self._take, index)
+                self._generations.append(Generation(self._client, self._decoder, message, times, hand_over))
                 tokens += len(message.prompt_ids)
         except (ApiError, asyncio.CancelledError):
             self.abort()
@@ -64,84 +78,86 @@ class Choices:
         for generation in self._generations:
             generation.abort()
 
-    async def pieces(self) -> AsyncGenerator[IndexedPiece, None]:
-        """All pieces with the index of their choice, in the order in which they come.
+    @property
+    def has_more(self) -> bool:
+        """True while ``pieces`` would give or raise something at once."""
+        return bool(self._outputs) or self._failure is not None
 
-        Raises ApiError when a choice was refused or failed; the others are aborted then. A choice whose time was over
-        before its first token fails the answer only if no other choice has a token.
+    @property
+    def is_over(self) -> bool:
+        """True once the last choice has ended, and its last piece was given."""
+        return self._ended == len(self._generations) and not self.has_more
+
+    def pieces(self) -> list[IndexedPiece]:
+        """The pieces that are there, up to a bound, with the index of their choice, in the order in which they came.
+
+        Raises ApiError, after what came before it, when a choice was refused or failed; the others are aborted then. A
+        choice whose time was over before its first token fails the answer only if no other choice has a token.
         """
-        if len(self._generations) == 1:  # The usual case needs no task and no queue of its own.
-            async for piece in self._generations[0].pieces():
-                yield 0, piece
-            return
+        pieces: list[IndexedPiece] = []
         try:
-            async with aclosing(_merged(self._generations)) as merged:
-                async for indexed in merged:
-                    yield indexed
-        finally:
+            if self._failure is not None:
+                raise self._failure
+            for _ in range(min(len(self._outputs), OUTPUTS_A_TURN)):
+                pieces += self._shown(*self._outputs.popleft())
+        except ApiError as exc:
+            self._failure = exc
+            self._outputs.clear()
             self.abort()
+            if not pieces:
+                raise
+        return pieces
+
+    async def next_pieces(self) -> list[IndexedPiece]:
+        """The next pieces, at least one; none once all were given. Raises ApiError as ``pieces`` does."""
+        while not (pieces := self.pieces()) and not self.is_over:
+            if not self.has_more:
+                await self._come()
+        return pieces
 
     async def whole(self) -> list[GenerateAnswer]:
         """The answers in one, by index. Raises ApiError as ``pieces`` does."""
-        if len(self._generations) == 1:
-            return [await self._generations[0].whole()]
-        answers = asyncio.gather(*(_whole(generation) for generation in self._generations))
+        answers: list[list[GenerateAnswer]] = [[] for _ in self._generations]
         try:
-            return _shown(await answers)
+            while pieces := await self.next_pieces():
+                for index, piece in pieces:
+                    answers[index].append(piece)
         finally:
             self.abort()
+        return list(map(joined, answers))
 
+    def _take(self, index: int, output: TokenOutput | ApiError) -> None:
+        self._outputs.append((index, output))
+        self.on_output()
 
-async def _whole(generation: Generation) -> GenerateAnswer | TimedOut:
-    try:
-        return await generation.whole()
-    except TimedOut as exc:
-        return exc
-
-
-def _shown(ends: Sequence[GenerateAnswer | TimedOut]) -> list[GenerateAnswer]:
-    """The answers; raises TimedOut when none of them has a token."""
-    overdue = [end for end in ends if isinstance(end, TimedOut)]
-    if len(overdue) == len(ends):
-        raise overdue[0]
-    return [end.piece if isinstance(end, TimedOut) else end for end in ends]
-
-
-async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[IndexedPiece, None]:
-    merged: asyncio.Queue[IndexedPiece | tuple[int, TimedOut] | ApiError | None] = asyncio.Queue()
-
-    async def forward(index: int, generation: Generation) -> None:
+    async def _come(self) -> None:
+        """Wait for an output."""
+        came = asyncio.Event()
+        self.on_output = came.set
         try:
-            async for piece in generation.pieces():
-                merged.put_nowait((index, piece))
-            merged.put_nowait(None)
-        except TimedOut as exc:
-            merged.put_nowait((index, exc))
-        except ApiError as exc:
-            merged.put_nowait(exc)
+            await came.wait()
+        finally:
+            self.on_output = _ignore
 
-    tasks = [asyncio.create_task(forward(index, generation)) for index, generation in enumerate(generations)]
-    shown, overdue = False, list[tuple[int, TimedOut]]()
-    try:
-        left = len(tasks)
-        while left:
-            item = await merged.get()
-            if isinstance(item, ApiError):
-                raise item
-            if item is None:
-                left -= 1
-            elif isinstance(item[1], TimedOut):
-                left -= 1
-                overdue.append((item[0], item[1]))
-            else:
-                shown = True
-                yield item[0], item[1]
-            while shown and overdue:
-                index, end = overdue.pop(0)
-                yield index, end.piece
-        if overdue:
-            raise overdue[0][1]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
+        """What an output shows. Raises ApiError."""
+        if isinstance(output, ApiError):
+            raise output
+        self._ended += output.finish_reason is not None
+        try:
+            piece = self._generations[index].piece(output)
+            pieces = [(index, piece)] if is_shown(piece) else []
+        except TimedOut as exc:
+            self._overdue.append((index, exc))
+            pieces = []
+        self._has_shown = self._has_shown or bool(pieces)
+        if self._overdue and self._has_shown:
+            pieces += [(overdue, end.piece) for overdue, end in self._overdue]
+            self._overdue.clear()
+        elif self._overdue and self._ended == len(self._generations):
+            raise self._overdue[0][1]
+        return pieces
+
+
+def _ignore() -> None:
+    """Outputs wait until they are asked for."""

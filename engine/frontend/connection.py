@@ -17,10 +17,12 @@ from typing import Any
 
 import h11
 import msgspec
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from engine.errors import StartupError
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.event_stream import PART_WRITER
 from engine.frontend.responses import RETRY_AFTER_S
 from engine.settings import ServerSettings
 
@@ -65,7 +67,7 @@ class ConnectionBounds:
 
 
 class Connection(H11Protocol):
-    """A connection under bounds."""
+    """A connection under bounds. It offers streams to write their parts, see ``PartWriter``."""
 
     # A connection is made for each client, by uvicorn: the bounds are a class attribute of a subclass for each server.
     bounds: ConnectionBounds
@@ -77,9 +79,24 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._application = self.app
+        self.app = self._run
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         self._sending: asyncio.TimerHandle | None = None
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application on one request. Answers of a connection follow each other, so it is what writes them."""
+        scope["extensions"] = {PART_WRITER: self}
+        await self._application(scope, receive, send)
+
+    @property
+    def has_room(self) -> bool:
+        return not self.flow.write_paused
+
+    def write_part(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self.conn.send(h11.Data(data=data)))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Accept a client, or refuse it when there is no room."""

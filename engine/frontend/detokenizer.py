@@ -75,9 +75,12 @@ class Detokenizer:
 
     def _settle(self) -> None:
         """Close the open segment. One without text (special tokens) gives no context, so the older one is kept too."""
-        self._settled = self._open if self._decode(self._open) else [*self._settled, *self._open]
-        self._open = []
-        self._context = self._decode(self._settled)
+        settled = self._open
+        context = self._decode(settled)
+        if not context:
+            settled = [*self._settled, *self._open]
+            context = self._decode(settled)
+        self._settled, self._open, self._context = settled, [], context
         self._shown = len(self._context)
 
     def _decode(self, ids: list[int]) -> str:

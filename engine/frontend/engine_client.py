@@ -38,36 +38,32 @@ from engine.messages import (
 from engine.process.private_dir import replies_address, requests_address
 from engine.scheduler_process.inbox import UNBOUNDED
 
-__all__ = ["EngineClient", "OpenRequest"]
+__all__ = ["EngineClient", "HandOver", "OpenRequest"]
 
 MAX_OPEN_CALLS = 1024
 # Replies of this many steps are handed out before the event loop turns.
 _FRAMES_A_TURN = 4
 
+# Takes an output of a request, or why it was refused or broken off. It must not raise.
+HandOver = Callable[[TokenOutput | ApiError], None]
+
 logger = logging.getLogger(__name__)
 
 
 class OpenRequest:
-    """One request that was sent and has no terminal reply yet."""
+    """One request that was sent and has no terminal reply yet. Who sent it sets ``hand_over``."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.done = False
         # An abort of it was sent: its rid is free for what is sent after that.
         self.is_ending = False
-        self._outputs: asyncio.Queue[TokenOutput | ApiError] = asyncio.Queue()
-
-    async def next_output(self) -> TokenOutput:
-        """The next output. Raises ApiError when the request was refused or the engine is gone."""
-        output = await self._outputs.get()
-        if isinstance(output, ApiError):
-            raise output
-        return output
+        self.hand_over: HandOver = _drop
 
     def put(self, output: TokenOutput | ApiError, *, last: bool) -> None:
         """Hand over an output or a failure; ``last`` says that nothing follows."""
         self.done = last
-        self._outputs.put_nowait(output)
+        self.hand_over(output)
 
 
 class EngineClient:
@@ -276,3 +272,7 @@ class EngineClient:
         if not self.open_requests:
             self._quiet.set()
         request.put(output, last=last)
+
+
+def _drop(_: TokenOutput | ApiError) -> None:
+    """Take nothing: the request was sent a moment ago, and no reply can have come."""

@@ -1,4 +1,4 @@
-"""The costly imports, done once in a process that then forks: they take seconds before the fork, and none after it.
+"""The costly imports: the models' are done once in a process that then forks, the front end's in its own process.
 
 The only place of this layer that loads torch, and it does so for the stages to come. Starts no thread: a fork takes
 only the calling thread along, so a lock that another one holds would stay locked for ever.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+from collections.abc import Iterable
 
-__all__ = ["import_engine"]
+__all__ = ["import_engine", "import_frontend", "import_models", "limit_imports"]
 
 # The libraries' numeric thread pools start at import, unless told not to.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,19 +32,46 @@ TORCH_MODEL_MODULES = (
 )
 
 
-def import_engine(*, models_of_torch: bool = True) -> None:
-    """Import everything that any process of the engine needs, and take it out of the garbage collector's sight.
-
-    Without the models of torch a process that needs them after all imports them itself. What is frozen is not touched
-    by collections in the children, so its memory stays shared with them.
-    """
+def limit_imports() -> None:
+    """Keep what is imported after this from starting threads, and from printing advice about them."""
     for variable in THREAD_POOL_VARIABLES:
         os.environ.setdefault(variable, "1")
     # A library that asks for CUDA while it is imported would otherwise open the driver, which no child could use then.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    models = (*MODEL_MODULES, *TORCH_MODEL_MODULES) if models_of_torch else MODEL_MODULES
-    for module in (*FRONTEND_MODULES, *SCHEDULER_MODULES, *models):
-        importlib.import_module(module)
+
+
+def import_engine() -> None:
+    """Import everything that any process of the engine needs: for a process that forks whole servers."""
+    import_frontend()
+    import_models()
+
+
+def import_frontend() -> None:
+    """Import what the front end alone needs. Its process does that while the stages load."""
+    _import(FRONTEND_MODULES)
+
+
+def import_models(*, of_torch: bool = True) -> None:
+    """Import what the scheduler and the stages need.
+
+    Without the models of torch a process that needs them after all imports them itself.
+    """
+    _import((*SCHEDULER_MODULES, *MODEL_MODULES, *(TORCH_MODEL_MODULES if of_torch else ())))
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import, and take what is there out of the garbage collector's sight.
+
+    What is frozen is not touched by collections in the children, so its memory stays shared with them.
+    """
+    limit_imports()
+    # Nearly all that imports make is kept, so looking through it again and again would be in vain.
+    gc.disable()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        gc.enable()
     gc.collect()
     gc.freeze()

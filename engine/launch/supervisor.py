@@ -23,7 +23,7 @@ from engine.errors import ConfigError, EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
 from engine.launch.descriptors import require_descriptors
-from engine.launch.imports import import_engine
+from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.pipeline.stage_process import run_stage_process
@@ -72,11 +72,12 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     """
     started = time.monotonic()
     configure_logging(settings)
+    limit_imports()
     try:
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
         _refuse_early(settings)
-        import_engine(models_of_torch=not _openvino_is_likely(settings))
+        import_models(of_torch=not _openvino_is_likely(settings))
         settings, facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
     except EngineError as exc:
@@ -198,6 +199,7 @@ class _Supervisor:
         run_stage_process(control, self._settings, self._limits, stage, self._folder.path)
 
     def _run_frontend(self, control: Control) -> None:
+        import_frontend()  # while the stages load, where a parent has not done it
         run_frontend = load_attribute(FRONTEND_MAIN)
         run_frontend(control, self._settings, self._limits, self._listener, self._folder)
 

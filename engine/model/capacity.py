@@ -21,7 +21,7 @@ from engine.limits import Limits, ModelFacts
 from engine.model.arithmetic import stage_devices
 from engine.model.checkpoint import resolve_folder
 
-__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory"]
+__all__ = ["KV_SHARE_CPU", "KV_SHARE_CUDA", "measure_kv_tokens", "require_memory", "weight_bytes"]
 
 # Shares of the memory that is free once the weights are loaded. The rest is for activations and, on a CPU, for
 # all other processes on the machine.
@@ -48,9 +48,9 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     if cuda is not None and cuda.gpu_a_stage and not config.speculative_draft_model:
         # Of what the first GPU to be full holds: the stage with the most layers. A draft model is whole on one of them.
         part = Fraction(-(-facts.num_layers // config.pp_size), facts.num_layers)
-    weights = int(_weight_bytes(resolve_folder(config)) * part)
+    weights = int(weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
-        weights += _weight_bytes(resolve_folder(config.draft_config()))
+        weights += weight_bytes(resolve_folder(config.draft_config()))
     tokens = _tokens_in(int(int((free - weights) * share) / part), config, facts)
     if tokens < config.page_size:
         raise ConfigError(
@@ -92,7 +92,8 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
     return (room - most * window) // full if full else sys.maxsize
 
 
-def _weight_bytes(folder: Path) -> int:
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the weights' files in a checkpoint's folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

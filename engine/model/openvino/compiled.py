@@ -24,12 +24,12 @@ _KINDS: Final = ("key", "value")
 
 
 class CompiledStage:
-    """Computes a stage over the pool that it was given last; ``graph`` has marks where attention goes, and is used up.
+    """Computes a stage over the pool that it was given last, with ``threads`` threads.
 
-    Raises OpenVINOError when this CPU cannot.
+    ``graph`` has marks where attention goes, and is used up. Raises OpenVINOError when this CPU cannot.
     """
 
-    def __init__(self, graph: ov.Model, facts: StageFacts, *, kv_cache_dtype: str = "auto") -> None:
+    def __init__(self, graph: ov.Model, facts: StageFacts, *, threads: int, kv_cache_dtype: str = "auto") -> None:
         hint = _HINTS[facts.dtype]
         kept_in = hint if kv_cache_dtype == "auto" else kv_cache_dtype
         settings = {
@@ -37,7 +37,7 @@ class CompiledStage:
             "KV_CACHE_PRECISION": kept_in,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "INFERENCE_NUM_THREADS": threads,
             # Processes of several stages, or of several servers, would be bound to the same core.
             "ENABLE_CPU_PINNING": False,
         }

@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import openvino as ov
 
 from engine.model.openvino.paging import StageGraph
 from engine.model.stage_slice import StageFacts
 
-__all__ = ["default_folder", "kept_graph"]
+__all__ = ["compiled_graph", "default_folder"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,30 +31,69 @@ _LIBRARIES: Final = ("openvino", "torch", "transformers")
 _RECIPE: Final = ("conversion.py", "paging.py", "../stage_slice.py")
 _PATTERNS: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
+_Compiled = TypeVar("_Compiled")
+
 
 def default_folder() -> Path:
     """Where converted models are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
 
 
-def kept_graph(facts: StageFacts, convert: Callable[[], StageGraph], *, weights: str) -> StageGraph:
-    """The graph of a stage: as it was kept, or converted now, and kept if the folder can be written."""
+def compiled_graph(
+    facts: StageFacts,
+    convert: Callable[[], StageGraph],
+    compile_graph: Callable[[StageGraph, bool], _Compiled],
+    *,
+    weights: str,
+) -> _Compiled:
+    """What ``compile_graph`` makes of a stage's graph: of the one that was kept, or of one that is converted now.
+
+    It is told whether the graph is new, and raises for one that must not be kept. What is kept is in a folder that
+    cannot be written by others; where there can be none, nothing is.
+    """
     place = default_folder() / _key(facts, weights)
     try:
         _make_private(place.parent)
-        if (kept := _read(place)) is not None:
-            return kept
+        kept = _read(place)
+        draft = None if kept is not None else Path(tempfile.mkdtemp(prefix="draft-", dir=place.parent))
     except OSError as exc:
         _log.warning("the model is converted for OpenVINO at every start, because it cannot be kept: %s", exc)
-        return convert()
+        return compile_graph(convert(), True)
+    if kept is not None:
+        return compile_graph(kept, False)
+    assert draft is not None, "there is a place for what is converted"
     _log.info("converting layers %d to %d for OpenVINO", facts.layers.start, facts.layers.stop - 1)
-    converted = convert()
     try:
-        _keep(converted.graph, place)
+        compiled = compile_graph(_written(convert(), draft), True)
+        _keep(draft, place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return compiled
+
+
+def _written(converted: StageGraph, draft: Path) -> StageGraph:
+    """The graph as it is read from where it is written now, or itself where it cannot be written.
+
+    What is read is mapped from the file, so that what the graph was converted from can be let go.
+    """
+    try:
+        ov.save_model(converted.graph, draft / _NAME, compress_to_fp16=False)
+        return _open(draft)
     except (OSError, RuntimeError) as exc:  # OpenVINO raises the latter for a disk that is full.
-        _log.warning("the converted model cannot be kept in %s: %s", place.parent, exc)
-    # Read, though it was made a moment ago: what is read is mapped from the file, not held in memory.
-    return _read(place) or converted
+        _log.warning("the converted model cannot be kept in %s: %s", draft.parent, exc)
+        (draft / _NAME).unlink(missing_ok=True)
+        return converted
+
+
+def _keep(draft: Path, place: Path) -> None:
+    """Move a graph to its place at once: a half-written one is never read, and the first of several wins."""
+    if not (draft / _NAME).is_file():
+        return
+    try:
+        draft.rename(place)
+    except OSError as exc:
+        if not (place / _NAME).is_file():
+            _log.warning("the converted model cannot be kept in %s: %s", place, exc)
 
 
 def _read(place: Path) -> StageGraph | None:
@@ -62,12 +101,16 @@ def _read(place: Path) -> StageGraph | None:
     if not (place / _NAME).is_file():
         return None
     try:
-        weights = (place / _NAME).with_suffix(".bin").resolve()
-        return StageGraph(ov.Core().read_model(place / _NAME), file=weights)
+        return _open(place)
     except RuntimeError as exc:
         _log.warning("the model is converted for OpenVINO anew, because %s cannot be read: %s", place, exc)
         shutil.rmtree(place)
         return None
+
+
+def _open(place: Path) -> StageGraph:
+    weights = (place / _NAME).with_suffix(".bin").resolve()
+    return StageGraph(ov.Core().read_model(place / _NAME), file=weights)
 
 
 def _make_private(folder: Path) -> None:
@@ -76,19 +119,6 @@ def _make_private(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} must belong to this user and be writable by no other; chmod it")
-
-
-def _keep(graph: ov.Model, place: Path) -> None:
-    """Write beside the place and move it there: a half-written graph is never read, and the first of several wins."""
-    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=place.parent))
-    try:
-        ov.save_model(graph, draft / _NAME, compress_to_fp16=False)
-        draft.rename(place)
-    except OSError:
-        if not (place / _NAME).is_file():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _key(facts: StageFacts, weights: str) -> str:

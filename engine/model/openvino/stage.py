@@ -24,9 +24,10 @@ from engine.model.kv_pool import KVPool
 from engine.model.lora import StageAdapters
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
-from engine.model.openvino.kept import kept_graph
-from engine.model.openvino.memory import forget_read_pages, give_back_garbage
+from engine.model.openvino.kept import compiled_graph
+from engine.model.openvino.memory import give_back_garbage, read_pages_given_back
 from engine.model.openvino.paging import StageGraph
+from engine.model.openvino.threads import stage_threads
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import OnLoad, StageFacts
 from engine.plan import Segment
@@ -60,25 +61,20 @@ class OpenVINOStage:
         self.is_first, self.is_last = facts.is_first, facts.is_last
         self.device, self.dtype = torch.device("cpu"), facts.dtype
         self.hidden_size = facts.hidden_size
-        convert = partial(_converted, config, facts, limits, on_load)
-        kept = kept_graph(facts, convert, weights=config.weights)
-        give_back_garbage()
+        conversion = _Conversion(config, facts, limits, on_load)
+        threads = stage_threads(config, limits)
+        compile_graph = partial(_compiled, config, facts, limits, conversion, threads)
         # What the constants of a graph lie in outlives the graph itself.
-        self._owner = kept.owner
-        self._compiled = CompiledStage(kept.graph, facts, kv_cache_dtype=config.kv_cache_dtype)
-        # OpenVINO packs the weights in the first forward, not in the first one of a client.
-        _try_once(self._compiled, facts, limits)
-        if kept.file is not None:
-            forget_read_pages(kept.file)
-        del kept
+        self._compiled, self._owner = compiled_graph(facts, conversion.convert, compile_graph, weights=config.weights)
         give_back_garbage()
         self._batch: BlockBatch | None = None
         self.pool: KVPool = _pool(self._compiled, limits)
         self.take_pool(self.pool)
         if on_load is not None:
             dtype = str(self.dtype).removeprefix("torch.")
-            on_load(Loading(done=1, total=1, device=f"{self.device} (OpenVINO)", dtype=dtype))
-        _log.info("stage %d is computed by OpenVINO %s in %s", stage, ov.__version__, self.dtype)
+            device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
+            on_load(Loading(done=1, total=1, device=device, dtype=dtype))
+        _log.info("stage %d is computed by OpenVINO %s in %s, threads: %d", stage, ov.__version__, self.dtype, threads)
 
     def batch(self, segments: Sequence[Segment]) -> BlockBatch:
         assert isinstance(self.pool, BlockPool), "OpenVINO computes over a pool of blocks"
@@ -134,33 +130,71 @@ def _pool(compiled: CompiledStage, limits: Limits) -> BlockPool:
         ) from exc
 
 
-def _converted(config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> StageGraph:
-    """Convert, and compare what a chunk and the chunk after it give with one sequence of transformers."""
-    from engine.model.openvino.conversion import TracedStage  # with the models of transformers, for a conversion only
+def _compiled(
+    config: EngineConfig,
+    facts: StageFacts,
+    limits: Limits,
+    conversion: _Conversion,
+    threads: int,
+    found: StageGraph,
+    is_new: bool,
+) -> tuple[CompiledStage, object]:
+    """The stage of a graph, and what its constants lie in. It has packed its weights, in a first forward."""
+    give_back_garbage()
+    plain = config.kv_cache_dtype == "auto"
+    with read_pages_given_back(found.file):
+        if is_new and not plain:
+            # What the cache is kept in is no part of the graph, so it is compared without.
+            conversion.compare(CompiledStage(found.graph.clone(), facts, threads=threads))
+        compiled = CompiledStage(found.graph, facts, threads=threads, kv_cache_dtype=config.kv_cache_dtype)
+        if is_new and plain:
+            conversion.compare(compiled)
+        else:
+            _try_once(compiled, facts, limits)
+    return compiled, found.owner
 
-    int8 = config.weights == "int8"
-    traced = TracedStage(facts, trust_remote_code=config.trust_remote_code, int8=int8, on_load=on_load)
-    converted = traced.convert()
-    first, expected = traced.compute(sum(_COMPARED_TOKENS))
-    # What the cache is kept in is no part of the graph, so it is compared without.
-    compiled = CompiledStage(converted.graph.clone(), facts)
-    pool = _small_pool(compiled, limits)
-    start, differences = 0, []
-    for count in _COMPARED_TOKENS:
-        part = first[start : start + count]
-        batch = _compared_batch(start, count, pool)
-        output = compiled.forward(batch, None if facts.is_first else part)
-        wanted = expected[start : start + count][-len(output) :]
-        differences.append(float((output - wanted).norm() / wanted.norm()))
-        start += count
-    tolerance = _TOLERANCE_INT8 if int8 else _TOLERANCES[facts.dtype]
-    if not all(difference < tolerance for difference in differences):
-        raise OpenVINOError(
-            f"the converted {type(traced.module).__name__} must compute what transformers does, but differs by "
-            f"{differences}, more than {tolerance}"
-        )
-    _log.info("the converted %s differs by %s from transformers", type(traced.module).__name__, differences)
-    return converted
+
+class _Conversion:
+    """Converts a stage, and compares what a chunk and the chunk after it give with one sequence of transformers."""
+
+    def __init__(self, config: EngineConfig, facts: StageFacts, limits: Limits, on_load: OnLoad | None) -> None:
+        self._config = config
+        self._facts = facts
+        self._limits = limits
+        self._on_load = on_load
+        self._int8 = config.weights == "int8"
+        self._name = ""
+        self._given = self._wanted = torch.empty(0)
+
+    def convert(self) -> StageGraph:
+        """The graph, not compared yet."""
+        from engine.model.openvino.conversion import TracedStage  # with the models of transformers
+
+        trusted = self._config.trust_remote_code
+        traced = TracedStage(self._facts, trust_remote_code=trusted, int8=self._int8, on_load=self._on_load)
+        self._name = type(traced.module).__name__
+        converted = traced.convert()
+        self._given, self._wanted = traced.compute(sum(_COMPARED_TOKENS))
+        return converted
+
+    def compare(self, compiled: CompiledStage) -> None:
+        """Raise OpenVINOError unless a stage computes what transformers does."""
+        pool = _small_pool(compiled, self._limits)
+        start, differences = 0, []
+        for count in _COMPARED_TOKENS:
+            part = self._given[start : start + count]
+            batch = _compared_batch(start, count, pool)
+            output = compiled.forward(batch, None if self._facts.is_first else part)
+            wanted = self._wanted[start : start + count][-len(output) :]
+            differences.append(float((output - wanted).norm() / wanted.norm()))
+            start += count
+        tolerance = _TOLERANCE_INT8 if self._int8 else _TOLERANCES[self._facts.dtype]
+        if not all(difference < tolerance for difference in differences):
+            raise OpenVINOError(
+                f"the converted {self._name} must compute what transformers does, but differs by {differences}, more "
+                f"than {tolerance}"
+            )
+        _log.info("the converted %s differs by %s from transformers", self._name, differences)
 
 
 def _small_pool(compiled: CompiledStage, limits: Limits) -> BlockPool:

@@ -9,8 +9,11 @@ import json
 class Connection:
     """One HTTP request at the ASGI level, whose client can go away at any moment."""
 
-    def __init__(self, app, body: dict[str, object], path: str = "/generate") -> None:
+    def __init__(
+        self, app, body: dict[str, object], path: str = "/generate", *, extensions: dict[str, object] | None = None
+    ) -> None:
         self._app = app
+        self._extensions = extensions or {}
         self._path = path
         self._body = json.dumps(body).encode()
         self._asked = 0
@@ -28,6 +31,7 @@ class Connection:
             "query_string": b"",
             "headers": [],
             "scheme": "http",
+            "extensions": self._extensions,
         }
         await self._app(scope, self._receive, self._send)
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from connections import Connection
 
-from engine.frontend.responses import EVENTS_A_TURN
 from engine.messages import Abort, FinishReason, Generate, TokenOutput
 
 
@@ -50,35 +49,6 @@ def test_disconnect_after_the_end_aborts_nothing(play) -> None:
         assert (await second).status_code == 200
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-
-    play(scene)
-
-
-def test_the_loop_turns_between_the_events_of_a_burst(play) -> None:
-    """C05: a lost connection is noticed there; without it every later piece is one more write to it."""
-
-    async def scene(stage) -> None:
-        connection = Connection(stage.app, {"input_ids": [1], "rid": "r", "stream": True})
-        turns: list[int] = []
-        turn = 0
-
-        async def send(message: dict[str, object]) -> None:
-            if message.get("body"):
-                turns.append(turn)
-
-        connection._send = send
-        request_task = asyncio.create_task(connection.run())
-        await stage.scheduler.receive()
-        *burst, last = [TokenOutput(rid="r", token_ids=(97,), completion_tokens=number) for number in range(1, 12)]
-        end = TokenOutput(rid="r", token_ids=(97,), completion_tokens=12, finish_reason=FinishReason.LENGTH)
-        await stage.scheduler.reply(*burst, last, end)
-        while not request_task.done():
-            turn += 1
-            await asyncio.sleep(0)
-        assert len(turns) > len(burst)
-        assert max(turns.count(one) for one in turns) <= EVENTS_A_TURN, (
-            f"the turns of the loop in which events were sent: {turns}"
-        )
 
     play(scene)
 

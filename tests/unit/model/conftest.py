@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _one_torch_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("engine.model.runner.limit_threads", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from engine.model.openvino.memory import forget_read_pages, give_back_garbage
+from engine.model.openvino.memory import give_back_garbage, read_pages_given_back
 
 PAGES = 64
+PATIENCE_S = 10.0
 
 
 def resident_kib(path: Path) -> int:
@@ -31,10 +34,16 @@ def test_pages_of_a_mapped_file_are_forgotten_and_come_back(tmp_path: Path) -> N
     path.write_bytes(data)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert mapped[:] == data
-        before = resident_kib(path)
-        forget_read_pages(path)
-        assert resident_kib(path) < before == PAGES * mmap.PAGESIZE // 1024
+        assert resident_kib(path) == PAGES * mmap.PAGESIZE // 1024
+        with read_pages_given_back(path):
+            until = time.monotonic() + PATIENCE_S
+            while resident_kib(path) and time.monotonic() < until:
+                time.sleep(0.001)
+            assert resident_kib(path) == 0, "they are given back while the block is computed"
+            assert mapped[:] == data
+        assert resident_kib(path) == 0
         assert mapped[:] == data
+        assert not [thread for thread in threading.enumerate() if thread.name == "given-back"]
 
 
 def test_what_was_written_into_a_mapping_stays(tmp_path: Path) -> None:
@@ -42,7 +51,8 @@ def test_what_was_written_into_a_mapping_stays(tmp_path: Path) -> None:
     path.write_bytes(bytes(mmap.PAGESIZE))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         mapped[:4] = b"ours"
-        forget_read_pages(path)
+        with read_pages_given_back(path):
+            pass
         assert mapped[:4] == b"ours"
 
 

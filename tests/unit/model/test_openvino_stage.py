@@ -6,7 +6,8 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from engine.model.runner import StageRunner
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
 pytest.importorskip("openvino")
+
+from engine.model.openvino.compiled import CompiledStage
 
 PROMPT = list(b"the same prompt on either backend, longer than a block")
 SAMPLED = SamplingSpec(seed=9, temperature=0.8, top_p=0.95, return_logprob=True, top_logprobs_num=3)
@@ -232,14 +235,29 @@ def last_logits(chain: ChainedStages, row: int, chunk: int) -> torch.Tensor:
     return logits[-1]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
 def test_a_stage_has_packed_its_weights_before_its_first_microbatch(
-    monkeypatch: pytest.MonkeyPatch, kept: Path
+    monkeypatch: pytest.MonkeyPatch, kept: Path, is_kept: bool
 ) -> None:
     """What is packed is not kept a second time, and no client waits for it; the pool is as it was."""
-    forgotten: list[Path] = []
-    monkeypatch.setattr("engine.model.openvino.stage.forget_read_pages", forgotten.append)
+    if is_kept:
+        chain_of()
+    forwards: list[bool] = []
+    given_back: list[Path | None] = []
+
+    @contextmanager
+    def noted(file: Path | None) -> Iterator[None]:
+        before = len(forwards)
+        yield
+        given_back.append(file)
+        assert len(forwards) > before
+
+    forward = CompiledStage.forward
+    monkeypatch.setattr(CompiledStage, "forward", lambda *given: (forwards.append(True), forward(*given))[1])
+    monkeypatch.setattr("engine.model.openvino.stage.read_pages_given_back", noted)
     pool = chain_of().runners[0]._model.pool
-    assert forgotten == [next(kept.glob("*/stage.bin")).resolve()]
+    assert [file.name for file in given_back if file is not None] == ["stage.bin"]
+    assert len(list(kept.glob("*/stage.bin"))) == 1
     assert not any(array.any() for pair in pool._arrays for array in pair)
 
 
