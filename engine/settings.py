@@ -99,9 +99,9 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"] = Field(
-        "auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template"
-    )
+    tool_call_parser: Literal[
+        "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
+    ] = Field("auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template")
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
         "auto", description="what splits the model's reasoning off its answer; 'auto' chooses by its chat template"
     )
