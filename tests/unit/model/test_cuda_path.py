@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from engine.errors import DeviceLostError, EngineError
 from engine.limits import ModelFacts
 from engine.model import capacity, stage_model
 from engine.model.arithmetic import stage_devices
+from engine.model.lora import LoadedAdapter, Pair
 from engine.model.prompt_logprobs import PromptScores
 from engine.model.runner import StageRunner
 from engine.model.sampling import Sampler
@@ -118,6 +120,26 @@ def test_a_forward_stays_on_its_device(
         logits = stage.forward(stage.batch(segments), None, taken.append if kind == "scored" else None)
     assert (logits.device, logits.dtype, tuple(logits.shape)) == (GPU, torch.bfloat16, (len(segments), 199))
     assert [tuple(part.shape) for part in taken] == ([(2, 199)] if kind == "scored" else [])
+
+
+def test_adapters_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
+    """Rows side by side and rows apart, beside rows without one."""
+    stage = stage_of(fakes("qwen3"), max_loras=1)
+    assert stage.lora is not None
+    widths = ((64, 128), (64, 64), (64, 192), (96, 64))
+    pairs = [[_pair(*width) for width in widths] for _ in stage.layers]
+    stage.lora.held |= {1: LoadedAdapter(pairs), 2: LoadedAdapter(pairs)}
+    segments = [
+        msgspec.structs.replace(segment, lora=version)
+        for segment, version in zip(segments_of("decodes"), (1, 2, 0, 1), strict=True)
+    ]
+    with torch.inference_mode():
+        assert stage.forward(stage.batch(segments), None).device == GPU
+
+
+def _pair(inputs: int, outputs: int) -> Pair:
+    down, up = torch.zeros((inputs, 4), device=GPU), torch.zeros((4, outputs), device=GPU)
+    return Pair(down.to(torch.bfloat16), up.to(torch.bfloat16))
 
 
 def test_a_stage_in_the_middle_stays_on_its_device(
