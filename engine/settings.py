@@ -12,6 +12,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from engine.config import EngineConfig
+from engine.links.endpoint import parse_endpoint
 
 __all__ = ["LIVE_GATE", "REVEAL_KEYS", "ServerSettings"]
 
@@ -99,6 +100,25 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
+    placement: Literal["local", "join"] = Field(
+        "local",
+        description="where stages run: 'local', in processes of this machine; 'join', wherever `engine stage --join` "
+        "is started",
+    )
+    stage_listen: str = Field(
+        "127.0.0.1:30001",
+        description="HOST:PORT on which stages join; other machines must reach it; port 0 takes any free one",
+    )
+    secret_file: str = Field(
+        "", description="file with the secret that stages prove themselves with; unset: one is made for the run"
+    )
+    heartbeat_timeout_s: float = Field(
+        5.0,
+        ge=0.2,
+        le=3600,
+        description="longest silence, in seconds, of a stage on another machine; after it the server ends",
+    )
+
     tool_call_parser: Literal[
         "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
     ] = Field("auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template")
@@ -138,6 +158,18 @@ class ServerSettings(EngineConfig):
             raise ValueError(
                 f"record_redacted needs speculative_algorithm='off', got {self.speculative_algorithm!r}: guesses "
                 "follow from equal tokens, which a redacted text does not keep equal; switch one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_can_join(self) -> Self:
+        if self.placement == "local":
+            return self
+        parse_endpoint(self.stage_listen, "stage_listen")
+        if self.pp_size == 1:
+            raise ValueError(
+                f"placement={self.placement!r} needs pp_size >= 2, got 1: a single stage is no process of its own; "
+                "set pp_size or leave placement out"
             )
         return self
 

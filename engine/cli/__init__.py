@@ -13,6 +13,7 @@ from engine.cli.configuration import show_configuration
 from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
+from engine.cli.stage import stage
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 
 __all__ = ["app", "main"]
@@ -51,6 +52,7 @@ def _options(
 
 app.command("serve", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(serve))
 app.command("config", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(show_configuration))
+app.command("stage")(stage)
 app.command("chat")(chat)
 app.add_typer(bench_app, name="bench")
 

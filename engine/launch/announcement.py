@@ -16,17 +16,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.limits import Limits, ModelFacts
-from engine.process.control import Loading, Serving
+from engine.process.control import Gathering, Loading, Serving
 from engine.process.logs import JsonFormatter, fields_of
 from engine.settings import ServerSettings
 
 __all__ = ["Announce", "HarnessView", "OperatorView", "StartView"]
 
-Announce = Callable[[Serving], None]
+Announce = Callable[[Serving | Gathering], None]
 
 
 class StartView(Protocol):
     """Sees a server start."""
+
+    def gathering(self, gathering: Gathering) -> None:
+        """Learn where stages are waited for."""
+        ...
+
+    def resolved(self, limits: Limits) -> None:
+        """Learn the numbers that are served with, once the machines of all stages have said what they have."""
+        ...
 
     def loading(self) -> AbstractContextManager[None]:
         """Watch while the processes load."""
@@ -46,10 +54,16 @@ class StartView(Protocol):
 
 
 class HarnessView:
-    """A harness, which waits for one call."""
+    """A harness, which waits for a call."""
 
     def __init__(self, announce: Announce) -> None:
         self._announce = announce
+
+    def gathering(self, gathering: Gathering) -> None:
+        self._announce(gathering)
+
+    def resolved(self, limits: Limits) -> None:
+        pass
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -79,6 +93,20 @@ class OperatorView:
         self._learned: dict[str, str] = {}
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
+
+    def gathering(self, gathering: Gathering) -> None:
+        """Say what to run on the other machines."""
+        command = f"engine stage --join {gathering.join} --secret-file {gathering.secret_file}"
+        line = f"Waiting for {gathering.stages} stages; start each on its machine, with a copy of the secret file"
+        if self._settings.log_format == "json":
+            self._write_json(line, join=gathering.join, secret_file=gathering.secret_file, command=command)
+        else:
+            sys.stdout.write(f"{line}:\n  {command}\n")
+        sys.stdout.flush()
+
+    def resolved(self, limits: Limits) -> None:
+        """Say these numbers, not those that were known at first."""
+        self._limits = limits
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -112,13 +140,16 @@ class OperatorView:
         line = f"Serving {self._facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)"
         about = self._about()
         if self._settings.log_format == "json":
-            record = logging.LogRecord("engine", logging.INFO, __file__, 0, line, (), None)
-            vars(record).update(fields_of(base_url=serving.base_url, ready_s=round(ready_s, 1), **about))
-            sys.stdout.write(f"{JsonFormatter().format(record)}\n")
+            self._write_json(line, base_url=serving.base_url, ready_s=round(ready_s, 1), **about)
         else:
             rows = [f"  {name.replace('_', ' '):<16} {value}\n" for name, value in about.items()]
             sys.stdout.write("".join([f"{line}\n", *rows]))
         sys.stdout.flush()
+
+    def _write_json(self, line: str, **fields: object) -> None:
+        record = logging.LogRecord("engine", logging.INFO, __file__, 0, line, (), None)
+        vars(record).update(fields_of(**fields))
+        sys.stdout.write(f"{JsonFormatter().format(record)}\n")
 
     def _about(self) -> dict[str, str | int]:
         """What an operator wants to see at a glance. Sizes are in tokens."""

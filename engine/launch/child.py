@@ -23,15 +23,13 @@ from engine.process.control import (
     MAX_CONTROL_BYTES,
     ChildMessage,
     Control,
-    Drained,
     Dying,
-    Loading,
-    Ready,
     SupervisorMessage,
     decode_child_message,
 )
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
 from engine.process.signals import STACK_SIGNAL
+from engine.process.watched import WatchedProcess
 
 __all__ = ["Child", "ChildMain", "fork_child"]
 
@@ -42,29 +40,16 @@ EXIT_FAILED = 1
 logger = logging.getLogger(__name__)
 
 
-class Child:
-    """The supervisor's view of one process. ``fileno()`` is readable when it spoke or ended."""
+class Child(WatchedProcess):
+    """A process that was forked here."""
 
     def __init__(self, name: str, pid: int, connection: Connection) -> None:
-        self.name = name
-        self.pid = pid
-        self.ready = False
-        self.about: dict[str, str] = {}
-        self.drained = False
-        self.loading: Loading | None = None
-        self.dying: Dying | None = None
-        self.status: int | None = None
-        self.stopped_since: float | None = None
+        super().__init__(name, pid)
         self._connection = connection
 
     def fileno(self) -> int:
         """The file descriptor of the control pipe."""
         return self._connection.fileno()
-
-    @property
-    def alive(self) -> bool:
-        """True until it was reaped."""
-        return self.status is None
 
     def send(self, message: SupervisorMessage) -> None:
         """Send it a message; that a process is gone shows on its pipe, not here."""
@@ -73,10 +58,10 @@ class Child:
         except OSError:
             return
 
-    def listen(self) -> None:
+    def listen(self) -> ChildMessage | None:
         """Read its message; when its pipe closed, reap it. Called when ``fileno()`` is readable."""
         try:
-            self._take(decode_child_message(self._connection.recv_bytes(MAX_CONTROL_BYTES)))
+            message = decode_child_message(self._connection.recv_bytes(MAX_CONTROL_BYTES))
         except BadFrameError as exc:
             logger.warning("dropped what is no message of the %s process: %s", self.name, exc)
         except (EOFError, ConnectionError):
@@ -86,6 +71,10 @@ class Child:
             # A frame longer than any message: nothing after it can be read, not even the process's end.
             self.end(f"its control pipe broke: {exc}")
             self._reap()
+        else:
+            self._take(message)
+            return message
+        return None
 
     def look_for_stop(self) -> None:
         """Note since when it is stopped by a signal, on the monotonic clock. Called after SIGCHLD."""
@@ -114,17 +103,6 @@ class Child:
     def close(self) -> None:
         """Close the supervisor's end of the pipe."""
         self._connection.close()
-
-    def _take(self, message: ChildMessage) -> None:
-        if isinstance(message, Ready):
-            self.ready = True
-            self.about = message.about
-        elif isinstance(message, Loading):
-            self.loading = message
-        elif isinstance(message, Drained):
-            self.drained = True
-        else:
-            self.dying = message
 
     def _reap(self) -> None:
         _, status = os.waitpid(self.pid, 0)

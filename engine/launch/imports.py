@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Iterable
 
-__all__ = ["import_engine", "import_frontend", "import_models", "limit_imports"]
+__all__ = ["import_engine", "import_frontend", "import_models", "import_stage", "limit_imports"]
 
 # The libraries' numeric thread pools start at import, unless told not to.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -58,6 +58,11 @@ def import_models(*, of_torch: bool = True) -> None:
     Without the models of torch a process that needs them after all imports them itself.
     """
     _import((*SCHEDULER_MODULES, *MODEL_MODULES, *(TORCH_MODEL_MODULES if of_torch else ())))
+
+
+def import_stage() -> None:
+    """Import what a machine needs that has a stage and nothing else."""
+    _import((*MODEL_MODULES, *TORCH_MODEL_MODULES))
 
 
 def _import(modules: Iterable[str]) -> None:

@@ -21,10 +21,22 @@ from types import FrameType
 import msgspec
 
 from engine.frames import BadFrameError
+from engine.launch.agent import AgentOptions, run_agent
 from engine.launch.imports import import_engine
-from engine.launch.preload import FRAME_BYTES, Exited, Forked, News, Open, ServeRequest, decode_order
+from engine.launch.preload import (
+    FRAME_BYTES,
+    Exited,
+    Forked,
+    News,
+    Open,
+    Order,
+    ServeRequest,
+    StageRequest,
+    decode_order,
+)
 from engine.launch.supervisor import EXIT_FAILED, supervise
-from engine.process.control import Serving
+from engine.links.secret import read_secret
+from engine.process.control import Gathering, Serving
 from engine.process.inheritance import close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
 
@@ -104,13 +116,12 @@ class _Parent:
             return
         lifeline_fd, news_fd = fds
         news = socket.socket(fileno=news_fd)
-        request = msgspec.msgpack.decode(frame, type=ServeRequest)
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_server(request, lifeline_fd, news, parent_pid)
+            _become(request, lifeline_fd, news, parent_pid)
         os.close(lifeline_fd)
-        if request.remove_private_dir:
+        if isinstance(request, ServeRequest) and request.remove_private_dir:
             self._folders.append(request.private_dir)
         self._servers[pid] = news
         _tell(news, Forked(pid=pid))
@@ -135,8 +146,8 @@ def _refuse(fds: list[int], why: str) -> None:
         os.close(fd)
 
 
-def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket, parent_pid: int) -> None:
-    """Turn the forked child into the supervisor of one server; never returns."""
+def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: int) -> None:
+    """Turn the forked child into the supervisor of one server, or the agent of one stage; never returns."""
     status = EXIT_FAILED
     try:
         signal.set_wakeup_fd(-1)
@@ -146,16 +157,31 @@ def _become_server(request: ServeRequest, lifeline_fd: int, news: socket.socket,
         die_with_parent(parent_pid, signal.SIGINT)
         os.setsid()
         _redirect_output(Path(request.log_path))
-        os.chdir(request.working_dir)
-        sys.path[:] = request.import_path
-        settings = ServerSettings.model_validate_json(request.settings)
-        status = supervise(settings, Path(request.private_dir), announce=functools.partial(_announce, news))
+        status = _serve(request, news) if isinstance(request, ServeRequest) else _join(request)
     except BaseException as exc:  # noqa: BLE001 - the log is the only place where this can be seen
         sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _serve(request: ServeRequest, news: socket.socket) -> int:
+    os.chdir(request.working_dir)
+    sys.path[:] = request.import_path
+    settings = ServerSettings.model_validate_json(request.settings)
+    return supervise(settings, Path(request.private_dir), announce=functools.partial(_announce, news))
+
+
+def _join(request: StageRequest) -> int:
+    options = AgentOptions(
+        join=request.join,
+        secret=read_secret(Path(request.secret_file)),
+        stage=request.stage,
+        listen=request.listen,
+        advertise=request.advertise,
+    )
+    return run_agent(options)
 
 
 def _redirect_output(log_path: Path) -> None:
@@ -165,8 +191,8 @@ def _redirect_output(log_path: Path) -> None:
     os.close(log)
 
 
-def _announce(news: socket.socket, serving: Serving) -> None:
-    _tell(news, Open(base_url=serving.base_url, pids=serving.pids))
+def _announce(news: socket.socket, what: Serving | Gathering) -> None:
+    _tell(news, what if isinstance(what, Gathering) else Open(base_url=what.base_url, pids=what.pids))
 
 
 def _tell(news: socket.socket, message: News) -> None:

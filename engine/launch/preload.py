@@ -21,7 +21,8 @@ import msgspec
 
 from engine.errors import StartupError
 from engine.frames import decoder_of
-from engine.process.control import Serving
+from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.process.control import Gathering, Serving
 from engine.process.death import read_death_report
 from engine.settings import REVEAL_KEYS, ServerSettings
 
@@ -32,7 +33,7 @@ CLOSE_TIMEOUT_S = 5.0
 FRAME_BYTES = 65_536
 
 
-class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ServeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask for a server. ``settings`` is JSON of ServerSettings. Two sockets come with it: lifeline and news.
 
     With ``remove_private_dir`` the parent removes the folder when it ends, even if its client was killed.
@@ -44,6 +45,20 @@ class ServeRequest(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
     import_path: tuple[str, ...]
     remove_private_dir: bool = False
+
+
+class StageRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask for a stage that joins a server at ``join``. The secret is in a file. The same two sockets come with it."""
+
+    join: Endpoint
+    secret_file: str
+    log_path: str
+    stage: int | None = None
+    listen: Endpoint | None = None
+    advertise: Endpoint | None = None
+
+
+Order = ServeRequest | StageRequest
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -65,9 +80,9 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     status: int
 
 
-News = Forked | Open | Exited
+News = Forked | Gathering | Open | Exited
 
-decode_order: Callable[[bytes], ServeRequest] = decoder_of(ServeRequest)
+decode_order: Callable[[bytes], Order] = decoder_of(Order)
 _news_of: Callable[[bytes], News] = decoder_of(News)
 
 
@@ -79,6 +94,7 @@ class ServerProcess:
         self._news = news
         self._private_dir = private_dir
         self._open: Open | None = None
+        self._gathering: Gathering | None = None
         self._status: int | None = None
         forked = self._next_news(None)
         if not isinstance(forked, Forked):
@@ -97,11 +113,19 @@ class ServerProcess:
         while self._open is None and self._status is None:
             self._take(self._next_news(timeout_s))
         if self._open is None:
-            report = read_death_report(self._private_dir)
-            cause = report.cause if report is not None else "it left no report; see its log"
-            who = report.process if report is not None else "server"
-            raise StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
+            raise self._ended_early()
         return Serving(base_url=self._open.base_url, pids=self._open.pids)
+
+    def wait_gathering(self, timeout_s: float) -> Gathering:
+        """Wait until the server waits for stages to join: where, and the file with the secret.
+
+        Raises StartupError when it ended first, TimeoutError when the time is up.
+        """
+        while self._gathering is None and self._status is None:
+            self._take(self._next_news(timeout_s))
+        if self._gathering is None:
+            raise self._ended_early()
+        return self._gathering
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the end: the exit status. Raises TimeoutError when it lives on for ``timeout_s`` seconds."""
@@ -127,6 +151,12 @@ class ServerProcess:
         self._lifeline.close()
         self._news.close()
 
+    def _ended_early(self) -> StartupError:
+        report = read_death_report(self._private_dir)
+        cause = report.cause if report is not None else "it left no report; see its log"
+        who = report.process if report is not None else "server"
+        return StartupError(f"the server ended with status {self._status} before it was ready; {who}: {cause}")
+
     def _signal(self, number: signal.Signals) -> None:
         # A pid may belong to another process once its own is gone.
         if self._status is None and self._alive():
@@ -145,6 +175,8 @@ class ServerProcess:
     def _take(self, news: News) -> None:
         if isinstance(news, Open):
             self._open = news
+        elif isinstance(news, Gathering):
+            self._gathering = news
         elif isinstance(news, Exited):
             self._status = news.status
 
@@ -199,6 +231,32 @@ class PreloadedParent:
             import_path=tuple(sys.path),
             remove_private_dir=remove_private_dir,
         )
+        return self._fork(request, private_dir)
+
+    def join(
+        self,
+        gathering: Gathering,
+        log_path: Path,
+        *,
+        stage: int | None = None,
+        listen: Endpoint | None = None,
+        advertise: Endpoint | None = None,
+    ) -> ServerProcess:
+        """Fork the agent of a stage that joins a server, as `engine stage --join` does. Otherwise as ``serve``.
+
+        ``gathering.join`` may be changed to the address of a relay before the server.
+        """
+        request = StageRequest(
+            join=parse_endpoint(gathering.join, "join"),
+            secret_file=gathering.secret_file,
+            log_path=str(log_path.absolute()),
+            stage=stage,
+            listen=listen,
+            advertise=advertise,
+        )
+        return self._fork(request, log_path.parent)
+
+    def _fork(self, request: Order, private_dir: Path) -> ServerProcess:
         lifeline, their_lifeline = socket.socketpair()
         news, their_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -21,12 +21,14 @@ from pathlib import Path
 from engine.config import embedded_seed, loras_of
 from engine.errors import ConfigError, EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
-from engine.launch.child import Child, fork_child
+from engine.launch.child import fork_child
 from engine.launch.descriptors import require_descriptors
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
+from engine.launch.meeting import Meeting, MeetingPlace
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.pipeline.stage_process import run_stage_process
+from engine.placement.joined import JoinedStage
 from engine.process.control import (
     STAGE_PREFIX,
     SUPERVISOR,
@@ -41,6 +43,7 @@ from engine.process.death import DeathReport, describe_status
 from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
+from engine.process.watched import WatchedProcess
 from engine.scheduler_process.gate_context import load_attribute
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
@@ -76,16 +79,18 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     try:
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
+        place = MeetingPlace(settings) if settings.placement == "join" else None
         _refuse_early(settings)
         import_models(of_torch=not _openvino_is_likely(settings))
         settings, facts, limits = _resolve(settings)
         folder = PrivateDir(private_dir)
+        meeting = place.open(settings, folder) if place is not None else None
     except EngineError as exc:
         _report(_failed_start(exc), private_dir, settings)
         return EXIT_FAILED
     view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started)
     try:
-        return _Supervisor(settings, limits, listener, folder, view).run()
+        return _Supervisor(settings, facts, limits, listener, folder, view, meeting).run()
     finally:
         folder.remove()
 
@@ -126,6 +131,9 @@ def _resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limi
     if settings.speculative_draft_model:
         facts = facts.with_draft(read_facts(settings.draft_config()))
     settings = with_its_pages(settings)
+    if settings.placement != "local":
+        # Other machines compute. Each says what it can and how much it holds, once it has joined.
+        return settings, facts, Limits.of(settings, facts)
     takes_openvino(settings)
     capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
     limits = Limits.of(settings, facts, capacity)
@@ -150,17 +158,26 @@ class _Supervisor:
     """The processes of one server, from the first fork to the last reaping."""
 
     def __init__(
-        self, settings: ServerSettings, limits: Limits, listener: socket.socket, folder: PrivateDir, view: StartView
+        self,
+        settings: ServerSettings,
+        facts: ModelFacts,
+        limits: Limits,
+        listener: socket.socket,
+        folder: PrivateDir,
+        view: StartView,
+        meeting: Meeting | None = None,
     ) -> None:
         self._settings = settings
+        self._facts = facts
         self._limits = limits
+        self._meeting = meeting
         self._listener = listener
         self._folder = folder
         self._view = view
         self._base_url = base_url(listener)
         self._selector = selectors.DefaultSelector()
-        self._children: list[Child] = []
-        self._ended: list[Child] = []
+        self._children: list[WatchedProcess] = []
+        self._ended: list[WatchedProcess] = []
         self._stop_asked = False
         self._drain_asked = False
 
@@ -169,28 +186,70 @@ class _Supervisor:
         with SignalWatch() as signals:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
             try:
+                if self._meeting is None:
+                    self._fork_stages()
+                elif (status := self._gather(self._meeting)) is not None:
+                    return status
                 self._start()
                 return self._watch()
             finally:
                 self._take_down(Shutdown(), grace_s=0.0)
+                if self._meeting is not None:
+                    self._meeting.close()
                 self._selector.close()
 
     # ---- start ----
 
-    def _start(self) -> None:
-        """Fork the stages, then the scheduler, which knows their pids, then the front end, which gets the listener."""
-        path = self._folder.path
-        stages = range(self._limits.pp_size) if self._limits.pp_size > 1 else range(0)
-        for stage in stages:
+    def _fork_stages(self) -> None:
+        for stage in range(self._limits.pp_size) if self._limits.pp_size > 1 else range(0):
             self._fork(f"{STAGE_PREFIX}{stage}", functools.partial(self._run_stage, stage))
+
+    def _gather(self, meeting: Meeting) -> int | None:
+        """Wait until stages have joined and their processes were started. The exit status if it ends here, else None.
+
+        The scheduler and the front end come after that: they need numbers that the stages' machines know.
+        """
+        rendezvous = meeting.rendezvous
+        self._selector.register(rendezvous, selectors.EVENT_READ, rendezvous.listen)
+        self._view.gathering(meeting.gathering)
+        limit_s = self._settings.start_timeout_s
+        if not self._wait_for(lambda: self._leaving or rendezvous.is_prepared, limit_s):
+            return self._fail_start(
+                StartupError(
+                    f"every stage must have joined within start_timeout_s={limit_s}, but this is missing: "
+                    f"{rendezvous.missing()}; {'; '.join(rendezvous.refusals) or 'no agent was refused'}; start the "
+                    "missing stages with `engine stage --join`, or raise --start-timeout-s"
+                )
+            )
+        if not self._leaving:
+            try:
+                self._limits = Limits.of(self._settings, self._facts, rendezvous.kv_tokens())
+            except EngineError as exc:
+                return self._fail_start(exc)
+            self._view.resolved(self._limits)
+            for stage in rendezvous.begin(self._limits):
+                self._adopt(stage)
+            if not self._wait_for(lambda: self._leaving or all(child.pid for child in self._children), limit_s):
+                return self._fail_late_start()
+        if self._ended:
+            return self._fail_by_death()
+        return 0 if self._leaving else None
+
+    def _start(self) -> None:
+        """Fork the scheduler, which knows the stages' pids, then the front end, which gets the listener."""
+        plans = self._meeting.plans if self._meeting is not None else None
         place = SchedulerPlace(
             settings=self._settings,
             limits=self._limits,
-            private_dir=path,
+            private_dir=self._folder.path,
             base_url=self._base_url,
             stage_pids=tuple(child.pid for child in self._children),
+            handed=plans.fileno() if plans is not None else None,
         )
-        self._fork(SCHEDULER, lambda control: run_scheduler(control, place))
+        keep = [plans.fileno()] if plans is not None else []
+        self._adopt(fork_child(SCHEDULER, lambda control: run_scheduler(control, place), keep=keep))
+        if plans is not None:
+            plans.close()
         self._adopt(fork_child(FRONTEND, self._run_frontend, keep=[self._listener.fileno()], outlives_supervisor=True))
         # Held open here, the socket would take connections that no process accepts after the front end's death.
         self._listener.close()
@@ -206,7 +265,7 @@ class _Supervisor:
     def _fork(self, name: str, main: Callable[[Control], None]) -> None:
         self._adopt(fork_child(name, main))
 
-    def _adopt(self, child: Child) -> None:
+    def _adopt(self, child: WatchedProcess) -> None:
         self._children.append(child)
         self._selector.register(child, selectors.EVENT_READ, functools.partial(self._on_child, child))
 
@@ -219,8 +278,8 @@ class _Supervisor:
             now = time.monotonic()
             if deadline is not None and deadline <= now:
                 return False
-            due = [at for at in (deadline, self._end_stopped(now)) if at is not None]
-            for key, _ in self._selector.select(min(due) - now if due else None):
+            due = [at for at in (deadline, self._end_stopped(now), self._tend(now)) if at is not None]
+            for key, _ in self._selector.select(max(0.0, min(due) - now) if due else None):
                 key.data()
         return True
 
@@ -237,7 +296,22 @@ class _Supervisor:
             assert child.stopped_since is not None
             if child.stopped_since + limit_s <= now:
                 child.end(f"it was stopped by a signal and did not go on within {limit_s} s (step_timeout_s)")
+                self._bury_if_dead(child)
+                return now
         return min((child.stopped_since + limit_s for child in stopped if child.dying is None), default=None)  # type: ignore[operator]
+
+    def _tend(self, now: float) -> float | None:
+        """See to what has a time on other machines, and say when the next is due; None without such stages."""
+        if self._meeting is None:
+            return None
+        dues = [self._meeting.rendezvous.tend(now)]
+        for child in self._alive():
+            if isinstance(child, JoinedStage):
+                dues.append(child.tend(now))
+                if not child.alive:
+                    self._bury_if_dead(child)
+                    dues.append(now)
+        return min((due for due in dues if due is not None), default=None)
 
     def _on_signal(self, signals: SignalWatch) -> None:
         """The first SIGTERM asks for a drain; any other signal, and any second one, for the end."""
@@ -250,10 +324,15 @@ class _Supervisor:
             else:
                 self._stop_asked = True
 
-    def _on_child(self, child: Child) -> None:
+    def _on_child(self, child: WatchedProcess) -> None:
+        if child in self._ended:  # in the same look as what ended it
+            return
         child.listen()
         if not child.ready and child.loading is not None:
             self._view.loaded(child.name, child.loading)
+        self._bury_if_dead(child)
+
+    def _bury_if_dead(self, child: WatchedProcess) -> None:
         if not child.alive:
             self._selector.unregister(child)
             child.close()
@@ -299,11 +378,15 @@ class _Supervisor:
             )
 
     def _fail_late_start(self) -> int:
-        late = ", ".join(child.name for child in self._children if not child.ready)
-        exc = StartupError(
-            f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were not: "
-            f"{late}; raise --start-timeout-s, or look above for what they wait for"
+        late = ", ".join(child.who for child in self._children if not child.ready)
+        return self._fail_start(
+            StartupError(
+                f"every process must be ready within start_timeout_s={self._settings.start_timeout_s}, but these were "
+                f"not: {late}; raise --start-timeout-s, or look above for what they wait for"
+            )
         )
+
+    def _fail_start(self, exc: EngineError) -> int:
         self._take_down(Shutdown(), grace_s=0.0)
         self._leave(_failed_start(exc))
         return EXIT_FAILED
@@ -325,12 +408,13 @@ class _Supervisor:
         stuck = next((one for one in self._alive() if one.name in blame), None)
         if stuck is not None and not _is_culprit(child):
             # This process is not dead yet, but the others cannot wait for it any longer.
-            return DeathReport(process=stuck.name, pid=stuck.pid, cause=blame[stuck.name], when=time.time())
+            cause = stuck.located(blame[stuck.name])
+            return DeathReport(process=stuck.name, pid=stuck.pid, cause=cause, when=time.time())
         status = child.status if child.status is not None else EXIT_FAILED
         return DeathReport(
             process=child.name,
             pid=child.pid,
-            cause=_cause_of(child, status),
+            cause=child.located(_cause_of(child, status)),
             when=time.time(),
             exit_code=status if status >= 0 else None,
             signal=-status if status < 0 else None,
@@ -357,12 +441,12 @@ class _Supervisor:
                 self._signal(self._alive(), signal.SIGKILL)
                 self._wait_for(self._all_ended, KILL_WAIT_S)
 
-    def _signal(self, children: list[Child], number: signal.Signals) -> None:
+    def _signal(self, children: list[WatchedProcess], number: signal.Signals) -> None:
         for child in children:
             child.signal(number)
             child.signal(signal.SIGCONT)  # A stopped process takes no other signal than SIGKILL.
 
-    def _alive(self) -> list[Child]:
+    def _alive(self) -> list[WatchedProcess]:
         return [child for child in self._children if child.alive]
 
     def _all_ready(self) -> bool:
@@ -372,12 +456,12 @@ class _Supervisor:
         return not self._alive()
 
 
-def _is_culprit(child: Child) -> bool:
+def _is_culprit(child: WatchedProcess) -> bool:
     """A process that ended in order, or names another one as its reason, is a victim."""
     return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
 
 
-def _cause_of(child: Child, status: int) -> str:
+def _cause_of(child: WatchedProcess, status: int) -> str:
     if child.dying is None:
         return describe_status(status)
     return child.dying.error if child.dying.expected else child.dying.traceback

@@ -33,11 +33,12 @@ _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
 
 
-def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
+def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
     """KV capacity in tokens; None for the embedded model, which has the same capacity everywhere.
 
-    No more than what all running requests could use at their full length. Raises ConfigError, with the sizes in bytes,
-    when the weights leave no room for a single page.
+    No more than what all running requests could use at their full length. ``stages_here`` is how many of the stages
+    this machine has, all of them unless said. Raises ConfigError, with the sizes in bytes, when the weights leave no
+    room for a single page.
     """
     if embedded_seed(config.model, config.seed) is not None:
         return None
@@ -45,9 +46,11 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     free = psutil.virtual_memory().available if cuda is None else cuda.free_bytes
     share = KV_SHARE_CPU if cuda is None else KV_SHARE_CUDA
     part = Fraction(1)
-    if cuda is not None and cuda.gpu_a_stage and not config.speculative_draft_model:
-        # Of what the first GPU to be full holds: the stage with the most layers. A draft model is whole on one of them.
-        part = Fraction(-(-facts.num_layers // config.pp_size), facts.num_layers)
+    has_own_gpu = cuda is not None and cuda.gpu_a_stage
+    if stages_here is not None or (has_own_gpu and not config.speculative_draft_model):
+        # Of what the first device to be full holds: stages with the most layers. A draft model is whole on one of them.
+        here = 1 if has_own_gpu or stages_here is None else stages_here
+        part = min(part, Fraction(-(-facts.num_layers // config.pp_size) * here, facts.num_layers))
     weights = int(weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += weight_bytes(resolve_folder(config.draft_config()))
@@ -62,8 +65,10 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
 
 
-def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> None:
+def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, stages_here: int | None = None) -> None:
     """Raise ConfigError for a KV capacity that this machine cannot hold, whatever else is on it.
+
+    ``stages_here`` is how many of the stages it has, all of them unless said.
 
     On a GPU only the books are held against the machine's memory; the device says itself what it cannot hold.
     """
@@ -71,6 +76,8 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> N
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
     window_slots = limits.window_pages * limits.page_size
     kv = slots * facts.kv_bytes_per_token + window_slots * facts.window_kv_bytes_per_token
+    if stages_here is not None:
+        kv = kv * stages_here // config.pp_size
     needed = books + (kv if _cuda_memory(config) is None else 0)
     present = psutil.virtual_memory().total
     if needed > present:

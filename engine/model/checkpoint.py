@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 __all__ = [
+    "ORIGIN_FIELDS",
     "dtype_name",
     "heads_of",
     "local_folder",
@@ -42,7 +43,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Fields of a configuration that say where it came from or how it was stored, and nothing about what is computed.
-_ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+ORIGIN_FIELDS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 # Architectures whose configuration has one window for all layers, and no types of layers.
 _UNIFORM_WINDOWS = {"mistral", "mixtral", "phi3", "starcoder2"}
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
@@ -205,7 +206,7 @@ def require_tokenizer(folder: Path) -> None:
 
 def require_same_model(running: Mapping[str, object], other: Mapping[str, object], folder: Path) -> None:
     """Raise CheckpointError, naming the field, unless two configurations are of models that differ in weights only."""
-    for field in sorted((running.keys() | other.keys()) - _ORIGIN_FIELDS):
+    for field in sorted((running.keys() | other.keys()) - ORIGIN_FIELDS):
         if running.get(field) != other.get(field):
             raise CheckpointError(
                 f"weights must be of the model that runs, but {folder / 'config.json'} says "

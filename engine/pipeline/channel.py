@@ -1,4 +1,4 @@
-"""The connection between the scheduler and each stage: whole frames over a Unix stream socket, both ways, in order.
+"""The connection between the scheduler and each stage: whole frames over a stream socket, both ways, in order.
 
 It has no thread. What one side writes wakes the other directly, which halves the way of a token from the last stage to
 the next plan; the end of one side is seen by the other as the end of the stream, after everything that was sent. The
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from threading import Lock
 from typing import Final
 
 from engine.frames import BadFrameError
+from engine.pipeline.wires import Address, connected, listening
 
-__all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "connected", "listening"]
+__all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "hand_over"]
 
-CONNECT_INTERVAL_S: Final = 0.005
 READ_BYTES: Final = 1 << 16
 # A plan of the longest context with all its pages is far shorter. A greater length is a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28
@@ -31,8 +30,8 @@ _LENGTH_BYTES: Final = 4
 class StageChannel:
     """A stage's end. Blocks: a stage has nothing else to do. Frames may be sent from several threads."""
 
-    def __init__(self, address: Path) -> None:
-        """Connect to the scheduler, however long it takes to listen."""
+    def __init__(self, address: Address) -> None:
+        """Connect to the scheduler, however long it takes to listen on this machine."""
         self._socket = connected(address)
         self._frames = _Frames()
         self._sending = Lock()
@@ -43,7 +42,7 @@ class StageChannel:
 
     def send(self, data: bytes) -> None:
         """Send one frame. No error when the scheduler is gone: the next ``receive`` shows that."""
-        with self._sending, contextlib.suppress(ConnectionError):
+        with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(_framed(data))
 
     def receive(self) -> bytes | None:
@@ -70,13 +69,21 @@ class StageChannels:
     stage why its connection was closed here, because what came on it could not be told apart any more.
     """
 
-    def __init__(self, addresses: Sequence[Path]) -> None:
+    def __init__(self, addresses: Sequence[Path | None], handed: socket.socket | None = None) -> None:
+        """Without an address a stage's connection is one that another process takes.
+
+        That process passes it on with ``hand_over``, to ``handed``.
+        """
         self._epoll = select.epoll()
-        self._ends = [_End(address) for address in addresses]
+        self._ends = [_End(None if address is None else listening(address)) for address in addresses]
         self._by_fd: dict[int, _End] = {}
+        self._handed = handed
         self.broken: dict[int, str] = {}
         for end in self._ends:
-            self._watch(end)
+            if end.socket is not None:
+                self._watch(end)
+        if handed is not None:
+            self._epoll.register(handed, select.EPOLLIN)
 
     def fileno(self) -> int:
         """Readable when ``receive`` has something to do."""
@@ -96,7 +103,10 @@ class StageChannels:
         """Wait until something happens, and return the frames that came whole: none, too, and when the time is up."""
         frames: list[bytes] = []
         for fd, events in self._epoll.poll(timeout_s):
-            end = self._by_fd[fd]
+            end = self._by_fd.get(fd)
+            if end is None:
+                self._take_handed()
+                continue
             if end.connection is None:
                 self._accept(end)
                 continue
@@ -110,18 +120,36 @@ class StageChannels:
         """Close all; what a socket has taken still reaches its stage. Idempotent."""
         for end in self._ends:
             end.close()
+        if self._handed is not None:
+            self._handed.close()
         self._epoll.close()
 
     def _watch(self, end: _End) -> None:
+        assert end.socket is not None
         self._by_fd[end.socket.fileno()] = end
         self._epoll.register(end.socket, select.EPOLLIN)
 
+    def _take_handed(self) -> None:
+        """Take one connection that was handed over. The end of the source means that no more will come."""
+        assert self._handed is not None
+        number, fds, _, _ = socket.recv_fds(self._handed, _LENGTH_BYTES, 1)
+        if not fds:
+            self._epoll.unregister(self._handed)
+            return
+        end, connection = self._ends[int.from_bytes(number, "little")], socket.socket(fileno=fds[0])
+        self._connect(end, connection)
+
     def _accept(self, end: _End) -> None:
+        if end.socket is None:
+            return
         try:
             connection, _ = end.socket.accept()
         except BlockingIOError:
             return
         self._forget(end)
+        self._connect(end, connection)
+
+    def _connect(self, end: _End, connection: socket.socket) -> None:
         connection.setblocking(False)
         end.socket = end.connection = connection
         self._watch(end)
@@ -150,7 +178,7 @@ class StageChannels:
                     end.unsent[0] = end.unsent[0][sent:]
         except BlockingIOError:
             pass
-        except ConnectionError:
+        except OSError:
             end.unsent.clear()
         end.waits = bool(end.unsent)
         if end.waits is not waited:
@@ -174,17 +202,19 @@ class StageChannels:
         return frames
 
     def _forget(self, end: _End) -> None:
+        assert end.socket is not None
         del self._by_fd[end.socket.fileno()]
         self._epoll.unregister(end.socket)
         end.socket.close()
 
 
 class _End:
-    """One stage's: first a socket that listens, then the connection. ``waits`` says that ``unsent`` waits for room."""
+    """One stage's: first a socket that listens, if any, then the connection. ``unsent`` waits for room if ``waits``."""
 
-    def __init__(self, address: Path) -> None:
-        self.socket = listening(address)
-        self.socket.setblocking(False)
+    def __init__(self, listener: socket.socket | None) -> None:
+        self.socket = listener
+        if listener is not None:
+            listener.setblocking(False)
         self.connection: socket.socket | None = None
         self.frames = _Frames()
         self.unsent: deque[memoryview] = deque()
@@ -193,7 +223,8 @@ class _End:
 
     def close(self) -> None:
         self.gone = True
-        self.socket.close()
+        if self.socket is not None:
+            self.socket.close()
         self.unsent.clear()
 
 
@@ -222,25 +253,13 @@ class _Frames:
         return frame
 
 
-def listening(address: Path) -> socket.socket:
-    """A socket for one that connects; what a killed server left at its address makes room."""
-    address.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    listener.listen(1)
-    return listener
+def hand_over(source: socket.socket, stage: int, connection: socket.socket) -> None:
+    """Pass a stage's connection on to the process that has the other end of ``source``; this one's copy is closed.
 
-
-def connected(address: Path) -> socket.socket:
-    """A socket that is connected to the listener there, however long it takes until there is one."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    while True:
-        try:
-            connection.connect(str(address))
-        except (FileNotFoundError, ConnectionRefusedError):
-            time.sleep(CONNECT_INTERVAL_S)
-        else:
-            return connection
+    The pair is of SOCK_SEQPACKET. No error when the process is gone.
+    """
+    with connection, contextlib.suppress(OSError):
+        socket.send_fds(source, [stage.to_bytes(_LENGTH_BYTES, "little")], [connection.fileno()])
 
 
 def _framed(data: bytes) -> bytes:
@@ -251,5 +270,5 @@ def _read(source: socket.socket) -> bytes:
     """What is there, as long as it is not too much; nothing when the other side is gone."""
     try:
         return source.recv(READ_BYTES)
-    except ConnectionError:
+    except OSError:
         return b""

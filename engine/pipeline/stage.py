@@ -38,8 +38,8 @@ from engine.pipeline.wire import (
     StageReport,
     StageView,
     decode_stage_message,
-    stage_address,
 )
+from engine.pipeline.wires import StageWires
 from engine.plan import ForwardMode, Microbatch
 from engine.process.control import Loading
 from lockstep_sizes import sizes_of
@@ -60,17 +60,20 @@ def run_stage(
     *,
     on_load: Callable[[Loading], None] | None = None,
     transport: TransportKind = TransportKind.SOCKET,
+    wires: StageWires | None = None,
 ) -> None:
-    """Be stage ``stage``: load, listen in ``private_dir``, call ``ready``, loop until EndStage or the scheduler's end.
+    """Be stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
 
+    Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``.
     With ``TransportKind.DISTRIBUTED`` the caller has initialised the process group, rank = stage. Raises
     CheckpointError when loading fails (``ready`` is not called then), ProcessDiedError when a neighbour dies in the
     middle of a microbatch.
     """
+    wires = wires or StageWires.local(private_dir, stage, limits.pp_size)
     runner = StageRunner(config, limits, stage, on_load=on_load)
     with ExitStack() as owner:
-        scheduler = owner.enter_context(closing(StageChannel(stage_address(private_dir, stage))))
-        neighbours = owner.enter_context(closing(_open_transport(transport, private_dir, runner, limits, scheduler)))
+        scheduler = owner.enter_context(closing(StageChannel(wires.scheduler)))
+        neighbours = owner.enter_context(closing(_open_transport(transport, wires, runner, limits, scheduler)))
         progress = owner.enter_context(closing(StageProgress(private_dir, limits.pp_size)))
         ready()
         StageLoop(runner, neighbours, scheduler, progress).run()
@@ -192,7 +195,7 @@ def view_of(runner: StageRunner, seq: int, *, holder: object) -> StageView:
 
 def _open_transport(
     kind: TransportKind,
-    private_dir: Path,
+    wires: StageWires,
     runner: StageRunner,
     limits: Limits,
     scheduler: StageChannel,
@@ -206,9 +209,8 @@ def _open_transport(
             device=runner.device,
         )
     return SocketTransport(
-        private_dir,
+        wires,
         stage=runner.stage,
-        pp_size=limits.pp_size,
         hidden_size=runner.hidden_size,
         device=runner.device,
         scheduler=scheduler,

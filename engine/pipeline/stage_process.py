@@ -14,6 +14,8 @@ from typing import Final
 
 from engine.errors import ConfigError, ProcessDiedError
 from engine.limits import Limits
+from engine.links.endpoint import Endpoint
+from engine.pipeline.wires import StageWires
 from engine.process.control import Control, Ready, Serving
 from engine.settings import ServerSettings
 
@@ -25,17 +27,29 @@ RENDEZVOUS_TIMEOUT: Final = timedelta(days=365)
 
 
 def run_stage_process(
-    control: Control, settings: ServerSettings, limits: Limits, stage: int, private_dir: Path
+    control: Control,
+    settings: ServerSettings,
+    limits: Limits,
+    stage: int,
+    private_dir: Path,
+    *,
+    wires: StageWires | None = None,
+    meeting: Endpoint | None = None,
 ) -> None:
-    """Load one stage's weights and compute until the supervisor says otherwise or is gone."""
+    """Load one stage's weights and compute until the supervisor says otherwise or is gone.
+
+    A stage of another machine has ``wires`` of its own, and meets the others at the first one's endpoint where they
+    form a process group.
+    """
     from engine.pipeline.stage import run_stage
     from engine.pipeline.transport import TransportKind
 
     threading.Thread(target=_end_with_supervisor, args=(control,), name="supervisor-watch", daemon=True).start()
     backend = _backend(settings, limits)
     if backend is not None:
-        _require_backend(backend, settings, limits)
-        _join_process_group(backend, stage, limits, private_dir)
+        if meeting is None:
+            _require_backend(backend, settings, limits)
+        _join_process_group(backend, stage, settings, limits, private_dir, meeting)
     transport = TransportKind.SOCKET if backend is None else TransportKind.DISTRIBUTED
     run_stage(
         settings,
@@ -45,6 +59,7 @@ def run_stage_process(
         lambda: control.send(Ready()),
         on_load=control.send,
         transport=transport,
+        wires=wires,
     )
 
 
@@ -74,20 +89,26 @@ def _require_backend(backend: str, settings: ServerSettings, limits: Limits) -> 
         )
 
 
-def _join_process_group(backend: str, stage: int, limits: Limits, private_dir: Path) -> None:
-    """Meet the other stages, rank = stage, through a file in the server's private folder."""
+def _join_process_group(
+    backend: str, stage: int, settings: ServerSettings, limits: Limits, private_dir: Path, meeting: Endpoint | None
+) -> None:
+    """Meet the other stages, rank = stage: at the first one's endpoint, or by a file in the server's private folder."""
     import torch
     import torch.distributed
 
-    # Everything of this server stays on loopback.
-    for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    from engine.model.arithmetic import stage_devices
+
+    if meeting is None or meeting.is_loopback:
+        # Everything of this server stays on loopback.
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     if backend == "nccl":
         # Where the group's own work is done; without it all stages would open a context on the first GPU.
-        torch.cuda.set_device(stage)
+        devices = stage_devices(settings.device, limits.pp_size, torch.cuda.device_count())
+        torch.cuda.set_device(devices[stage])
     torch.distributed.init_process_group(
         backend,
-        init_method=f"file://{private_dir}/rendezvous",
+        init_method=f"file://{private_dir}/rendezvous" if meeting is None else f"tcp://{meeting}",
         rank=stage,
         world_size=limits.pp_size,
         timeout=RENDEZVOUS_TIMEOUT,

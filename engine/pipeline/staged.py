@@ -7,6 +7,7 @@ the stages come on the same channel and are kept apart.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -47,14 +48,22 @@ class StagedPipeline:
     """Talks to ``pp_size`` stage processes over sockets in ``private_dir``; they may start before or after it.
 
     A dead stage does not show here (nothing comes any more): the supervisor sees it and tells the gate. A report that
-    is none, or that nothing launched asks for, is logged and dropped. ``stage_pids`` are in stage order, if known.
+    is none, or that nothing launched asks for, is logged and dropped. ``stage_pids`` are in stage order, if known and
+    of this machine. With ``handed`` the connections of the stages come by that socket, see ``StageChannels``.
     """
 
-    def __init__(self, private_dir: Path, pp_size: int, stage_pids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        private_dir: Path,
+        pp_size: int,
+        stage_pids: Sequence[int] = (),
+        handed: socket.socket | None = None,
+    ) -> None:
         self._pp_size = pp_size
         self._stage_pids = tuple(stage_pids)
         self._progress = StageProgress(private_dir, pp_size)
-        self._channels = StageChannels([stage_address(private_dir, stage) for stage in range(pp_size)])
+        addresses = [stage_address(private_dir, stage) if handed is None else None for stage in range(pp_size)]
+        self._channels = StageChannels(addresses, handed)
         # In launch order. What every stage does is done when the last of them says so, which may be after the results
         # of microbatches that were launched after it.
         self._launched: deque[int] = deque()

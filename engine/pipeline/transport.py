@@ -1,4 +1,4 @@
-"""How hidden states get from one stage to the next: Unix sockets on one machine, torch.distributed elsewhere.
+"""How hidden states get from one stage to the next: stream sockets, or torch.distributed.
 
 Carries a tensor or a typed failure for each microbatch, in launch order; never decides what to compute. Used by a stage
 between its forward and the next stage's.
@@ -21,16 +21,17 @@ import torch.distributed
 from engine.errors import ProcessDiedError, StepFailedError
 from engine.frames import BadFrameError
 from engine.messages import encode
-from engine.pipeline.channel import StageChannel, connected, listening
+from engine.pipeline.channel import StageChannel
 from engine.pipeline.wire import (
     HiddenDtype,
     HiddenFailed,
     HiddenHeader,
     HiddenStates,
     decode_hidden_header,
-    hidden_address,
 )
+from engine.pipeline.wires import StageWires, accepted, connected, listening
 from engine.plan import Microbatch
+from engine.process.control import STAGE_PREFIX
 
 __all__ = [
     "DistributedTransport",
@@ -80,7 +81,7 @@ class HiddenTransport(Protocol):
 
 
 class SocketTransport:
-    """A typed header and raw bytes a microbatch, over a Unix stream socket in the engine's private folder.
+    """A typed header and raw bytes a microbatch, over a stream socket: a Unix one on one machine, else TCP.
 
     A tensor that is larger than what the socket takes keeps its sender until the next stage reads it. What is announced
     is held against the plan before a byte of it is awaited. ``scheduler`` is
@@ -89,10 +90,9 @@ class SocketTransport:
 
     def __init__(
         self,
-        private_dir: Path,
+        wires: StageWires,
         *,
         stage: int,
-        pp_size: int,
         hidden_size: int,
         device: torch.device,
         scheduler: StageChannel | None = None,
@@ -105,10 +105,14 @@ class SocketTransport:
         self._listener: socket.socket | None = None
         self._source: socket.socket | None = None
         self._target: socket.socket | None = None
-        if stage > 0:
-            self._listener = listening(hidden_address(private_dir, stage))
-        if stage < pp_size - 1:
-            self._target = connected(hidden_address(private_dir, stage + 1))
+        before = wires.before
+        if isinstance(before, Path):
+            self._listener = listening(before)
+        if wires.after is not None:
+            self._target = connected(wires.after)
+        # From the last stage to the first each one connects to the next and then listens: a chain without a circle.
+        if before is not None and not isinstance(before, Path):
+            self._source = accepted(before, stage)
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
         """See ``HiddenTransport``."""
@@ -189,7 +193,7 @@ class SocketTransport:
         """Small messages go in one call, so their reader is woken once. The supervisor knows why a stage is gone."""
         assert self._target is not None, f"stage {self._stage} is the last; it has no next stage"
         start = _SIZES.pack(len(header), payload.nbytes) + header
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             sent = self._target.sendmsg([start, payload])
             if sent < len(start):
                 self._target.sendall(start[sent:])
@@ -214,10 +218,10 @@ class SocketTransport:
         while into:
             try:
                 count = source.recv_into(into)
-            except ConnectionError:
+            except OSError:
                 count = 0
             if not count:
-                raise ProcessDiedError(f"stage {self._stage - 1}", "it closed its connection to the next stage")
+                raise ProcessDiedError(f"{STAGE_PREFIX}{self._stage - 1}", "it closed its connection to the next stage")
             into = into[count:]
 
 
@@ -292,7 +296,7 @@ class DistributedTransport:
         try:
             torch.distributed.recv(tensor, self._stage - 1)
         except RuntimeError as exc:
-            raise ProcessDiedError(f"stage {self._stage - 1}", f"its connection broke: {exc}") from exc
+            raise ProcessDiedError(f"{STAGE_PREFIX}{self._stage - 1}", f"its connection broke: {exc}") from exc
 
 
 def without_memory(stage: int, microbatch: Microbatch, verb: str, exc: BaseException) -> HiddenFailed:

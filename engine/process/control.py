@@ -26,6 +26,7 @@ __all__ = [
     "Drain",
     "Drained",
     "Dying",
+    "Gathering",
     "Loading",
     "ProcessDied",
     "Ready",
@@ -100,6 +101,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     base_url: str
     pids: dict[str, int]
+
+
+class Gathering(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The server waits for stages to join. ``join`` is HOST:PORT; the file holds the secret."""
+
+    join: str
+    secret_file: str
+    stages: int
 
 
 class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from engine.errors import StartupError
 
-__all__ = ["PROGRESS_FILE", "PrivateDir", "replies_address", "requests_address"]
+__all__ = ["PROGRESS_FILE", "SECRET_FILE", "PrivateDir", "replies_address", "requests_address"]
 
 # A Unix socket's path may have 107 bytes; the longest name that a process adds is shorter than this.
 MAX_PATH_BYTES = 85
 # Where the stages note how far they are.
 PROGRESS_FILE = "progress"
+# What stages on other machines prove themselves with.
+SECRET_FILE = "secret"  # noqa: S105 - a name
 
 
 def requests_address(private_dir: Path) -> str:
@@ -51,5 +53,5 @@ class PrivateDir:
             shutil.rmtree(self.path, ignore_errors=True)
             return
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.is_socket() or path.name == PROGRESS_FILE:
+            if path.is_socket() or path.name in (PROGRESS_FILE, SECRET_FILE):
                 path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ traceback goes to the supervisor as the cause, because a scheduler whose books d
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,13 +33,17 @@ LAST_REPLIES_LINGER_S = 0.2
 
 
 class SchedulerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a scheduler process finds itself: its server's settings, numbers, folder, URL and stages."""
+    """Where a scheduler process finds itself: its server's settings, numbers, folder, URL and stages.
+
+    ``handed`` is the descriptor of the socket by which the connections of stages come that are on other machines.
+    """
 
     settings: ServerSettings
     limits: Limits
     private_dir: Path
     base_url: str
     stage_pids: tuple[int, ...]
+    handed: int | None = None
 
 
 def run_scheduler(control: Control, place: SchedulerPlace) -> None:
@@ -82,7 +87,11 @@ def _build_pipeline(
     if place.limits.pp_size > 1:
         from engine.pipeline.staged import StagedPipeline
 
-        staged = StagedPipeline(place.private_dir, place.limits.pp_size, place.stage_pids)
+        if place.handed is None:
+            staged = StagedPipeline(place.private_dir, place.limits.pp_size, place.stage_pids)
+        else:
+            source = socket.socket(fileno=place.handed)
+            staged = StagedPipeline(place.private_dir, place.limits.pp_size, handed=source)
         return staged, staged.stuck
     from engine.model.runner import StageRunner
     from engine.pipeline.local import LocalPipeline

@@ -89,7 +89,8 @@ def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
     ran: list[Any] = []
     supervisor, child = Pipe()
 
-    def run(*arguments: Any, on_load: Any, transport: TransportKind) -> None:
+    def run(*arguments: Any, on_load: Any, transport: TransportKind, wires: object) -> None:
+        assert wires is None
         ran.append((*arguments[:4], transport))
         on_load(Loading(done=1, total=2, device="cpu", dtype="float32"))
         arguments[4]()

@@ -31,6 +31,7 @@ from engine.pipeline.wire import (
     decode_stage_message,
     decode_stage_report,
 )
+from engine.pipeline.wires import StageWires
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
 
 WAIT_S = 10.0
@@ -45,7 +46,8 @@ Pair = tuple[SocketTransport, SocketTransport]
 def pair(private_dir: Path) -> Iterator[Pair]:
     device = torch.device("cpu")
     ends = [
-        SocketTransport(private_dir, stage=stage, pp_size=2, hidden_size=HIDDEN_SIZE, device=device) for stage in (1, 0)
+        SocketTransport(StageWires.local(private_dir, stage, 2), stage=stage, hidden_size=HIDDEN_SIZE, device=device)
+        for stage in (1, 0)
     ]
     yield ends[1], ends[0]
     for end in ends:
@@ -157,7 +159,7 @@ def test_a_neighbour_that_goes_away_ends_the_wait(pair: Pair) -> None:
     pair[0].send(microbatch(), hidden_states())
     pair[0].close()
     assert isinstance(pair[1].receive(microbatch()), torch.Tensor)
-    with pytest.raises(ProcessDiedError, match="stage 0 process died"):
+    with pytest.raises(ProcessDiedError, match="stage-0 process died"):
         pair[1].receive(microbatch(2))
 
 
@@ -174,9 +176,15 @@ def test_the_end_of_the_scheduler_ends_the_wait(private_dir: Path) -> None:
     scheduler = StageChannels([private_dir / "stage-1"])
     channel = StageChannel(private_dir / "stage-1")
     stage = SocketTransport(
-        private_dir, stage=1, pp_size=2, hidden_size=HIDDEN_SIZE, device=torch.device("cpu"), scheduler=channel
+        StageWires.local(private_dir, 1, 2),
+        stage=1,
+        hidden_size=HIDDEN_SIZE,
+        device=torch.device("cpu"),
+        scheduler=channel,
     )
-    before = SocketTransport(private_dir, stage=0, pp_size=2, hidden_size=HIDDEN_SIZE, device=torch.device("cpu"))
+    before = SocketTransport(
+        StageWires.local(private_dir, 0, 2), stage=0, hidden_size=HIDDEN_SIZE, device=torch.device("cpu")
+    )
     scheduler.send(0, b"a plan")
     before.send(microbatch(1), hidden_states())
     assert isinstance(stage.receive(microbatch(1)), torch.Tensor)

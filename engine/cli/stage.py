@@ -1,0 +1,55 @@
+"""``engine stage``: one stage of a server on this machine, until that ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.cli.flags import refuse_bad_configuration
+from engine.links.endpoint import parse_endpoint
+from engine.links.secret import read_secret
+
+__all__ = ["stage"]
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+def stage(
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="where the server takes stages: its --stage-listen")],
+    secret_file: Annotated[
+        Path, typer.Option(metavar="FILE", help="file with the secret of the run; /dev/stdin reads it from there")
+    ],
+    number: Annotated[
+        int | None, typer.Option("--stage", min=0, help="which stage to be; unset: the first that is free")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="where the stage before connects; unset: any free port of the interface that reaches the server",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="what the stage before is told instead, past a NAT or relay")
+    ] = None,
+    model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
+    timeout_s: Annotated[
+        float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")
+    ] = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Run one stage of a server that was started with `engine serve --placement join`."""
+    from engine.launch.agent import AgentOptions, run_agent  # --help and bad flags need none of it
+
+    with refuse_bad_configuration():
+        options = AgentOptions(
+            join=parse_endpoint(join, "--join"),
+            secret=read_secret(secret_file),
+            stage=number,
+            listen=parse_endpoint(listen, "--listen") if listen else None,
+            advertise=parse_endpoint(advertise, "--advertise") if advertise else None,
+            model=model,
+            timeout_s=timeout_s,
+        )
+    raise typer.Exit(run_agent(options))

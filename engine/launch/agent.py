@@ -1,0 +1,355 @@
+"""The agent of one stage on a machine of its own: joins a server, starts the stage's process, watches it, ends it.
+
+Single-threaded and event-driven, because it forks. Ends with the server, and the stage with it: an agent that is gone,
+that is silent, or that hears nothing of the server leaves nothing on either side.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from engine import __version__
+from engine.errors import EngineError, StartupError
+from engine.frames import BadFrameError
+from engine.launch.child import Child, fork_child
+from engine.launch.imports import import_stage
+from engine.limits import Limits
+from engine.links.connection import LinkAddress
+from engine.links.endpoint import Endpoint
+from engine.links.listener import LinkListener, bound_at
+from engine.links.proof import Claim, Role
+from engine.links.secret import Secret
+from engine.pipeline.progress import StageProgress
+from engine.pipeline.stage_process import run_stage_process
+from engine.pipeline.wires import StageWires
+from engine.placement.control_link import ControlLink, LinkOver
+from engine.placement.messages import (
+    Assigned,
+    Begin,
+    Ended,
+    Join,
+    Prepared,
+    Pulse,
+    Refused,
+    SendSignal,
+    StagePulse,
+    Started,
+    ToAgent,
+    decode_to_agent,
+)
+from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
+from engine.process.death import describe_status
+from engine.process.logs import configure_logging
+from engine.process.private_dir import PrivateDir
+from engine.process.signals import SignalWatch
+from engine.settings import ServerSettings
+
+__all__ = ["AgentOptions", "run_agent"]
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+ANY_STAGE: Final = -1
+RETRY_S: Final = 0.2
+# The path's own bound, until the server has said how long it may be silent.
+FIRST_SILENCE_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What a stage is started with. ``join`` is where its server listens.
+
+    ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
+    ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
+    the server. ``timeout_s`` bounds the wait for a server that is not there yet.
+    """
+
+    join: Endpoint
+    secret: Secret
+    stage: int | None = None
+    listen: Endpoint | None = None
+    advertise: Endpoint | None = None
+    model: str = ""
+    timeout_s: float = 600.0
+
+
+def run_agent(options: AgentOptions) -> int:
+    """Run one stage until its server ends: the exit status, 0 after an end in order. Reasons are on stderr."""
+    with SignalWatch() as signals:
+        try:
+            import_stage()
+            connection = _connected(options, signals)
+            if connection is None:
+                return EXIT_FAILED
+            agent = _Agent(options, connection, signals)
+        except EngineError as exc:
+            return _failed(str(exc))
+        try:
+            return agent.run()
+        finally:
+            agent.close()
+
+
+def _connected(options: AgentOptions, signals: SignalWatch) -> socket.socket | None:
+    """A connection to the server, waited for; None when the user asked for an end meanwhile."""
+    claim = Claim(Role.CONTROL, ANY_STAGE if options.stage is None else options.stage)
+    address = LinkAddress(options.join, options.secret, claim, FIRST_SILENCE_S)
+    deadline = time.monotonic() + options.timeout_s
+    has_said = False
+    while True:
+        try:
+            return address.connect()
+        except OSError as exc:
+            if time.monotonic() >= deadline:
+                raise StartupError(
+                    f"a server must listen on {options.join}, but: {exc.strerror or exc}; start `engine serve "
+                    "--placement join` there, and see that no firewall is between"
+                ) from exc
+            if not has_said:
+                _say(f"waiting for a server at {options.join} ({exc.strerror or exc})")
+                has_said = True
+        if _is_asked_to_end(signals, RETRY_S):
+            return None
+
+
+def _is_asked_to_end(signals: SignalWatch, wait_s: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        return bool(selector.select(wait_s)) and any(number != signal.SIGCHLD for number in signals.take())
+
+
+class _Agent:
+    """One stage's, from the first word to the server to the end of the stage's process."""
+
+    def __init__(self, options: AgentOptions, connection: socket.socket, signals: SignalWatch) -> None:
+        self._options = options
+        self._signals = signals
+        here = Endpoint(connection.getsockname()[0], 0)
+        self._link = ControlLink[ToAgent](connection, decode_to_agent)
+        self._listener = bound_at(options.listen or here, "--listen")
+        self._folder = PrivateDir()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._link, selectors.EVENT_READ, self._on_server)
+        self._selector.register(signals, selectors.EVENT_READ, self._on_signal)
+        self._settings: ServerSettings | None = None
+        self._stage = ANY_STAGE
+        self._stages_here = 1
+        self._child: Child | None = None
+        self._progress: StageProgress | None = None
+        # The exit status, once it is known.
+        self._over: int | None = None
+        # Whether the server has ended the stage: then its end is in order.
+        self._was_told = False
+
+    def run(self) -> int:
+        """Join, and do what the server says until the end."""
+        listens = self._options.advertise or Endpoint(*self._listener.getsockname()[:2])
+        self._link.send(
+            Join(version=__version__, node=platform.node(), pid=os.getpid(), stage=self._options.stage, listens=listens)
+        )
+        try:
+            while self._over is None:
+                now = time.monotonic()
+                for key, _ in self._selector.select(self._tend(now)):
+                    if self._over is None:
+                        key.data()
+        except EngineError as exc:
+            self._link.send(Dying.of(exc))
+            self._over = _failed(str(exc))
+        self._end_stage()
+        self._link.close_gently()
+        return self._over
+
+    def close(self) -> None:
+        """Leave nothing: no process, file or socket."""
+        self._end_stage()
+        if self._progress is not None:
+            self._progress.close()
+        self._link.close()
+        self._listener.close()
+        self._selector.close()
+        self._folder.remove()
+
+    # ---- the server ----
+
+    def _on_server(self) -> None:
+        try:
+            messages = self._link.receive(time.monotonic())
+        except (LinkOver, BadFrameError) as exc:
+            self._lose_server(str(exc))
+            return
+        for message in messages:
+            self._obey(message)
+
+    def _obey(self, message: ToAgent) -> None:
+        match message:
+            case Refused():
+                raise StartupError(f"the server at {self._options.join} does not take this stage: {message.why}")
+            case Assigned():
+                self._prepare(message)
+            case Begin():
+                self._begin(message)
+            case SendSignal():
+                if self._child is not None:
+                    self._child.signal(signal.Signals(message.number))
+            case Pulse():
+                pass
+            case _:
+                self._was_told = self._was_told or isinstance(message, Shutdown | ProcessDied)
+                if isinstance(message, ProcessDied):
+                    self._fail(f"the server ended: the {message.process} process died: {message.cause}")
+                elif self._child is not None:
+                    self._child.send(message)
+                elif isinstance(message, Shutdown):
+                    self._over = EXIT_OK
+
+    def _prepare(self, order: Assigned) -> None:
+        """Look at the checkpoint, and at the memory for KV."""
+        from engine.model.backend import takes_openvino
+        from engine.model.capacity import measure_kv_tokens
+        from engine.model.checkpoint import read_facts, require_files
+        from engine.model.checkpoint_digest import checkpoint_digest
+
+        settings = ServerSettings.model_validate_json(order.settings)
+        if self._options.model:
+            settings = settings.model_copy(update={"model": self._options.model})
+        self._settings, self._stage, self._stages_here = settings, order.stage, order.stages_here
+        configure_logging(settings)
+        _say(f"joined {self._options.join} as {STAGE_PREFIX}{self._stage}")
+        require_files(settings)
+        takes_openvino(settings)
+        facts = read_facts(settings)
+        draft = settings.draft_config() if settings.speculative_draft_model else None
+        if draft is not None:
+            facts = facts.with_draft(read_facts(draft))
+        is_measured = settings.max_total_tokens is None
+        self._link.send(
+            Prepared(
+                digest=checkpoint_digest(settings),
+                draft_digest=checkpoint_digest(draft) if draft is not None else "",
+                kv_tokens=measure_kv_tokens(settings, facts, stages_here=order.stages_here) if is_measured else None,
+            )
+        )
+
+    def _begin(self, order: Begin) -> None:
+        settings = self._settings
+        if settings is None or self._child is not None:
+            raise StartupError(f"the server must begin once, after it has assigned a stage, got {order}")
+        self._link.watch(settings.heartbeat_timeout_s, time.monotonic())
+        self._progress = StageProgress(self._folder.path, order.limits.pp_size)
+        listens = [self._listener.fileno()] if self._stage else []
+        if not self._stage:
+            self._listener.close()  # No stage is before; a process group meets there.
+        main = functools.partial(self._run_stage, settings, order.limits, order.book)
+        child = fork_child(f"{STAGE_PREFIX}{self._stage}", main, keep=listens)
+        self._listener.close()
+        self._child = child
+        self._selector.register(child, selectors.EVENT_READ, self._on_stage)
+        self._link.send(Started(child.pid))
+
+    def _run_stage(
+        self, settings: ServerSettings, limits: Limits, book: tuple[Endpoint, ...], control: Control
+    ) -> None:
+        """The stage's process."""
+        stage, silence_s, secret = self._stage, settings.heartbeat_timeout_s, self._options.secret
+
+        def address(endpoint: Endpoint, role: Role) -> LinkAddress:
+            return LinkAddress(endpoint, secret, Claim(role, stage), silence_s)
+
+        wires = StageWires(
+            scheduler=address(self._options.join, Role.PLANS),
+            before=functools.partial(LinkListener, self._listener, secret, silence_s=silence_s) if stage else None,
+            after=address(book[stage + 1], Role.HIDDEN) if stage + 1 < limits.pp_size else None,
+        )
+        run_stage_process(control, settings, limits, stage, self._folder.path, wires=wires, meeting=book[0])
+
+    def _tend(self, now: float) -> float | None:
+        """Send the pulse that is due, look whether the server is silent; for how long nothing else is to be done."""
+        if self._link.owes_pulse(now):
+            self._link.send(self._pulse())
+        if self._link.is_silent(now):
+            self._lose_server(f"no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
+            return 0.0
+        if self._link.unsendable is not None:
+            self._lose_server(self._link.unsendable)
+            return 0.0
+        due = self._link.due()
+        return None if due is None else max(0.0, due - now)
+
+    def _pulse(self) -> StagePulse:
+        if self._progress is None or self._child is None:
+            return StagePulse()
+        microbatch_id, phase = self._progress.of(self._stage)
+        return StagePulse(microbatch_id, int(phase), self._child.stopped_since is not None)
+
+    def _lose_server(self, why: str) -> None:
+        if self._was_told:
+            self._over = EXIT_OK
+        else:
+            self._fail(f"the server at {self._options.join} is lost: {why}")
+
+    # ---- the stage ----
+
+    def _on_stage(self) -> None:
+        """Pass on what the stage says, and its end."""
+        child = self._child
+        assert child is not None
+        message = child.listen()
+        if message is not None:
+            self._link.send(message)
+        if child.alive:
+            return
+        assert child.status is not None
+        self._selector.unregister(child)
+        self._link.send(Ended(child.status))
+        if self._was_told:
+            self._over = EXIT_OK
+        else:
+            cause = describe_status(child.status) if child.dying is None else child.dying.error
+            self._fail(f"the {child.name} process died: {cause}")
+
+    def _end_stage(self) -> None:
+        """Kill the stage's process if it lives, and reap it."""
+        child = self._child
+        if child is None:
+            return
+        if child.alive:
+            child.signal(signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            child.status = -signal.SIGKILL
+            self._link.send(Ended(child.status))
+        child.close()
+
+    def _on_signal(self) -> None:
+        """A user's signal ends the stage, and so the server; a stopped stage is the server's to judge."""
+        for number in self._signals.take():
+            if number != signal.SIGCHLD:
+                name = signal.Signals(number).name
+                raise StartupError(f"the agent of {STAGE_PREFIX}{self._stage} was told to end by {name}")
+            if self._child is not None:
+                self._child.look_for_stop()
+
+    def _fail(self, why: str) -> None:
+        self._over = _failed(why)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _failed(why: str) -> int:
+    sys.stderr.write(f"error: {why}\n")
+    sys.stderr.flush()
+    return EXIT_FAILED

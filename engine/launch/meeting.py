@@ -1,0 +1,82 @@
+"""Opens the place where the stages of other machines join this server: its port, its secret, its checkpoint's digest.
+
+Owns the order in which these are made: what a user can get wrong is refused before anything costly happens.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.links.listener import LinkListener, bound_at
+from engine.links.secret import Secret, read_secret
+from engine.pipeline.progress import Phase, StageProgress
+from engine.placement.rendezvous import Rendezvous
+from engine.process.control import Gathering
+from engine.process.private_dir import SECRET_FILE, PrivateDir
+from engine.settings import ServerSettings
+
+__all__ = ["Meeting", "MeetingPlace"]
+
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+class Meeting(msgspec.Struct):
+    """An open rendezvous, what a user is told of it, and the scheduler's end of the socket for plan connections."""
+
+    rendezvous: Rendezvous
+    gathering: Gathering
+    plans: socket.socket
+    progress: StageProgress
+
+    def close(self) -> None:
+        """Close all of it; idempotent."""
+        self.rendezvous.close()
+        self.plans.close()
+        self.progress.close()
+
+
+class MeetingPlace:
+    """A port that is taken, and a secret. Raises EngineError for what cannot be."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._secret = read_secret(Path(settings.secret_file)) if settings.secret_file else None
+        self._bound = bound_at(parse_endpoint(settings.stage_listen, "stage_listen"), "stage_listen")
+
+    def open(self, settings: ServerSettings, folder: PrivateDir) -> Meeting:
+        """Listen for stages. ``settings`` are the resolved ones; a new secret goes into ``folder``."""
+        from engine.model.checkpoint_digest import checkpoint_digest
+
+        draft = checkpoint_digest(settings.draft_config()) if settings.speculative_draft_model else ""
+        digests = (checkpoint_digest(settings), draft)
+        path = Path(settings.secret_file).absolute() if settings.secret_file else folder.path / SECRET_FILE
+        secret = self._secret
+        if secret is None:
+            secret = Secret.new()
+            secret.write(path)
+        listener = LinkListener(self._bound, secret, silence_s=settings.heartbeat_timeout_s)
+        progress = StageProgress(folder.path, settings.pp_size)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def tell_phase(stage: int, microbatch_id: int, phase: int) -> None:
+            progress.note(stage, microbatch_id, Phase(phase))
+
+        return Meeting(
+            rendezvous=Rendezvous(settings, listener, digests, ours, tell_phase),
+            gathering=Gathering(
+                join=str(_reachable(listener.endpoint)), secret_file=str(path), stages=settings.pp_size
+            ),
+            plans=theirs,
+            progress=progress,
+        )
+
+
+def _reachable(endpoint: Endpoint) -> Endpoint:
+    """What other machines call it: a wildcard is no address, so this machine's name stands for it."""
+    return Endpoint(platform.node(), endpoint.port) if endpoint.host in _WILDCARDS else endpoint

@@ -1,0 +1,80 @@
+"""The connecting end: opens a connection, proves the run's secret, and makes sure that the listener has it too.
+
+Blocks, with a bound. Sends nothing but its proof before the listener has confirmed.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from engine.links.endpoint import Endpoint
+from engine.links.proof import GREETING_BYTES, MAC_BYTES, Claim, LinkError, answer_to, confirms
+from engine.links.secret import Secret
+from engine.links.tuning import tune
+
+__all__ = ["CONNECT_TIMEOUT_S", "LinkAddress"]
+
+CONNECT_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class LinkAddress:
+    """Where a peer listens, and what proves to it who connects."""
+
+    endpoint: Endpoint
+    secret: Secret
+    claim: Claim
+    silence_s: float
+
+    def connect(self) -> socket.socket:
+        """A connection whose two ends have proved the secret. Raises OSError where nothing listens (yet).
+
+        Raises LinkError when the listener is not of this run, or does not take this peer for one of it.
+        """
+        connection = socket.create_connection((self.endpoint.host, self.endpoint.port), CONNECT_TIMEOUT_S)
+        try:
+            tune(connection, self.silence_s)
+            _await_a_word(connection)
+            self._prove(connection)
+            connection.settimeout(None)
+        except TimeoutError as exc:
+            connection.close()
+            raise LinkError(
+                f"{self.endpoint} must be a listener of this run, but it says nothing for {CONNECT_TIMEOUT_S} s"
+            ) from exc
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prove(self, connection: socket.socket) -> None:
+        greeting = self._read(connection, GREETING_BYTES, "it says nothing that a listener of this engine says")
+        try:
+            answer = answer_to(greeting, self.secret, self.claim)
+        except LinkError as exc:
+            raise LinkError(f"{self.endpoint} must be a listener of the run that is joined, but {exc}") from exc
+        connection.sendall(answer)
+        refusal = "it did not accept the proof; give both sides the same secret file"
+        confirmation = self._read(connection, MAC_BYTES, refusal)
+        if not confirms(confirmation, self.secret, greeting, answer):
+            raise LinkError(f"{self.endpoint} must have the run's secret, but {refusal}")
+
+    def _read(self, connection: socket.socket, count: int, without: str) -> bytes:
+        data = b""
+        while len(data) < count:
+            try:
+                part = connection.recv(count - len(data))
+            except OSError as exc:
+                raise LinkError(f"{self.endpoint} must be a listener of this run, but {without} ({exc})") from exc
+            if not part:
+                raise LinkError(f"{self.endpoint} must be a listener of this run, but {without}")
+            data += part
+        return data
+
+
+def _await_a_word(connection: socket.socket) -> None:
+    """Raise ConnectionResetError when there is none: so does a relay before one that does not listen yet."""
+    if not connection.recv(1, socket.MSG_PEEK):
+        raise ConnectionResetError("it closed the connection before a word")

@@ -1,0 +1,40 @@
+"""An endpoint of TCP as users write it: HOST:PORT, and [HOST]:PORT for IPv6.
+
+Owns the spelling and its error; opens nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.errors import ConfigError
+
+__all__ = ["Endpoint", "parse_endpoint"]
+
+MAX_PORT = 65_535
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it, as far as its spelling tells."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str, name: str) -> Endpoint:
+    """The endpoint that a user wrote. Raises ConfigError, which says ``name``, when it is none."""
+    host, colon, port = text.strip().rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_number = port.isascii() and port.isdecimal() and int(port) <= MAX_PORT
+    if not colon or not host or not is_number or (":" in host and not is_bracketed):
+        raise ConfigError(f"{name} must be HOST:PORT, with brackets around an IPv6 host, got {text!r}; try 127.0.0.1:0")
+    return Endpoint(host, int(port))

@@ -1,0 +1,189 @@
+"""The listening end: takes connections, and hands on only those whose peers have proved the run's secret.
+
+Never waits for a peer: any number of them may be slow, silent or talk nonsense, each within bounds of time and bytes.
+One that does not prove itself is dropped with one line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from engine.errors import StartupError
+from engine.links.endpoint import Endpoint
+from engine.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
+from engine.links.secret import Secret
+from engine.links.tuning import tune
+
+__all__ = ["PROOF_TIMEOUT_S", "Link", "LinkListener", "bound_at"]
+
+# A peer sends its answer at once; the rest is the network's.
+PROOF_TIMEOUT_S: Final = 5.0
+# More than the machines of any engine. Beyond it the oldest gives way, so that silent peers keep no other out.
+MAX_UNPROVED: Final = 64
+_BACKLOG: Final = 64
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection whose peer has proved what it claims. ``peer`` is its address, for people."""
+
+    connection: socket.socket
+    claim: Claim
+    peer: str
+
+
+def bound_at(endpoint: Endpoint, name: str) -> socket.socket:
+    """A TCP socket that has its port and does not listen yet: who connects is refused, and may try again.
+
+    Port 0 takes any free one. Raises StartupError, which says ``name``, when it cannot be.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
+            0
+        ]
+    except OSError as exc:
+        raise StartupError(f"{name} must be an address of this machine, got {endpoint} ({exc})") from exc
+    listener = socket.socket(family, kind, protocol)
+    if endpoint.port:
+        # Not for any free port: while neither listens, two sockets could be given the same.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as exc:
+        listener.close()
+        raise StartupError(
+            f"{name} must be an address of this machine with a free port, got {endpoint}: {exc.strerror or exc}; "
+            "choose another one, or port 0 for any free one"
+        ) from exc
+    return listener
+
+
+class LinkListener:
+    """Listens on a bound socket and takes connections. ``fileno()`` is readable when ``take`` has something to do.
+
+    ``silence_s`` is the longest that the path of a connection may be dead.
+    """
+
+    def __init__(self, listener: socket.socket, secret: Secret, *, silence_s: float) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._silence_s = silence_s
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+        # By file descriptor, the oldest first.
+        self._unproved: dict[int, _Unproved] = {}
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on."""
+        return self._epoll.fileno()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it listens."""
+        return Endpoint(*self._listener.getsockname()[:2])
+
+    def take(self, now: float) -> list[Link]:
+        """The connections that were proved since the last call, without waiting. ``now`` is on the monotonic clock."""
+        links: list[Link] = []
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept(now)
+            elif (link := self._hear(self._unproved[fd])) is not None:
+                links.append(link)
+        for late in [one for one in self._unproved.values() if one.due <= now]:
+            self._drop(late, f"it did not send its proof within {PROOF_TIMEOUT_S} s")
+        return links
+
+    def due(self) -> float | None:
+        """When ``take`` must be called at the latest, to drop a peer that is slow; None when no peer is waited for."""
+        return min((one.due for one in self._unproved.values()), default=None)
+
+    def wait_for(self, wanted: Claim) -> socket.socket:
+        """Wait for the one that proves to be this, however long it takes, and drop all others. Blocks."""
+        while True:
+            due = self.due()
+            select.select([self], [], [], None if due is None else max(0.0, due - time.monotonic()))
+            for link in self.take(time.monotonic()):
+                if link.claim == wanted:
+                    return link.connection
+                logger.warning("dropped %s, which is %s and not %s", link.peer, link.claim, wanted)
+                link.connection.close()
+
+    def close(self) -> None:
+        """Close all that is not handed on; idempotent."""
+        for one in self._unproved.values():
+            one.connection.close()
+        self._unproved.clear()
+        self._listener.close()
+        self._epoll.close()
+
+    def _accept(self, now: float) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except OSError:  # it is gone already, or there are no descriptors left for it
+            return
+        one = _Unproved(connection, str(Endpoint(*address[:2])), Challenge(self._secret), now + PROOF_TIMEOUT_S)
+        if len(self._unproved) >= MAX_UNPROVED:
+            self._drop(next(iter(self._unproved.values())), "too many others came after it")
+        connection.setblocking(False)
+        self._unproved[connection.fileno()] = one
+        self._epoll.register(connection, select.EPOLLIN)
+        try:
+            tune(connection, self._silence_s)
+            connection.send(one.challenge.greeting)
+        except OSError as exc:
+            self._drop(one, f"it is gone: {exc}")
+
+    def _hear(self, one: _Unproved) -> Link | None:
+        """Read what is missing of its answer, and not a byte more."""
+        try:
+            data = one.connection.recv(ANSWER_BYTES - len(one.answer))
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            self._drop(one, f"it is gone: {exc}")
+            return None
+        one.answer += data
+        if data and len(one.answer) < ANSWER_BYTES:
+            return None
+        if not data:
+            self._drop(one, "it closed the connection before its proof was whole")
+            return None
+        try:
+            claim, confirmation = one.challenge.judge(bytes(one.answer))
+            one.connection.send(confirmation)
+        except (LinkError, OSError) as exc:
+            self._drop(one, str(exc))
+            return None
+        self._forget(one)
+        one.connection.setblocking(True)
+        return Link(one.connection, claim, one.peer)
+
+    def _drop(self, one: _Unproved, why: str) -> None:
+        logger.warning("dropped the peer at %s, which has not proved to be of this run: %s", one.peer, why)
+        self._forget(one)
+        one.connection.close()
+
+    def _forget(self, one: _Unproved) -> None:
+        del self._unproved[one.connection.fileno()]
+        self._epoll.unregister(one.connection)
+
+
+class _Unproved:
+    """A peer that has connected, until it has proved the secret."""
+
+    def __init__(self, connection: socket.socket, peer: str, challenge: Challenge, due: float) -> None:
+        self.connection = connection
+        self.peer = peer
+        self.challenge = challenge
+        self.due = due
+        self.answer = bytearray()

@@ -1,0 +1,104 @@
+"""How two peers of one run prove to each other that both have its secret: three messages of fixed size.
+
+The listener greets with a nonce; the connecting peer answers with its role, a nonce and a code over both messages; the
+listener returns a code of its own. Pure: opens no socket and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.links.secret import MAC_BYTES, Secret
+
+__all__ = [
+    "ANSWER_BYTES",
+    "GREETING_BYTES",
+    "MAC_BYTES",
+    "PROTOCOL",
+    "Challenge",
+    "Claim",
+    "LinkError",
+    "Role",
+    "answer_to",
+    "confirms",
+]
+
+# Counted up whenever the messages between machines change.
+PROTOCOL: Final = 1
+_MAGIC: Final = b"LOCKSTEP"
+_NONCE_BYTES: Final = 32
+_GREETING: Final = struct.Struct(f"<8sH{_NONCE_BYTES}s")
+_CLAIM: Final = struct.Struct(f"<8sHBh{_NONCE_BYTES}s")
+GREETING_BYTES: Final = _GREETING.size
+ANSWER_BYTES: Final = _CLAIM.size + MAC_BYTES
+# What each side's code begins with: a code of one side is never one of the other.
+_CONNECTING: Final = b"connects"
+_LISTENING: Final = b"listens."
+
+
+class LinkError(EngineError):
+    """A connection between two machines of an engine cannot be made, or its peer does not prove what it says."""
+
+
+class Role(IntEnum):
+    """What a connection is for."""
+
+    CONTROL = 1
+    PLANS = 2
+    HIDDEN = 3
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a peer is, as it has proved. ``stage`` is its number; -1 for one that is to be given a number."""
+
+    role: Role
+    stage: int
+
+
+class Challenge:
+    """The listener's side, for one connection. A nonce is used once, so that an answer cannot be played again."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+        self.greeting = _GREETING.pack(_MAGIC, PROTOCOL, secrets.token_bytes(_NONCE_BYTES))
+
+    def judge(self, answer: bytes) -> tuple[Claim, bytes]:
+        """What the peer claims, and the confirmation for it. Raises LinkError when it has not proved the secret."""
+        said, mac = answer[: _CLAIM.size], answer[_CLAIM.size :]
+        magic, protocol, role, stage, _ = _CLAIM.unpack(said)
+        if magic != _MAGIC:
+            raise LinkError("it does not speak this protocol")
+        _require_protocol(protocol)
+        if not self._secret.is_mac(mac, _CONNECTING, self.greeting, said):
+            raise LinkError("its proof does not hold: it has another secret, or plays an old answer again")
+        try:
+            claim = Claim(Role(role), stage)
+        except ValueError as exc:
+            raise LinkError(f"role must be one of {[one.value for one in Role]}, got {role}") from exc
+        return claim, self._secret.mac(_LISTENING, self.greeting, said)
+
+
+def answer_to(greeting: bytes, secret: Secret, claim: Claim) -> bytes:
+    """The connecting peer's answer. Raises LinkError for a greeting of something else, or of another protocol."""
+    magic, protocol, _ = _GREETING.unpack(greeting)
+    if magic != _MAGIC:
+        raise LinkError("it is no listener of this engine")
+    _require_protocol(protocol)
+    said = _CLAIM.pack(_MAGIC, PROTOCOL, claim.role, claim.stage, secrets.token_bytes(_NONCE_BYTES))
+    return said + secret.mac(_CONNECTING, greeting, said)
+
+
+def confirms(confirmation: bytes, secret: Secret, greeting: bytes, answer: bytes) -> bool:
+    """Whether the listener has the secret too."""
+    return secret.is_mac(confirmation, _LISTENING, greeting, answer[: _CLAIM.size])
+
+
+def _require_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL:
+        raise LinkError(f"it speaks protocol {protocol}, this side {PROTOCOL}: run the same version on every machine")

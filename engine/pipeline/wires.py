@@ -1,0 +1,97 @@
+"""Where a stage's connections are: to the scheduler, from the stage before, to the stage after.
+
+On one machine these are Unix sockets in the server's private folder, else TCP connections whose peers prove the run's
+secret. Owns the difference; what travels is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.links.connection import LinkAddress
+from engine.links.listener import LinkListener
+from engine.links.proof import Claim, Role
+from engine.pipeline.wire import hidden_address, stage_address
+
+__all__ = ["Address", "StageWires", "accepted", "connected", "listening"]
+
+CONNECT_INTERVAL_S: Final = 0.005
+LINK_INTERVAL_S: Final = 0.05
+
+logger = logging.getLogger(__name__)
+
+Address = Path | LinkAddress
+
+
+@dataclass(frozen=True)
+class StageWires:
+    """The connections of one stage. ``before`` and ``after`` are None where there is no such stage.
+
+    ``before`` makes the listener of TCP when the stage is ready for the one before.
+    """
+
+    scheduler: Address
+    before: Path | Callable[[], LinkListener] | None
+    after: Address | None
+
+    @classmethod
+    def local(cls, private_dir: Path, stage: int, pp_size: int) -> StageWires:
+        """In a folder that all stages share."""
+        return cls(
+            scheduler=stage_address(private_dir, stage),
+            before=hidden_address(private_dir, stage) if stage > 0 else None,
+            after=hidden_address(private_dir, stage + 1) if stage < pp_size - 1 else None,
+        )
+
+
+def listening(address: Path) -> socket.socket:
+    """A socket for one that connects; what a killed server left at its address makes room."""
+    address.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    listener.listen(1)
+    return listener
+
+
+def connected(address: Address) -> socket.socket:
+    """A socket that is connected to the listener there, however long it takes until there is one.
+
+    Raises LinkError for a listener of another run.
+    """
+    if isinstance(address, LinkAddress):
+        return _linked(address)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    while True:
+        try:
+            connection.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(CONNECT_INTERVAL_S)
+        else:
+            return connection
+
+
+def _linked(address: LinkAddress) -> socket.socket:
+    """A stage listens when it has loaded; until then its machine refuses connections."""
+    has_warned = False
+    while True:
+        try:
+            return address.connect()
+        except OSError as exc:
+            if not has_warned and not isinstance(exc, ConnectionError):
+                logger.warning("%s cannot be reached from here, and is tried on: %s", address.endpoint, exc)
+                has_warned = True
+            time.sleep(LINK_INTERVAL_S)
+
+
+def accepted(listen: Callable[[], LinkListener], stage: int) -> socket.socket:
+    """The connection of the stage before ``stage``; nothing else is listened to any more. Blocks."""
+    listener = listen()
+    connection = listener.wait_for(Claim(Role.HIDDEN, stage - 1))
+    listener.close()
+    return connection

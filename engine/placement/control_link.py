@@ -1,0 +1,151 @@
+"""One end of the control connection between the supervisor and an agent: whole messages, without waiting for the peer.
+
+Owns the bytes on the wire, when the peer was last heard, and when it must be sent a pulse. Decides nothing: that the
+connection is over is for its owner to act on.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from engine.frames import BadFrameError
+from engine.process.control import MAX_CONTROL_BYTES
+
+__all__ = ["PULSES_A_TIMEOUT", "ControlLink", "LinkOver"]
+
+PULSES_A_TIMEOUT: Final = 4
+# How long the last messages may take to leave.
+CLOSE_WAIT_S: Final = 0.3
+_READ_BYTES: Final = 1 << 16
+_LENGTH_BYTES: Final = 4
+
+Heard = TypeVar("Heard")
+
+
+class LinkOver(Exception):
+    """Nothing can be read from the peer any more. The text says how that shows."""
+
+
+class ControlLink(Generic[Heard]):
+    """Sends messages and hears ``Heard``. ``fileno()`` is readable when the peer spoke or is gone.
+
+    ``timeout_s`` bounds its silence, once ``watch`` was called; times are on the monotonic clock.
+    """
+
+    def __init__(self, connection: socket.socket, decode: Callable[[bytes], Heard]) -> None:
+        self._connection = connection
+        self._decode = decode
+        self._bytes = bytearray()
+        self._fd = connection.fileno()
+        self._timeout_s: float | None = None
+        self._heard = 0.0
+        self._pulsed = 0.0
+        # Why nothing can be sent any more, if so.
+        self.unsendable: str | None = None
+        connection.setblocking(False)
+
+    def fileno(self) -> int:
+        """The file descriptor to wait on."""
+        return self._fd
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message. The socket takes far more than what is ever sent at once, unless its peer hangs."""
+        data = msgspec.msgpack.encode(message)
+        frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+        if self.unsendable is not None:
+            return
+        try:
+            sent = self._connection.send(frame)
+        except OSError as exc:
+            self.unsendable = f"its connection broke: {exc.strerror or exc}"
+            return
+        if sent < len(frame):
+            self.unsendable = "it does not read what it is sent"
+
+    def receive(self, now: float) -> list[Heard]:
+        """The messages that are there. Raises LinkOver when there are none and none can come; BadFrameError for bytes
+        that are no message.
+        """
+        try:
+            data = self._connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as exc:
+            raise LinkOver(f"its connection broke: {exc.strerror or exc}") from exc
+        if not data:
+            raise LinkOver("its connection was closed")
+        self._heard = now
+        self._bytes += data
+        messages = []
+        while (frame := self._next()) is not None:
+            messages.append(self._decode(frame))
+        return messages
+
+    def watch(self, timeout_s: float, now: float) -> None:
+        """From now on the peer must be heard every ``timeout_s`` seconds."""
+        self._timeout_s, self._heard, self._pulsed = timeout_s, now, now
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The longest silence of the peer; None while it may be silent."""
+        return self._timeout_s
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the peer was not heard for too long, and nothing of it is unread."""
+        if self._timeout_s is None or now < self._heard + self._timeout_s:
+            return False
+        try:
+            # This process may itself have been held up, with messages waiting.
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # The next read says more.
+
+    def owes_pulse(self, now: float) -> bool:
+        """Whether the peer is to be sent a pulse now; counts it as sent."""
+        if self._timeout_s is None or now < self._pulsed + self._timeout_s / PULSES_A_TIMEOUT:
+            return False
+        self._pulsed = now
+        return True
+
+    def due(self) -> float | None:
+        """When ``is_silent`` or ``owes_pulse`` may next say yes."""
+        if self._timeout_s is None:
+            return None
+        return min(self._heard + self._timeout_s, self._pulsed + self._timeout_s / PULSES_A_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._connection.close()
+
+    def close_gently(self) -> None:
+        """Close the connection so that what was sent last arrives: wait, with a bound, until the peer has closed too.
+
+        Closed with something unread, a connection is reset, and the peer loses what it has not read yet.
+        """
+        try:
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(CLOSE_WAIT_S)
+            while self._connection.recv(_READ_BYTES):
+                continue
+        except OSError:
+            pass
+        self.close()
+
+    def _next(self) -> bytes | None:
+        if len(self._bytes) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
+        if length > MAX_CONTROL_BYTES:
+            raise BadFrameError(f"a message must have at most {MAX_CONTROL_BYTES} bytes, one of {length} was announced")
+        end = _LENGTH_BYTES + length
+        if len(self._bytes) < end:
+            return None
+        frame = bytes(self._bytes[_LENGTH_BYTES:end])
+        del self._bytes[:end]
+        return frame

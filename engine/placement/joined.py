@@ -1,0 +1,159 @@
+"""A stage on another machine as the supervisor sees it: by the word of its agent, a process like those forked here.
+
+Owns what is known of the machine, and when its silence counts as its end. Never waits for the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from engine.frames import BadFrameError
+from engine.placement.control_link import ControlLink, LinkOver
+from engine.placement.messages import (
+    AgentMessage,
+    Assigned,
+    Begin,
+    Ended,
+    Join,
+    Prepared,
+    Pulse,
+    Refused,
+    SendSignal,
+    StagePulse,
+    Started,
+)
+from engine.process.control import STAGE_PREFIX, ChildMessage, Drained, Dying, Loading, Ready, SupervisorMessage
+from engine.process.watched import WatchedProcess
+
+__all__ = ["JoinedStage", "TellPhase"]
+
+EXIT_LOST: Final = 1
+
+# Called with a stage, a microbatch and what the stage does with it.
+TellPhase = Callable[[int, int, int], None]
+
+logger = logging.getLogger(__name__)
+
+
+class JoinedStage(WatchedProcess):
+    """A stage whose agent has joined. ``pid`` is the stage's, of its own machine, 0 until that was started.
+
+    ``prepared`` is what its machine has, None until it said so. ``left`` says why it is gone before it was started.
+    """
+
+    def __init__(self, link: ControlLink[AgentMessage], join: Join, peer: str, tell_phase: TellPhase) -> None:
+        super().__init__("a stage", 0)
+        self.join = join
+        self.prepared: Prepared | None = None
+        self.stage = -1
+        self._link = link
+        self._peer = peer
+        self._tell_phase = tell_phase
+
+    @property
+    def who(self) -> str:
+        """Its name and its machine."""
+        return f"{self.name} on {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Its machine and processes, for people."""
+        stage = f", pid {self.pid}" if self.pid else ""
+        return f"{self.join.node} ({self._peer}, agent {self.join.pid}{stage})"
+
+    def take_number(self, stage: int) -> None:
+        """Be this stage from now on."""
+        self.stage, self.name = stage, f"{STAGE_PREFIX}{stage}"
+
+    def fileno(self) -> int:
+        """The file descriptor of the control connection."""
+        return self._link.fileno()
+
+    def send(self, message: SupervisorMessage) -> None:
+        """Send the stage a message, by its agent."""
+        self._link.send(message)
+
+    def order(self, message: Refused | Assigned | Begin) -> None:
+        """Send the agent a message of its own."""
+        self._link.send(message)
+
+    def watch(self, timeout_s: float, now: float) -> None:
+        """From now on its agent's silence is its end."""
+        self._link.watch(timeout_s, now)
+
+    def listen(self) -> ChildMessage | None:
+        """Read what its agent said; note the end of the stage, of the agent, or of the connection between."""
+        try:
+            for message in self._link.receive(time.monotonic()):
+                self._hear(message)
+        except LinkOver as exc:
+            self._lose(f"{exc}: its agent was ended, or its machine is gone")
+        except BadFrameError as exc:
+            self.end(f"its agent sent what is no message: {exc}")
+        return None
+
+    def tend(self, now: float) -> float | None:
+        """Send the pulse that is due, look whether it is silent, and say when to come again."""
+        if not self.alive:
+            return None
+        if self._link.owes_pulse(now):
+            self._link.send(Pulse())
+        if self._link.is_silent(now):
+            self.end(f"no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
+            return None
+        if self._link.unsendable is not None:
+            self.end(self._link.unsendable)
+            return None
+        return self._link.due()
+
+    def look_for_stop(self) -> None:
+        """Its agent says so by itself."""
+
+    def end(self, why: str) -> None:
+        """Kill it, if its agent still listens, and take it for dead."""
+        self.signal(signal.SIGKILL)
+        self._lose(why)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Have its agent send it a signal."""
+        if self.alive:
+            self._link.send(SendSignal(int(number)))
+
+    def close(self) -> None:
+        """Close the control connection; an agent that still lives then ends its stage."""
+        self._link.close()
+
+    def located(self, cause: str) -> str:
+        """The cause, after the machine and the process there."""
+        return f"on {self.place}: {cause}"
+
+    def _lose(self, why: str) -> None:
+        self.dying = self.dying or Dying(error=why, traceback="", expected=True)
+        self.status = EXIT_LOST
+
+    def _hear(self, message: AgentMessage) -> None:
+        match message:
+            case Ready() | Loading() | Drained() | Dying():
+                self._take(message)
+            case StagePulse():
+                self._note(message)
+            case Prepared():
+                self.prepared = message
+            case Started():
+                self.pid = message.pid
+            case Ended():
+                self.status = message.status
+            case Join():
+                logger.warning("dropped a second Join of %s", self.place)
+
+    def _note(self, pulse: StagePulse) -> None:
+        if not pulse.stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = time.monotonic()
+        if self.stage >= 0:
+            self._tell_phase(self.stage, pulse.microbatch_id, pulse.phase)

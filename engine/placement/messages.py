@@ -1,0 +1,143 @@
+"""What travels between the supervisor and the agent of a stage on another machine: typed, never pickled.
+
+An agent passes on what its stage says and what the supervisor says to the stage, as they are. What is added here is how
+the two meet, the stage's life on a machine that the supervisor cannot see, and a pulse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.frames import decoder_of
+from engine.limits import Limits
+from engine.links.endpoint import Endpoint
+from engine.process.control import (
+    Drain,
+    Drained,
+    Dying,
+    Loading,
+    ProcessDied,
+    Ready,
+    Serving,
+    Shutdown,
+)
+
+__all__ = [
+    "AgentMessage",
+    "Assigned",
+    "Begin",
+    "Ended",
+    "Join",
+    "Prepared",
+    "Pulse",
+    "Refused",
+    "SendSignal",
+    "StagePulse",
+    "Started",
+    "ToAgent",
+    "decode_agent_message",
+    "decode_to_agent",
+]
+
+# ---- from an agent ----
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message of an agent. ``stage`` is None where any number will do; ``listens`` is for the stage before.
+
+    ``node`` names the machine and ``pid`` the agent's process there.
+    """
+
+    version: str
+    node: str
+    pid: int
+    stage: int | None
+    listens: Endpoint
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the agent's machine has: the digest of the checkpoint there, and room for this many tokens of KV, if known.
+
+    ``draft_digest`` is that of the draft model, empty without one.
+    """
+
+    digest: str
+    draft_digest: str
+    kv_tokens: int | None
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The stage's process was forked."""
+
+    pid: int
+
+
+class StagePulse(msgspec.Struct, frozen=True, tag=True):
+    """The agent lives. What its stage does with which microbatch, -1 before the first, and whether it is stopped."""
+
+    microbatch_id: int = -1
+    phase: int = 0
+    stopped: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The stage's process ended, with an exit status as subprocess counts it. Nothing follows."""
+
+    status: int
+
+
+AgentMessage = Join | Prepared | Started | StagePulse | Ended | Ready | Loading | Drained | Dying
+
+# ---- to an agent ----
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """This stage is not taken, for a reason that its user can do something about. Nothing follows."""
+
+    why: str
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All stages are here. The agent's number, the server's settings as JSON, and how many stages share its machine.
+
+    The settings have no keys of clients in them.
+    """
+
+    stage: int
+    settings: str
+    stages_here: int
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Start the stage. ``book`` says where each stage listens, in stage order."""
+
+    limits: Limits
+    book: tuple[Endpoint, ...]
+
+
+class SendSignal(msgspec.Struct, frozen=True, tag=True):
+    """Send the stage's process a signal."""
+
+    number: int
+
+
+class Pulse(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor lives."""
+
+
+ToAgent = Refused | Assigned | Begin | SendSignal | Pulse | Serving | ProcessDied | Drain | Shutdown
+
+_agent_message_of: Callable[[bytes], AgentMessage] = decoder_of(AgentMessage)
+_to_agent_of: Callable[[bytes], ToAgent] = decoder_of(ToAgent)
+
+
+def decode_agent_message(data: bytes) -> AgentMessage:
+    """Decode what an agent says. Raises BadFrameError for anything else."""
+    return _agent_message_of(data)
+
+
+def decode_to_agent(data: bytes) -> ToAgent:
+    """Decode what the supervisor says to an agent. Raises BadFrameError for anything else."""
+    return _to_agent_of(data)
