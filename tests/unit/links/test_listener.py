@@ -1,0 +1,181 @@
+"""The listening end over loopback: the one that proves itself gets in, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine.errors import StartupError
+from engine.links import connection, listener
+from engine.links.connection import LinkAddress
+from engine.links.endpoint import Endpoint
+from engine.links.listener import MAX_UNPROVED, PROOF_TIMEOUT_S, Link, LinkListener, bound_at
+from engine.links.proof import ANSWER_BYTES, GREETING_BYTES, Claim, LinkError, Role, answer_to
+from engine.links.secret import Secret
+
+SECRET = Secret("a secret of the run, for tests")
+CLAIM = Claim(Role.HIDDEN, 1)
+SILENCE_S = 5.0
+WAIT_S = 10.0
+LOCAL = Endpoint("127.0.0.1", 0)
+
+
+@pytest.fixture
+def gate() -> Iterator[LinkListener]:
+    opened = LinkListener(bound_at(LOCAL, "listen"), SECRET, silence_s=SILENCE_S)
+    yield opened
+    opened.close()
+
+
+def address(gate: LinkListener, secret: Secret = SECRET, claim: Claim = CLAIM) -> LinkAddress:
+    return LinkAddress(gate.endpoint, secret, claim, SILENCE_S)
+
+
+def raw(gate: LinkListener) -> socket.socket:
+    peer = socket.create_connection((gate.endpoint.host, gate.endpoint.port), WAIT_S)
+    peer.settimeout(WAIT_S)
+    return peer
+
+
+def take(gate: LinkListener, now: float | None = None) -> list[Link]:
+    """What comes of the next thing that happens."""
+    assert select.select([gate], [], [], WAIT_S)[0]
+    return gate.take(time.monotonic() if now is None else now)
+
+
+def take_one(gate: LinkListener) -> Link:
+    while not (links := take(gate)):
+        pass
+    (link,) = links
+    return link
+
+
+def test_a_link_carries_bytes_both_ways_and_sends_at_once(gate: LinkListener) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(address(gate).connect)
+        link = take_one(gate)
+        theirs = connecting.result(WAIT_S)
+    assert link.claim == CLAIM
+    assert link.peer == f"127.0.0.1:{theirs.getsockname()[1]}"
+    for end, other in ((link.connection, theirs), (theirs, link.connection)):
+        end.sendall(b"word")
+        assert other.recv(10) == b"word"
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENCE_S * 1000
+        assert end.gettimeout() is None
+    link.connection.close()
+    theirs.close()
+
+
+def test_silent_peers_keep_no_other_out(gate: LinkListener, caplog: pytest.LogCaptureFixture) -> None:
+    """A05: more of them than are waited for, and one that sends a byte now and then."""
+    silent = [raw(gate) for _ in range(MAX_UNPROVED + 1)]
+    slow = silent[-1]
+    slow.sendall(b"L")
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(address(gate).connect)
+        take_one(gate).connection.close()
+        connecting.result(WAIT_S).close()
+    assert "too many others came after it" in caplog.text
+    due = gate.due()
+    assert due is not None
+    assert due <= time.monotonic() + PROOF_TIMEOUT_S
+    assert gate.take(due + PROOF_TIMEOUT_S) == []
+    assert gate.due() is None
+    assert f"it did not send its proof within {PROOF_TIMEOUT_S} s" in caplog.text
+    assert len(slow.recv(GREETING_BYTES)) == GREETING_BYTES
+    # What it had sent was not all read, so that its end may be a reset.
+    with contextlib.suppress(ConnectionResetError):
+        assert slow.recv(1) == b""
+    for peer in silent:
+        peer.close()
+
+
+def test_not_a_byte_after_the_proof_is_read(gate: LinkListener) -> None:
+    peer = raw(gate)
+    assert take(gate) == []
+    greeting = peer.recv(GREETING_BYTES)
+    answer = answer_to(greeting, SECRET, CLAIM)
+    peer.sendall(answer[:10])
+    assert take(gate) == []
+    peer.sendall(answer[10:] + b"and more")
+    link = take_one(gate)
+    assert link.connection.recv(100) == b"and more"
+    link.connection.close()
+    peer.close()
+
+
+def test_a_recorded_answer_is_dropped(gate: LinkListener, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = raw(gate), raw(gate)
+    take(gate)
+    answer = answer_to(first.recv(GREETING_BYTES), SECRET, CLAIM)
+    assert len(answer) == ANSWER_BYTES
+    take(gate)
+    second.recv(GREETING_BYTES)
+    second.sendall(answer)
+    assert take(gate) == []
+    assert second.recv(1) == b""
+    assert "plays an old answer again" in caplog.text
+    first.close()
+    second.close()
+
+
+def test_one_is_waited_for_and_all_others_are_dropped(gate: LinkListener, caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(gate.wait_for, CLAIM)
+        with pytest.raises(LinkError, match="did not accept the proof"):
+            address(gate, Secret.new()).connect()
+        other = address(gate, claim=Claim(Role.HIDDEN, 0)).connect()
+        assert other.recv(1) == b""
+        wanted = address(gate).connect()
+        waiting.result(WAIT_S).sendall(b"you")
+        assert wanted.recv(3) == b"you"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
+    waiting.result().close()
+    other.close()
+    wanted.close()
+
+
+def test_a_listener_without_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener proves itself as well: nothing but the proof is sent to one that cannot."""
+    gate = LinkListener(bound_at(LOCAL, "listen"), SECRET, silence_s=SILENCE_S)
+    monkeypatch.setattr(listener.Challenge, "judge", lambda _, __: (CLAIM, bytes(32)))
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(address(gate).connect)
+        link = take_one(gate)
+        with pytest.raises(LinkError, match="must have the run's secret"):
+            connecting.result(WAIT_S)
+    assert link.connection.recv(1) == b""
+    link.connection.close()
+    gate.close()
+
+
+def test_what_does_not_listen_yet_refuses_and_what_never_speaks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_at(LOCAL, "listen")
+    endpoint = Endpoint(*bound.getsockname()[:2])
+    to_it = LinkAddress(endpoint, SECRET, CLAIM, SILENCE_S)
+    with pytest.raises(ConnectionRefusedError):
+        to_it.connect()
+    bound.listen()
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.05)
+    with pytest.raises(LinkError, match=f"{endpoint} must be a listener of this run, but it says nothing for 0.05 s"):
+        to_it.connect()
+    with ThreadPoolExecutor(1) as pool:
+        bound.accept()[0].close()
+        closing = pool.submit(lambda: bound.accept()[0].close())
+        # As a relay does before one that does not listen yet: it is worth another try.
+        with pytest.raises(ConnectionError):
+            to_it.connect()
+        closing.result(WAIT_S)
+    with pytest.raises(
+        StartupError, match=f"--listen must be an address of this machine with a free port, got {endpoint}"
+    ):
+        bound_at(endpoint, "--listen")
+    bound.close()

@@ -1,0 +1,172 @@
+"""A whole server whose stages have joined by TCP: the tokens of one process, peers that prove nothing, and deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from joined_server import END_BOUND_S, STAGES, JoinedServer
+
+from engine.launch.preload import PreloadedParent
+from engine.links.connection import LinkAddress
+from engine.links.endpoint import parse_endpoint
+from engine.links.proof import Claim, LinkError, Role
+from engine.links.secret import Secret, read_secret
+from engine.process.death import read_death_report
+from engine.settings import ServerSettings
+
+PROMPTS: Final = ("hello", "a longer prompt " * 60, "x")
+TOKENS: Final = 20
+HEARTBEAT_S: Final = 1.0
+# Beyond the time in which a death is noticed.
+TOLD_WITHIN_S: Final = 2.0
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[PreloadedParent]:
+    with PreloadedParent.start() as started:
+        yield started
+
+
+def started(parent: PreloadedParent, **settings: object) -> JoinedServer:
+    joined = JoinedServer(parent, **settings)
+    try:
+        for _ in range(STAGES):
+            joined.join()
+        joined.wait_ready()
+    except BaseException:
+        joined.__exit__()
+        raise
+    return joined
+
+
+@pytest.fixture(scope="module")
+def joined(parent: PreloadedParent) -> Iterator[JoinedServer]:
+    with started(parent) as server:
+        yield server
+
+
+def test_its_tokens_are_those_of_one_process(joined: JoinedServer, parent: PreloadedParent, tmp_path: Path) -> None:
+    alone = parent.serve(ServerSettings(port=0), tmp_path, tmp_path / "log")
+    url = alone.wait_ready(END_BOUND_S * 10).base_url
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = list(pool.map(lambda prompt: joined.output_ids(prompt, TOKENS), PROMPTS))
+    joined.http.base_url = url
+    expected = [joined.output_ids(prompt, TOKENS) for prompt in PROMPTS]
+    joined.http.base_url = joined.url
+    alone.kill()
+    alone.wait(END_BOUND_S)
+    alone.close()
+    assert found == expected
+
+
+def test_a_peer_without_the_secret_disturbs_nothing(joined: JoinedServer) -> None:
+    """A05: dropped with a line in the log, whatever it sends; the secret is in no log."""
+    endpoint = parse_endpoint(joined.gathering.join, "join")
+    for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(200), b"\xff" * 200, b""):
+        with socket.create_connection((endpoint.host, endpoint.port)) as peer:
+            peer.sendall(sent)
+            peer.shutdown(socket.SHUT_WR)
+            # What it sends too much resets the connection.
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(100):
+                    pass
+    with pytest.raises(LinkError, match="did not accept the proof; give both sides the same secret file"):
+        LinkAddress(endpoint, Secret.new(), Claim(Role.PLANS, 1), 1.0).connect()
+    secret = Path(joined.gathering.secret_file)
+    # A peer of the run that asks for what a stage has is dropped too.
+    again = LinkAddress(endpoint, read_secret(secret), Claim(Role.PLANS, 1), 1.0).connect()
+    assert again.recv(1) == b""
+    again.close()
+    huge = LinkAddress(endpoint, read_secret(secret), Claim(Role.CONTROL, -1), 1.0).connect()
+    huge.sendall(b"\xff\xff\xff\xff more than any message")
+    assert huge.recv(1) == b""
+    huge.close()
+    assert joined.output_ids("hello", 3)
+    log = joined.server_log()
+    for why in (
+        "it does not speak this protocol",
+        "it closed the connection before its proof was whole",
+        "its proof does not hold: it has another secret",
+        "that is not awaited",
+        "a message must have at most 1048576 bytes, one of 4294967295 was announced",
+    ):
+        assert why in log
+    text = secret.read_text().strip()
+    assert len(text) == 64
+    assert secret.stat().st_mode & 0o077 == 0
+    assert text not in log
+
+
+def test_a_stage_too_many_is_told_so(joined: JoinedServer) -> None:
+    agent = joined.join()
+    assert agent.wait(END_BOUND_S) == 1
+    why = "the server has all its 4 stages; it takes no further one"
+    assert f"does not take this stage: {why}" in joined.log(len(joined.agents) - 1).read_text()
+    joined.agents.pop()
+    joined.await_log(why)
+
+
+@pytest.mark.parametrize("victim", ["stage", "agent", "silent agent", "supervisor"])
+def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> None:
+    """A06: every stream ends with an error within 2 s of the notice; the log names machine and process."""
+    heartbeat_s = HEARTBEAT_S if victim == "silent agent" else 5.0
+    with started(parent, heartbeat_timeout_s=heartbeat_s) as joined, ThreadPoolExecutor(1) as pool:
+        stage, agent, processes = joined.pids["stage-2"], joined.agent_of(2), joined.processes()
+        body = {"text": "a", "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 8000}}
+        with joined.http.stream("POST", "/generate", json=body) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+            next(lines)
+            rest = pool.submit(list, lines)
+            began = time.monotonic()
+            match victim:
+                case "stage":
+                    os.kill(stage, signal.SIGKILL)
+                case "agent":
+                    os.kill(agent.pid, signal.SIGKILL)
+                case "silent agent":
+                    os.kill(agent.pid, signal.SIGSTOP)
+                case _:
+                    joined.server.kill()
+            *_, last = rest.result(END_BOUND_S + heartbeat_s)
+            noticed_s = heartbeat_s if victim == "silent agent" else 0.0
+            assert time.monotonic() - began < noticed_s + TOLD_WITHIN_S
+        message = json.loads(last)["error"]["message"]
+        if victim == "silent agent":
+            # The rest of the engine is over without it. It finds the server gone when it goes on.
+            assert joined.server.wait(END_BOUND_S) == 1
+            os.kill(agent.pid, signal.SIGCONT)
+        assert [one.wait(END_BOUND_S) for one in joined.agents] == [
+            -signal.SIGKILL if victim == "agent" and one is agent else 1 for one in joined.agents
+        ]
+        assert joined.server.wait(END_BOUND_S) == (-signal.SIGKILL if victim == "supervisor" else 1)
+        gone, left = psutil.wait_procs(processes, END_BOUND_S)
+        assert left == [], gone
+        if victim == "supervisor":
+            return
+        where = f"on {platform.node()} (127.0.0.1:"
+        cause = {
+            "stage": "it was killed by signal 9 (SIGKILL)",
+            "agent": "its agent was ended, or its machine is gone",
+            "silent agent": f"no word for {heartbeat_s} s: its machine is gone or the network path is cut",
+        }[victim]
+        # A client is told which process; the machine is for the operator alone.
+        assert "the stage-2 process died; the server's log says why" in message
+        report = read_death_report(joined.folder)
+        assert report is not None
+        assert (report.process, report.pid) == ("stage-2", stage)
+        assert report.cause.startswith(where)
+        assert f"agent {agent.pid}, pid {stage}): " in report.cause
+        assert cause in report.cause
+        assert report.cause in joined.server_log()
