@@ -26,10 +26,16 @@ __all__: list[str] = []
 Harness = Callable[..., AbstractContextManager[Any]]
 
 TIERS: Final = ("sim", "server")
+PLACEMENTS: Final = ("local", "join")
 _DECORATOR: Final = "scripted.script.decorator"
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
     "mutant": {"metavar": "NAME", "help": "switch a bug of the gallery on; the tests that catch it go red"},
+    "placement": {
+        "choices": PLACEMENTS,
+        "default": "local",
+        "help": "where the stages of servers run: in processes that were forked, or joined by TCP (default: local)",
+    },
     "invariants": {
         "choices": ("step", "end"),
         "help": "audit the engine's books after every step, or only at the end of a script (default: step; "
@@ -244,6 +250,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
             every_step=invariants == "step",
             subject_mutant=mutant,
             device=_option(config, "device"),
+            placement=_option(config, "placement"),
         )
         set_session(session)
         config.stash[_session] = session

@@ -34,7 +34,7 @@ class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
     ``subject_mutant`` is switched on in the subjects that know it, the others run as they are. Servers compute on
-    ``device`` where one is given.
+    ``device`` where one is given; ``placement`` is where their stages run.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class ScriptedSession:
         every_step: bool = True,
         subject_mutant: str | None = None,
         device: str | None = None,
+        placement: str = "local",
     ) -> None:
         self.mutant = mutant
+        self.placement = placement
         self.subject_mutant = subject_mutant
         self.every_step = every_step
         self.device = device
@@ -117,7 +119,7 @@ class ScriptedSession:
         if self._pool is None:
             from scripted.server.pool import ServerPool
 
-            self._pool = ServerPool()
+            self._pool = ServerPool(placement=self.placement)
         return self._pool
 
     def _replay_command(self, test: ScriptedTest, tier: str) -> str:
@@ -127,7 +129,8 @@ class ScriptedSession:
         named = self.mutant if test.subject == OWN else self.subject_mutant
         mutant = f" --mutant {shlex.quote(named)}" if named else ""
         device = f" --device {self.device}" if self.device is not None and tier == "server" else ""
-        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}{device}"
+        placed = f" --placement {self.placement}" if tier == "server" and self.placement != "local" else ""
+        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}{device}{placed}"
 
 
 _session = ScriptedSession()

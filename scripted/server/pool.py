@@ -23,9 +23,10 @@ _Key = tuple[EngineConfig, str | None]
 
 
 class ServerPool:
-    """Servers by configuration and mutant, least recently used first."""
+    """Servers by configuration and mutant, least recently used first. All stages are placed in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, placement: str = "local") -> None:
+        self._placement = placement
         self._parent: PreloadedParent | None = None
         self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
 
@@ -57,7 +58,7 @@ class ServerPool:
             if self._parent is None:
                 self._parent = PreloadedParent.start()
             config, mutant = key
-            self._servers[key] = ScriptedServer.start(config, mutant=mutant, parent=self._parent)
+            self._servers[key] = ScriptedServer.start(config, mutant=mutant, parent=self._parent, placement=self._placement)
         self._servers.move_to_end(key)
         return self._servers[key]
 

@@ -48,6 +48,8 @@ from scripted.subject.violation import Violation
 
 __all__ = ["ScriptedServer"]
 
+LOCAL: Final = "local"
+ANY_LOCAL_PORT: Final = "127.0.0.1:0"
 SCRIPTED_GATE: Final = "scripted.server.gate:scripted_gate"
 BOOT_TIMEOUT_S: Final = 120.0
 # The gate's own timeouts fire first and say more; this is how much later the test process gives up.
@@ -70,8 +72,12 @@ class ScriptedServer(ScriptRunner):
     script failed on it.
     """
 
-    def __init__(self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None, placement: str = LOCAL
+    ) -> None:
         super().__init__(config, mutant=mutant)
+        # A single stage is no process that could be elsewhere.
+        self._joins = placement != LOCAL and config.pp_size > 1
         self.serving: Serving | None = None
         self.usable = True
         self.has_failed = False
@@ -82,7 +88,7 @@ class ScriptedServer(ScriptRunner):
         self._position: tuple[Frame, ...] = ()
         self._growth: ServerGrowth | None = None
         with ExitStack() as stack:
-            parent = parent or stack.enter_context(PreloadedParent.start())
+            self._parent = parent = parent or stack.enter_context(PreloadedParent.start())
             self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._log = self._folder / "server.log"
@@ -97,14 +103,19 @@ class ScriptedServer(ScriptRunner):
 
     @classmethod
     def start(
-        cls, config: EngineConfig, *, mutant: str | None = None, parent: PreloadedParent | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        mutant: str | None = None,
+        parent: PreloadedParent | None = None,
+        placement: str = LOCAL,
     ) -> ScriptedServer:
         """A server, warmed up and frozen before its first script; a context manager.
 
-        ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
+        With the placement 'join' its stages join by TCP, on loopback. ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
         fraction of one. Raises StartupError with the cause when the server does not come up.
         """
-        server = cls(config, mutant=mutant, parent=parent)
+        server = cls(config, mutant=mutant, parent=parent, placement=placement)
         try:
             server._await_hook()
         except BaseException:
@@ -166,6 +177,7 @@ class ScriptedServer(ScriptRunner):
             gate=SCRIPTED_GATE,
             gate_options=options,
             profile_dir=str(self._folder),
+            **({"placement": "join", "stage_listen": ANY_LOCAL_PORT} if self._joins else {}),
         )
 
     def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:
@@ -180,7 +192,16 @@ class ScriptedServer(ScriptRunner):
 
     # -- waiting --
 
+    def _join_stages(self) -> None:
+        """Start an agent for each stage. They end with the server."""
+        gathering = self._process.wait_gathering(BOOT_TIMEOUT_S)
+        for stage in range(gathering.stages):
+            agent = self._parent.join(gathering, self._log, stage=stage)
+            self._stack.callback(_reap, agent)
+
     def _await_hook(self) -> None:
+        if self._joins:
+            self._join_stages()
         self.serving = self._process.wait_ready(BOOT_TIMEOUT_S)
         reply = self._next_reply(time.monotonic() + BOOT_TIMEOUT_S)
         if not isinstance(reply, HookReady):
@@ -326,3 +347,13 @@ class ScriptedServer(ScriptRunner):
             process.kill()
             with contextlib.suppress(TimeoutError):
                 process.wait(SHUTDOWN_TIMEOUT_S)
+
+
+def _reap(agent: ServerProcess) -> None:
+    """An agent ends with its server; one that does not is made to."""
+    try:
+        agent.wait(SHUTDOWN_TIMEOUT_S)
+    except TimeoutError:
+        agent.kill()
+        agent.wait(SHUTDOWN_TIMEOUT_S)
+    agent.close()
