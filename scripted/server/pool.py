@@ -58,7 +58,9 @@ class ServerPool:
             if self._parent is None:
                 self._parent = PreloadedParent.start()
             config, mutant = key
-            self._servers[key] = ScriptedServer.start(config, mutant=mutant, parent=self._parent, placement=self._placement)
+            self._servers[key] = ScriptedServer.start(
+                config, mutant=mutant, parent=self._parent, placement=self._placement
+            )
         self._servers.move_to_end(key)
         return self._servers[key]
 

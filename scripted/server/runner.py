@@ -112,8 +112,9 @@ class ScriptedServer(ScriptRunner):
     ) -> ScriptedServer:
         """A server, warmed up and frozen before its first script; a context manager.
 
-        With the placement 'join' its stages join by TCP, on loopback. ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
-        fraction of one. Raises StartupError with the cause when the server does not come up.
+        With the placement 'join' its stages join by TCP, on loopback. ``parent`` is a preloaded parent to fork it from;
+        without one, it brings its own and starts in seconds, not in a fraction of one. Raises StartupError with the
+        cause when the server does not come up.
         """
         server = cls(config, mutant=mutant, parent=parent, placement=placement)
         try:

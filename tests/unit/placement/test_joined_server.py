@@ -58,6 +58,7 @@ def joined(parent: PreloadedParent) -> Iterator[JoinedServer]:
 
 
 def test_its_tokens_are_those_of_one_process(joined: JoinedServer, parent: PreloadedParent, tmp_path: Path) -> None:
+    """Whether hidden states go by sockets or by a process group, which meets over TCP."""
     alone = parent.serve(ServerSettings(port=0), tmp_path, tmp_path / "log")
     url = alone.wait_ready(END_BOUND_S * 10).base_url
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -65,6 +66,8 @@ def test_its_tokens_are_those_of_one_process(joined: JoinedServer, parent: Prelo
     joined.http.base_url = url
     expected = [joined.output_ids(prompt, TOKENS) for prompt in PROMPTS]
     joined.http.base_url = joined.url
+    with started(parent, hidden_transport="gloo") as grouped:
+        assert [grouped.output_ids(prompt, TOKENS) for prompt in PROMPTS] == expected
     alone.kill()
     alone.wait(END_BOUND_S)
     alone.close()
