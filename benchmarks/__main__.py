@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server
+from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server, stage_links
 from benchmarks.measurement import Measurement, MeasurementReport, as_table, write_report
 
 __all__ = ["main"]
@@ -68,6 +68,7 @@ BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
     "waiting": live_gate.measure,
     "processes": live_loop.measure,
     "recording": recording_cost.measure,
+    "links": stage_links.measure,
 }
 
 if __name__ == "__main__":

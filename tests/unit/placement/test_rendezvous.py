@@ -186,12 +186,13 @@ def test_after_the_beginning_plans_go_to_the_scheduler_once(meeting: Meeting) ->
     with socket.socket(fileno=fds[0]) as ours:
         theirs.sendall(b"a report")
         assert ours.recv(10) == b"a report"
-    assert meeting.connect(Role.PLANS, 1).recv(1) == b""
+    again = meeting.connect(Role.PLANS, 1)
+    assert again.recv(1) == b""
     late = heard(meeting.join())
     assert isinstance(late, Refused)
     for one in stages:
         one.close()
-    for end in (early, theirs):
+    for end in (early, theirs, again):
         end.close()
 
 

@@ -1,0 +1,178 @@
+"""What TCP costs between the scheduler and its stages, beside Unix sockets, on loopback: a network adds its own latency.
+
+One frame there and back between two processes; then two servers of four stages, asked in turn. On a busy machine read
+the processor time a token: agents are sessions of their own, to which Linux gives shares of their own.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+
+from benchmarks.measurement import Measurement
+from engine.launch.child import fork_child
+from engine.launch.preload import PreloadedParent, ServerProcess
+from engine.links.connection import LinkAddress
+from engine.links.endpoint import Endpoint
+from engine.links.listener import LinkListener, bound_at
+from engine.links.proof import Claim, Role
+from engine.links.secret import Secret
+from engine.pipeline.channel import StageChannel, StageChannels, hand_over
+from engine.pipeline.wires import Address
+from engine.process.control import Serving
+from engine.settings import ServerSettings
+
+__all__ = ["measure"]
+
+STAGES: Final = 4
+ROUNDS: Final = 8
+STREAMS: Final = 8
+TOKENS: Final = 64
+FRAMES: Final = 2000
+FRAME_BYTES: Final = 200
+SECRET: Final = Secret.new()
+SILENCE_S: Final = 5.0
+START_TIMEOUT_S: Final = 120.0
+END_TIMEOUT_S: Final = 5.0
+PLACEMENTS: Final = {"Unix sockets": "local", "TCP": "join"}
+
+
+def measure() -> Iterator[Measurement]:
+    """A frame's way; tokens a second of eight streams, time between tokens of one, processor time a token."""
+    frames = _found()
+    for number in range(ROUNDS):
+        for name in _in_turn(number):
+            frames[name].append(_frame_us(name))
+    rates, gaps, costs = _found(), _found(), _found()
+    with ExitStack() as stack:
+        parent = stack.enter_context(PreloadedParent.start())
+        servers = {name: _started(parent, placement, stack) for name, placement in PLACEMENTS.items()}
+        for server in servers.values():
+            _rate(server.base_url)
+        for number in range(ROUNDS):
+            for name in _in_turn(number):
+                server = servers[name]
+                before = _processor_s(server)
+                gaps[name].append(_gap_ms(server.base_url))
+                rates[name].append(_rate(server.base_url))
+                costs[name].append((_processor_s(server) - before) * 1000 / (TOKENS * (1 + STREAMS)))
+    for found, what, unit in (
+        (frames, f"a frame of {FRAME_BYTES} bytes from the scheduler to a stage and back", "us"),
+        (rates, f"tokens of {STREAMS} streams, four stages", "tokens/s"),
+        (gaps, "mean time between tokens of one stream, four stages", "ms"),
+        (costs, "processor time a token of all processes, four stages", "ms"),
+    ):
+        for name, values in found.items():
+            yield Measurement(
+                name=f"{what}, {name}",
+                value=statistics.median(values),
+                unit=unit,
+                spread=f"median of {ROUNDS} rounds in turn, {min(values):.2f} to {max(values):.2f}",
+            )
+        ratios = [tcp / unix for tcp, unix in zip(found["TCP"], found["Unix sockets"], strict=True)]
+        yield Measurement(
+            name=f"{what}, TCP to Unix sockets",
+            value=statistics.median(ratios),
+            unit="ratio",
+            spread=f"median of {ROUNDS} rounds, {min(ratios):.2f} to {max(ratios):.2f}",
+        )
+
+
+def _found() -> dict[str, list[float]]:
+    return {name: [] for name in PLACEMENTS}
+
+
+def _in_turn(number: int) -> list[str]:
+    """The one that was second is first in the next round."""
+    return sorted(PLACEMENTS, reverse=bool(number % 2))
+
+
+def _frame_us(name: str) -> float:
+    """The median of many frames that another process sends back."""
+    with tempfile.TemporaryDirectory(prefix="links-") as folder:
+        path = Path(folder) / "stage-0"
+        handed, passed_on = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = LinkListener(bound_at(Endpoint("127.0.0.1", 0), "listen"), SECRET, silence_s=SILENCE_S)
+        claim = Claim(Role.PLANS, 0)
+        address = path if name == "Unix sockets" else LinkAddress(listener.endpoint, SECRET, claim, SILENCE_S)
+        channels = StageChannels([path if name == "Unix sockets" else None], handed)
+        echo = fork_child("echo", lambda _: _echo(address))
+        if name == "TCP":
+            hand_over(passed_on, 0, listener.wait_for(claim))
+        times = []
+        for _ in range(FRAMES):
+            started = time.perf_counter()
+            channels.send(0, bytes(FRAME_BYTES))
+            while not channels.receive(None):
+                pass
+            times.append(time.perf_counter() - started)
+        channels.close()
+        while echo.alive:
+            echo.listen()
+        echo.close()
+        listener.close()
+        passed_on.close()
+        return statistics.median(times) * 1_000_000
+
+
+def _echo(address: Address) -> None:
+    channel = StageChannel(address)
+    while (frame := channel.receive()) is not None:
+        channel.send(frame)
+
+
+def _processor_s(server: Serving) -> float:
+    """What all processes of a server have used; its agents use next to nothing."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in server.pids.values())
+
+
+def _started(parent: PreloadedParent, placement: str, stack: ExitStack) -> Serving:
+    """A server with four stages. It ends with the stack."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="links-")))
+    settings = ServerSettings(port=0, pp_size=STAGES, placement=placement, stage_listen="127.0.0.1:0")
+    server = stack.enter_context(closing(parent.serve(settings, folder, folder / "log")))
+    agents: list[ServerProcess] = []
+    if placement == "join":
+        gathering = server.wait_gathering(START_TIMEOUT_S)
+        agents = [stack.enter_context(closing(parent.join(gathering, folder / "log"))) for _ in range(STAGES)]
+    serving = server.wait_ready(START_TIMEOUT_S)
+    stack.callback(_end, server, agents)
+    return serving
+
+
+def _end(server: ServerProcess, agents: list[ServerProcess]) -> None:
+    server.terminate()
+    for process in (server, *agents):
+        process.wait(END_TIMEOUT_S)
+
+
+def _rate(url: str) -> float:
+    """Tokens a second of streams that run together."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        started = time.monotonic()
+        counts = list(pool.map(lambda number: len(_times(url, f"stream {number}")), range(STREAMS)))
+        return sum(counts) / (time.monotonic() - started)
+
+
+def _gap_ms(url: str) -> float:
+    times = _times(url, "alone")
+    return (times[-1] - times[0]) / (TOKENS - 1) * 1000
+
+
+def _times(url: str, text: str) -> list[float]:
+    """When each token of one stream came."""
+    sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    body = {"text": text, "stream": True, "sampling_params": sampling}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=START_TIMEOUT_S) as response:
+        response.raise_for_status()
+        return [time.monotonic() for line in response.iter_lines() if line.startswith("data: {")]
