@@ -1,4 +1,4 @@
-"""What TCP costs between the scheduler and its stages, beside Unix sockets, on loopback: a network adds its own latency.
+"""What TCP costs between the scheduler and its stages, beside Unix sockets; on loopback, where a hop takes no time.
 
 One frame there and back between two processes; then two servers of four stages, asked in turn. On a busy machine read
 the processor time a token: agents are sessions of their own, to which Linux gives shares of their own.

@@ -239,6 +239,7 @@ class _Agent:
                 digest=checkpoint_digest(settings),
                 draft_digest=checkpoint_digest(draft) if draft is not None else "",
                 kv_tokens=measure_kv_tokens(settings, facts, stages_here=order.stages_here) if is_measured else None,
+                gpu=_gpu_of(settings, order.stage),
             )
         )
 
@@ -246,6 +247,9 @@ class _Agent:
         settings = self._settings
         if settings is None or self._child is not None:
             raise StartupError(f"the server must begin once, after it has assigned a stage, got {order}")
+        settings = settings.model_copy(update={"hidden_transport": order.hidden_transport})
+        if settings.max_total_tokens is not None:
+            self._require_memory(settings, order.limits)
         self._link.watch(settings.heartbeat_timeout_s, time.monotonic())
         self._progress = StageProgress(self._folder.path, order.limits.pp_size)
         listens = [self._listener.fileno()] if self._stage else []
@@ -257,6 +261,13 @@ class _Agent:
         self._child = child
         self._selector.register(child, selectors.EVENT_READ, self._on_stage)
         self._link.send(Started(child.pid))
+
+    def _require_memory(self, settings: ServerSettings, limits: Limits) -> None:
+        """Raise ConfigError for a capacity that this machine cannot hold its part of."""
+        from engine.model.capacity import require_memory
+        from engine.model.checkpoint import read_facts
+
+        require_memory(settings, read_facts(settings), limits, stages_here=self._stages_here)
 
     def _run_stage(
         self, settings: ServerSettings, limits: Limits, book: tuple[Endpoint, ...], control: Control
@@ -342,6 +353,21 @@ class _Agent:
 
     def _fail(self, why: str) -> None:
         self._over = _failed(why)
+
+
+def _gpu_of(settings: ServerSettings, stage: int) -> str:
+    """What tells this stage's GPU from the others of the machine; empty when the CPU computes."""
+    import torch
+
+    from engine.model.backend import takes_openvino
+
+    count = torch.cuda.device_count()
+    if settings.device == "cpu" or not count or takes_openvino(settings):
+        return ""
+    _, colon, number = settings.device.partition(":")
+    index = int(number) if colon else stage if count >= settings.pp_size else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[index] if index < len(visible) and visible[index] else str(index)
 
 
 def _say(text: str) -> None:

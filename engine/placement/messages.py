@@ -60,12 +60,14 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the agent's machine has: the digest of the checkpoint there, and room for this many tokens of KV, if known.
 
-    ``draft_digest`` is that of the draft model, empty without one.
+    ``draft_digest`` is that of the draft model, empty without one. ``gpu`` tells the stage's GPU from all others of the
+    machine, empty without one.
     """
 
     digest: str
     draft_digest: str
     kv_tokens: int | None
+    gpu: str = ""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -111,10 +113,14 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start the stage. ``book`` says where each stage listens, in stage order."""
+    """Start the stage. ``book`` says where each stage listens, in stage order.
+
+    ``hidden_transport`` is what all of them use: decided once, because machines differ.
+    """
 
     limits: Limits
     book: tuple[Endpoint, ...]
+    hidden_transport: str
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):

@@ -134,13 +134,21 @@ class Rendezvous:
     def begin(self, limits: Limits) -> list[JoinedStage]:
         """Have every stage started. From now on they are the caller's, and their silence is their end."""
         self._has_begun = True
-        order = Begin(limits=limits, book=tuple(one.join.listens for one in self._joined))
+        book = tuple(one.join.listens for one in self._joined)
+        order = Begin(limits=limits, book=book, hidden_transport=self._hidden_transport())
         now = time.monotonic()
         for one in self._joined:
             self._epoll.unregister(one.fileno())
             one.watch(self._settings.heartbeat_timeout_s, now)
             one.order(order)
         return list(self._joined)
+
+    def _hidden_transport(self) -> str:
+        """For 'auto' NCCL where every stage has a GPU of its own, else sockets."""
+        if self._settings.hidden_transport != "auto":
+            return self._settings.hidden_transport
+        gpus = {(one.join.node, one.prepared.gpu) for one in self._joined if one.prepared and one.prepared.gpu}
+        return "nccl" if len(gpus) == self._settings.pp_size else "socket"
 
     def close(self) -> None:
         """Close all that is not the caller's; idempotent."""

@@ -196,6 +196,22 @@ def test_after_the_beginning_plans_go_to_the_scheduler_once(meeting: Meeting) ->
         end.close()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "transport"), [(("0", "1"), "nccl"), (("0", "0"), "socket"), (("0", ""), "socket"), (("", ""), "socket")]
+)
+def test_how_hidden_states_travel_is_decided_once(meeting: Meeting, gpus: tuple[str, ...], transport: str) -> None:
+    """Machines differ, and all stages must use the same."""
+    agents = [meeting.join(), meeting.join()]
+    for agent, gpu in zip(agents, gpus, strict=True):
+        heard(agent)
+        agent.send(msgspec.structs.replace(HERE, gpu=gpu))
+        meeting.drive()
+    for one in meeting.rendezvous.begin(Limits.of(SETTINGS, EMBEDDED_FACTS)):
+        one.close()
+    orders = [heard(agent) for agent in agents]
+    assert [order.hidden_transport for order in orders if isinstance(order, Begin)] == [transport, transport]
+
+
 def test_a_joined_stage_is_a_process_like_any_other(meeting: Meeting) -> None:
     agents = [meeting.join(pid=7), meeting.join()]
     stage = meeting.rendezvous.begin(Limits.of(SETTINGS, EMBEDDED_FACTS))[0]
