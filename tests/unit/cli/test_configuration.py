@@ -14,6 +14,7 @@ from engine import __version__
 from engine.cli import app
 from engine.cli.flag_groups import GROUPS, kind_of
 from engine.errors import ConfigError
+from engine.links.secret import Secret
 from engine.settings import ServerSettings
 from engine.settings_sources import read_settings, trace_settings
 
@@ -166,3 +167,26 @@ def _is_settings(node: ast.expr) -> bool:
     """Whether an expression is called settings or config."""
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name.strip("_") in {"settings", "config"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--join", "nowhere"], "error: --join must be HOST:PORT"),
+        (["--join", "h:1", "--secret-file", "/no/such"], "error: the secret file must be readable text, but /no/such"),
+        (["--join", "h:1", "--listen", "h"], "error: --listen must be HOST:PORT"),
+    ],
+)
+def test_a_stage_refuses_bad_flags_before_anything_is_loaded(tmp_path: Path, flags: list[str], told: str) -> None:
+    secret = tmp_path / "secret"
+    Secret.new().write(secret)
+    done = CliRunner().invoke(app, ["stage", "--secret-file", str(secret), *flags])
+    assert done.exit_code == 2
+    assert told in done.stderr
+
+
+def test_stages_that_join_are_processes_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="placement='join' needs pp_size >= 2, got 1"):
+        ServerSettings(placement="join")
+    with pytest.raises(ConfigError, match="stage_listen must be HOST:PORT, with brackets around an IPv6 host, got '7'"):
+        ServerSettings(placement="join", pp_size=2, stage_listen="7")

@@ -14,6 +14,7 @@ from engine.errors import EngineError
 from engine.frames import BadFrameError, decoder_of
 from engine.launch.preload import ServeRequest, decode_order
 from engine.limits import EMBEDDED_FACTS, Limits
+from engine.links.endpoint import Endpoint
 from engine.messages import (
     CallAnswer,
     Completion,
@@ -33,6 +34,7 @@ from engine.pipeline.wire import (
     decode_stage_message,
     decode_stage_report,
 )
+from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
 from engine.plan import ForwardMode, Microbatch, Segment, decode_microbatch
 from engine.process.control import Dying, decode_child_message
 from scripted.gate.run import ScriptSucceeded
@@ -58,6 +60,8 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "script": (decode_command, RunScript(file="f", name="n", args=["x", [1], {"y": 2.0}])),
     "gate": (decode_gate_reply, ScriptSucceeded(steps=1, digest="d", plan_digest="p", reached={"w": 1})),
     "order": (decode_order, ORDER),
+    "agent message": (decode_agent_message, StagePulse(3, 1, stopped=True)),
+    "to an agent": (decode_to_agent, Begin(limits=LIMITS, book=(Endpoint("h", 1),), hidden_transport="socket")),
 }
 CHANGES = 400
 NOT_UTF8 = b"\xff"

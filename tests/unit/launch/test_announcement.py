@@ -9,7 +9,7 @@ import pytest
 
 from engine.launch.announcement import HarnessView, OperatorView
 from engine.limits import EMBEDDED_FACTS, Limits
-from engine.process.control import Loading, Serving
+from engine.process.control import Gathering, Loading, Serving
 from engine.settings import ServerSettings
 
 SERVING = Serving(base_url="http://127.0.0.1:7", pids={})
@@ -80,3 +80,22 @@ def test_a_harness_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     view.serving(SERVING)
     assert told == [SERVING]
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_to_run_on_other_machines_is_ready_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    """The path of the secret, never the secret; numbers are those that the machines agreed on."""
+    gathering = Gathering(join="10.0.0.1:7", secret_file="/tmp/engine-x/secret", stages=2)
+    command = "engine stage --join 10.0.0.1:7 --secret-file /tmp/engine-x/secret"
+    view = started()
+    view.gathering(gathering)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "Waiting for 2 stages; start each on its machine, with a copy of the secret file:"
+    assert second.strip() == command
+    view.resolved(Limits.of(ServerSettings(pp_size=2, max_total_tokens=512), EMBEDDED_FACTS))
+    view.serving(SERVING)
+    assert "  kv tokens        512\n" in capsys.readouterr().out
+    started(log_format="json").gathering(gathering)
+    assert json.loads(capsys.readouterr().out)["command"] == command
+    told: list[object] = []
+    HarnessView(told.append).gathering(gathering)
+    assert told == [gathering]

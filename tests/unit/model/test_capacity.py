@@ -32,6 +32,19 @@ def test_kv_gets_its_share_of_what_the_weights_leave(tmp_path: Path, monkeypatch
     assert capacity.measure_kv_tokens(config, FACTS) == int(100_000 * capacity.KV_SHARE_CPU) // 100
 
 
+def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the weights and of the KV of a token it has half."""
+    free_memory(monkeypatch, 50_500)
+    config = checkpoint(tmp_path, 1_000).model_copy(update={"pp_size": 2})
+    found = capacity.measure_kv_tokens(config, FACTS, stages_here=1)
+    assert found == int(100_000 * capacity.KV_SHARE_CPU) // 100
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(total=20_000))
+    limits = Limits.of(config.model_copy(update={"max_total_tokens": 320}), FACTS)
+    capacity.require_memory(config, FACTS, limits, stages_here=1)
+    with pytest.raises(ConfigError, match="320 tokens of KV and their books are 34560 bytes, this machine has 20000"):
+        capacity.require_memory(config, FACTS, limits, stages_here=2)
+
+
 def test_no_more_than_all_running_requests_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free_memory(monkeypatch, 10**12)
     assert capacity.measure_kv_tokens(checkpoint(tmp_path, 10), FACTS) == 64 * 1000

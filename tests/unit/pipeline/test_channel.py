@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.frames import BadFrameError
-from engine.pipeline.channel import MAX_FRAME_BYTES, READ_BYTES, StageChannel, StageChannels
+from engine.pipeline.channel import MAX_FRAME_BYTES, READ_BYTES, StageChannel, StageChannels, hand_over
 
 WAIT_S = 10.0
 # Around a length's four bytes, around one read, and beyond what a socket takes at once.
@@ -165,3 +166,24 @@ def test_a_stage_reads_what_is_left_of_a_scheduler_that_is_gone(pair: Pair) -> N
     assert stage.receive() is None
     stage.send(b"unread")
     assert stage.receive() is None
+
+
+def test_a_connection_that_is_handed_over_is_like_any_other() -> None:
+    """Frames that were sent before reach it; the end of who hands over is no end of what was handed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    scheduler = StageChannels([None, None], ours)
+    scheduler.broadcast(b"early")
+    assert not is_readable(scheduler)
+    stage, connection = socket.socketpair()
+    hand_over(theirs, 1, connection)
+    assert connection.fileno() == -1
+    assert scheduler.receive(WAIT_S) == []
+    stage.sendall(b"\x02\x00\x00\x00hi")
+    theirs.close()
+    assert receive(scheduler, 1) == [b"hi"]
+    scheduler.send(1, b"late")
+    assert stage.recv(100) == b"\x05\x00\x00\x00early\x04\x00\x00\x00late"
+    while is_readable(scheduler):
+        assert scheduler.receive(0) == []
+    hand_over(theirs, 0, stage)  # The scheduler's side is gone for it, which is no error.
+    scheduler.close()
