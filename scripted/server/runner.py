@@ -178,7 +178,8 @@ class ScriptedServer(ScriptRunner):
             gate=SCRIPTED_GATE,
             gate_options=options,
             profile_dir=str(self._folder),
-            **({"placement": "join", "stage_listen": ANY_LOCAL_PORT} if self._joins else {}),
+            placement="join" if self._joins else "local",
+            stage_listen=ANY_LOCAL_PORT,
         )
 
     def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:

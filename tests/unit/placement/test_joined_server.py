@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,10 @@ from engine.links.proof import Claim, LinkError, Role
 from engine.links.secret import Secret, read_secret
 from engine.process.death import read_death_report
 from engine.settings import ServerSettings
+from scripted.demo.race import flush_race
+from scripted.errors import ScriptError
+from scripted.script.decorator import spec_of
+from scripted.server.runner import ScriptedServer
 
 PROMPTS: Final = ("hello", "a longer prompt " * 60, "x")
 TOKENS: Final = 20
@@ -119,6 +124,19 @@ def test_a_stage_too_many_is_told_so(joined: JoinedServer) -> None:
     assert f"does not take this stage: {why}" in joined.log(len(joined.agents) - 1).read_text()
     joined.agents.pop()
     joined.await_log(why)
+
+
+@pytest.mark.parametrize("mutant", [None, "flush-ignores-in-flight"])
+def test_the_flush_race_is_the_same_on_joined_stages(parent: PreloadedParent, mutant: str | None) -> None:
+    """Its script is green, and red with its bug; the stages that it ran on were agents' children."""
+    test = spec_of(flush_race)
+    with ScriptedServer.start(test.config, parent=parent, placement="join", mutant=mutant) as server:
+        assert server.serving is not None
+        parents = {psutil.Process(server.serving.pids[f"stage-{stage}"]).ppid() for stage in range(STAGES)}
+        assert len(parents) == STAGES
+        red = pytest.raises(ScriptError, match="holds the node from another tree") if mutant else nullcontext()
+        with red:
+            server.run(test.script, options=test.options)
 
 
 @pytest.mark.parametrize("victim", ["stage", "agent", "silent agent", "supervisor"])
