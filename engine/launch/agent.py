@@ -359,13 +359,13 @@ def _gpu_of(settings: ServerSettings, stage: int) -> str:
     """What tells this stage's GPU from the others of the machine; empty when the CPU computes."""
     import torch
 
+    from engine.model.arithmetic import stage_devices
     from engine.model.backend import takes_openvino
 
     count = torch.cuda.device_count()
     if settings.device == "cpu" or not count or takes_openvino(settings):
         return ""
-    _, colon, number = settings.device.partition(":")
-    index = int(number) if colon else stage if count >= settings.pp_size else 0
+    index = stage_devices(settings.device, settings.pp_size, count)[stage]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return visible[index] if index < len(visible) and visible[index] else str(index)
 
