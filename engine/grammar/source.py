@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from engine.messages import Grammar, GrammarKind
 
 __all__ = ["MAX_GRAMMAR_CHARS", "Fault", "definition_of", "fault_of", "schema_grammar"]
@@ -25,6 +27,8 @@ _SCHEMAS: Final = ("items", "additionalProperties", "not")
 _SHARED: Final = ("$defs", "definitions")
 # Each look at a part of a schema costs a compilation of it.
 _MOST_LOOKS: Final = 200
+# The automaton of a long repetition is built with the second one.
+_FIRST_BYTES: Final = 2
 
 
 class Fault(NamedTuple):
@@ -72,9 +76,27 @@ def _complaint(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     try:
-        return LLMatcher.validate_grammar(definition_of(grammar)).strip()
+        definition = definition_of(grammar)
+        return LLMatcher.validate_grammar(definition).strip() or _dead_end(definition)
     except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
         return str(exc) or type(exc).__name__
+
+
+def _dead_end(definition: str) -> str:
+    """Why the library gives up a grammar that it takes at the first bytes of an output; nothing when it goes on.
+
+    One that begins with itself allows nothing, and a repetition may be too long for the library's automaton.
+    """
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), definition)
+    for _ in range(_FIRST_BYTES):
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if matcher.is_error() or not allowed.size or matcher.is_stopped():
+            break
+        matcher.consume_token(int(allowed[0]))
+    return f"it cannot be followed: {matcher.get_error().splitlines()[0]}" if matcher.is_error() else ""
 
 
 def _place_in(text: str, message: str) -> str:

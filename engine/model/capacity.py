@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 import psutil
+from safetensors import safe_open
 
 from engine.config import EngineConfig, embedded_seed
 from engine.errors import ConfigError
@@ -31,6 +32,12 @@ KV_SHARE_CPU: Final = 0.4
 # What is kept of each slot besides its KV, and of each page, in all processes together at the least.
 _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
+
+# Of the tensors in a checkpoint, those that an adapter has a pair for.
+_LAYER: Final = ".layers."
+_MATRIX: Final = 2
+_BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
+_WIDEST_BYTES: Final = 4
 
 
 def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: int | None = None) -> int | None:
@@ -54,13 +61,16 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     weights = int(weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += weight_bytes(resolve_folder(config.draft_config()))
+    if config.most_loras:
+        weights += int((config.most_loras + 1) * _adapter_bytes(resolve_folder(config), config.max_lora_rank) * part)
     tokens = _tokens_in(int(int((free - weights) * share) / part), config, facts)
     if tokens < config.page_size:
         raise ConfigError(
-            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no "
+            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights"
+            f"{' and adapters' if config.most_loras else ''} leave no "
             f"room for a page of {config.page_size} tokens at "
             f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
-            "use a smaller model"
+            f"use a smaller model{' or a smaller max_loras or max_lora_rank' if config.most_loras else ''}"
         )
     return min(tokens, config.max_running_requests * (config.context_length or facts.context_length))
 
@@ -102,6 +112,22 @@ def _tokens_in(room: int, config: EngineConfig, facts: ModelFacts) -> int:
 def weight_bytes(folder: Path) -> int:
     """Bytes of the weights' files in a checkpoint's folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _adapter_bytes(folder: Path, rank: int) -> int:
+    """The most that an adapter of this rank takes: two matrices beside each one of the layers.
+
+    One more than may be held is counted by the caller, for the one that is read before another makes room for it.
+    """
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(str(file), framework="np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                tensor = tensors.get_slice(name)
+                shape = tensor.get_shape()
+                if _LAYER in name and len(shape) == _MATRIX:
+                    total += rank * sum(shape) * _BYTES.get(tensor.get_dtype(), _WIDEST_BYTES)
+    return total
 
 
 class _CudaMemory(msgspec.Struct, frozen=True):

@@ -62,7 +62,8 @@ class Request:
     later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
-    starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself.
+    starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself. ``misses`` counts
+    the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens.
     """
 
     rid: str
@@ -91,6 +92,8 @@ class Request:
     logprobs_due: int = NO_LOGPROBS_DUE
     grammar: KnownGrammar | None = None
     lora: Adapter | None = None
+    misses: int = 0
+    guesses_from: int = 0
 
     @property
     def lacks_adapter(self) -> bool:

@@ -40,6 +40,7 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
 from engine.scheduler.counters import Counters
+from engine.scheduler.drafts import note_verified
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.planner import Planner
@@ -229,6 +230,7 @@ class Scheduler:
         assert request.lease is not None, f"{request} owned no memory while it was in flight"
         self.counters.drafted_tokens += segment.drafts
         self.counters.accepted_tokens += len(tokens) - 1
+        note_verified(request, len(tokens) - 1)
         # The KV of what was guessed wrong is of no use: the next token is computed in its place.
         request.planned_tokens -= segment.drafts - (len(tokens) - 1)
         self.memory.trim(request.lease, request.planned_tokens)

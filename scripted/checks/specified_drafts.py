@@ -6,13 +6,16 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.limits import Limits
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_request import SpecifiedRequest as Request
 
 __all__ = ["drafts_of", "verify"]
+
+MISSES_LIMIT: Final = 6
+REST_TOKENS: Final = 64
 
 
 class _Specified(Protocol):
@@ -25,6 +28,8 @@ class _Specified(Protocol):
 def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
     """**Drafts**: what is guessed, as far as free pages go, and what the request may still say."""
     limits, ids = engine.limits, request.ids
+    if len(ids) < request.guesses_from:
+        return ()
     room = engine.memory.free_tokens(request, spare_pages=len(engine.running)) - len(ids)
     most = min(limits.draft_tokens, request.limit_tokens - len(ids) - 1, room)
     if most <= 0 or limits.has_draft_model:
@@ -48,4 +53,7 @@ def verify(request: Request, engine: _Specified, accepted: Iterator[int], guesse
     request.planned_tokens -= len(drafts) - right
     if drafts:
         engine.memory.trim(request)
+        request.misses = 0 if right else request.misses + 1
+        if request.misses >= MISSES_LIMIT:
+            request.guesses_from = len(request.ids) + REST_TOKENS
     return right + 1

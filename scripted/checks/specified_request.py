@@ -85,6 +85,7 @@ class SpecifiedRequest:
         self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
+        self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
         self.adapter = adapter
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from

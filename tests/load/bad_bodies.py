@@ -16,7 +16,13 @@ __all__ = ["Attack", "large_bodies", "nearly_right"]
 Attack = tuple[str, bytes]
 
 PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
-OPERATORS = ("/abort_request", "/pause_generation", "/update_weights_from_disk")
+OPERATORS = (
+    "/abort_request",
+    "/pause_generation",
+    "/update_weights_from_disk",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 RIGHT: dict[str, dict[str, Any]] = {
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
@@ -28,6 +34,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/abort_request": {"rid": "missing"},
     "/pause_generation": {"mode": "in_place"},
     "/update_weights_from_disk": {"model_path": "no/such/folder"},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "no/such/folder"},
+    "/v1/unload_lora_adapter": {"lora_name": "missing"},
 }
 VALUES: tuple[Any, ...] = (
     None,
@@ -49,6 +57,19 @@ VALUES: tuple[Any, ...] = (
     [-1],
     {},
     {"a": {"b": [1]}},
+    {"a": {"b": {"c": None}}},
+    {"\u00fc\U0001f98a": 1},
+    {"99999999": 1},
+    "(a",
+    "a{1000000}",
+    "start: start",
+    {"$ref": "#"},
+    {"multipleOf": 0},
+    {"maxLength": -1},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}},
+    [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": 3, "$defs": 1}}}],
+    "required",
 )
 KEYS = (
     "n",
@@ -60,6 +81,28 @@ KEYS = (
     "logprobs",
     "max-tokens",
     "tool_choice",
+    "tools",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "lora_path",
+    "model",
+    "echo",
+    "prompt_logprobs",
+    "logprob_start_len",
+    "return_logprob",
+    "timeout_s",
+    "waiting_timeout_s",
+    "max_new_tokens",
+    "logit_bias",
+    "reasoning_effort",
+    "chat_template_kwargs",
     "__class__",
     "",
     "k" * 500,

@@ -27,6 +27,7 @@ def at(**properties: Any) -> dict[str, Any]:
         (at(a={"$ref": "#/$defs/x"}), "/properties/a", "does not exist"),
         (at(a={"type": "integer", "minimum": 5, "maximum": 2}) | {"required": ["a"]}, "", "'a' is unsatisfiable"),
         ("nonsense", "", "line 1"),
+        ({"$ref": "#"}, "", "cannot be followed"),
     ],
 )
 def test_the_place_of_a_fault(schema: Any, place: str, message: str) -> None:
@@ -44,6 +45,8 @@ def test_the_place_of_a_fault(schema: Any, place: str, message: str) -> None:
         (GrammarKind.REGEX, "(" * 5000 + "a" + ")" * 5000, "nest"),
         (GrammarKind.EBNF, 'root ::= "a" | c', "Rule 'c' not found"),
         (GrammarKind.EBNF, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        (GrammarKind.EBNF, "start: start", "cannot be followed"),
+        (GrammarKind.REGEX, "a{1000000}", "too many expressions"),
         (GrammarKind.CHOICE, "no JSON", "Expecting value"),
         (GrammarKind.REGEX, "\ud800", "Unicode"),
         (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARS + 1), "characters"),

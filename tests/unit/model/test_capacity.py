@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -43,6 +45,24 @@ def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, mon
     capacity.require_memory(config, FACTS, limits, stages_here=1)
     with pytest.raises(ConfigError, match="320 tokens of KV and their books are 35840 bytes, this machine has 20000"):
         capacity.require_memory(config, FACTS, limits, stages_here=2)
+
+
+def test_adapters_are_counted_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the stages may hold, of the largest rank, and the one that is read before another makes room."""
+    free_memory(monkeypatch, 10**6)
+    tensors = {
+        "model.layers.0.mlp.up_proj.weight": np.zeros((30, 20), np.float16),
+        "model.layers.0.norm.weight": np.zeros(20, np.float16),
+        "model.embed_tokens.weight": np.zeros((100, 20), np.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = (tmp_path / "model.safetensors").stat().st_size
+    config = EngineConfig(model=str(tmp_path), device="cpu", max_running_requests=64)
+    adapted = config.model_copy(update={"max_loras": 3, "max_lora_rank": 16})
+    plain, beside = (capacity.measure_kv_tokens(one, FACTS) for one in (config, adapted))
+    adapters = 4 * 16 * (30 + 20) * 2
+    assert plain == int((10**6 - weights) * capacity.KV_SHARE_CPU) // 100
+    assert beside == int((10**6 - weights - adapters) * capacity.KV_SHARE_CPU) // 100
 
 
 def test_no_more_than_all_running_requests_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

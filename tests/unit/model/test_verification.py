@@ -114,7 +114,7 @@ def test_a_real_model_says_the_same_without_guesses(model: str, stages: int, sam
                 assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
     stats = guessing.scheduler.stats()
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
-    assert stats.forward_ct < plain.scheduler.stats().forward_ct
+    assert stats.forward_ct <= plain.scheduler.stats().forward_ct
 
 
 @pytest.mark.parametrize("stages", [1, 4])

@@ -14,7 +14,7 @@ from engine.limits import EMBEDDED_FACTS
 from engine.memory import KVMemory
 from engine.messages import Completion, ContinueGeneration, PauseGeneration
 from engine.plan import SamplingSpec
-from engine.scheduler.drafts import Drafts
+from engine.scheduler.drafts import Drafts, note_verified
 from engine.scheduler.request import Request
 from scripted.simulated_pipeline import SimulatedPipeline
 
@@ -35,15 +35,43 @@ def guesses(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tu
         limits_of(speculative_algorithm="ngram"), draft_tokens=count, ngram_max=most, ngram_min=fewest
     )
     memory = KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
-    request = Request(
-        rid="a", priority=0, arrival=1, spec=SamplingSpec(seed=0), stop_ids=frozenset(), limit_tokens=10_000,
-        ids=ids, prompt_tokens=1,
-    )  # fmt: skip
+    request = request_of(ids)
     request.lease = memory.admit("a", ids, spare_pages=0)
     assert request.lease is not None
     memory.extend(request.lease, len(ids))
     request.planned_tokens = len(ids) - 1
     return Drafts(limits, memory).take(request, spare_pages=0)
+
+
+def request_of(ids: list[int]) -> Request:
+    return Request(
+        rid="a", priority=0, arrival=1, spec=SamplingSpec(seed=0), stop_ids=frozenset(), limit_tokens=10_000,
+        ids=ids, prompt_tokens=1,
+    )  # fmt: skip
+
+
+def test_a_request_whose_guesses_fail_again_and_again_rests() -> None:
+    """A text in which nothing recurs is not slowed down by guesses in each of its steps; one that held ends it."""
+    request, rests = request_of([1] * 100), list[int]()
+    for _ in range(8):
+        note_verified(request, 0)
+        rests.append(max(0, request.guesses_from - 100))
+    assert rests == [0, 0, 0, 0, 0, 64, 64, 64]
+    note_verified(request, 2)
+    request.ids += [1] * 64
+    before = request.guesses_from
+    note_verified(request, 0)
+    assert request.guesses_from == before
+
+
+def test_a_request_that_rests_is_given_no_drafts() -> None:
+    limits, memory = limits_of(**GUESSES), KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
+    request = request_of([1, 2, 1, 2, 1])
+    request.lease, request.planned_tokens = memory.admit("a", request.ids, spare_pages=0), 4
+    request.guesses_from = 6
+    assert Drafts(limits, memory).take(request, spare_pages=0) == ()
+    request.guesses_from = 5
+    assert Drafts(limits, memory).take(request, spare_pages=0) == (2, 1, 2, 1)
 
 
 def by_looking(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tuple[int, ...]:

@@ -1,0 +1,169 @@
+"""How many times faster an engine says its tokens with prompt lookup, where it helps and where it does not.
+
+Scheduler and all layers in one process, greedy. The forwards are the model's; the tokens are those of a given text, so
+that a checkpoint of random weights copies as a trained one would. With and without take turns; CPU time is counted.
+Run: ``python -m benchmarks.speculation``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
+from engine.config import EngineConfig
+from engine.limits import Limits, ModelFacts
+from engine.messages import Completion, Event, Generate, SamplingParams
+from engine.model.runner import StageRunner
+from engine.model.verification import verify
+from engine.plan import Microbatch, Segment
+from engine.scheduler import Scheduler
+
+SHAPE = "S"
+VOCABULARY = vocabulary_of(SHAPE)
+PAGE_TOKENS = 32
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 128
+BATCHES = (1, 8)
+# An answer that copies passages of this length, with words of its own between them.
+PASSAGE_TOKENS = 24
+OWN_TOKENS = 4
+# Of the words of a text few are frequent: pairs recur, and what follows them does not.
+ZIPF_EXPONENT = 1.1
+
+Text = Callable[[random.Random], list[int]]
+
+
+def copying(chance: random.Random) -> list[int]:
+    """A prompt and an answer that is made of its passages, as a summary or an edited file is."""
+    prompt = [chance.randrange(VOCABULARY - 1) for _ in range(PROMPT_TOKENS)]
+    answer: list[int] = []
+    while len(answer) < OUTPUT_TOKENS:
+        start = chance.randrange(PROMPT_TOKENS - PASSAGE_TOKENS)
+        answer += prompt[start : start + PASSAGE_TOKENS]
+        answer += [chance.randrange(VOCABULARY - 1) for _ in range(OWN_TOKENS)]
+    return prompt + answer[:OUTPUT_TOKENS]
+
+
+def fresh(chance: random.Random) -> list[int]:
+    """Words one by one, frequent and rare: lookups find pairs of them, and guess what does not follow."""
+    words = range(VOCABULARY - 1)
+    weights = [1 / (rank + 1) ** ZIPF_EXPONENT for rank in words]
+    return chance.choices(words, weights, k=PROMPT_TOKENS + OUTPUT_TOKENS)
+
+
+TEXTS: dict[str, Text] = {"copies its prompt": copying, "nothing recurs": fresh}
+
+
+class Bench:
+    """One engine, which says given texts."""
+
+    def __init__(self, folder: Path, *, openvino: bool, guesses: bool) -> None:
+        config = EngineConfig(
+            model=str(folder),
+            device="cpu",
+            backend="openvino" if openvino else "torch",
+            page_size=PAGE_TOKENS,
+            max_total_tokens=(max(BATCHES) + 1) * (PROMPT_TOKENS + OUTPUT_TOKENS + PAGE_TOKENS),
+            chunked_prefill_size=-1,
+            speculative_algorithm="ngram" if guesses else "off",
+        )
+        layers: int = SHAPES[SHAPE]["num_hidden_layers"]
+        facts = ModelFacts(
+            name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=layers, kv_bytes_per_token=4096
+        )
+        limits = Limits.of(config, facts)
+        self._scheduler = Scheduler(limits)
+        self._runner = StageRunner(config, limits, 0)
+        self._runs = 0
+
+    @property
+    def held(self) -> float:
+        """The share of its guesses that held."""
+        stats = self._scheduler.stats()
+        return stats.accepted_tokens / max(1, stats.drafted_tokens)
+
+    def run(self, texts: list[list[int]]) -> float:
+        """Seconds of CPU to say each text after its prompt, the prompts' own left out."""
+        self._runs += 1
+        said = {f"{self._runs}-{number}": text for number, text in enumerate(texts)}
+        sampling = SamplingParams(max_new_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+        events: list[Event] = [
+            Generate(rid=rid, prompt_ids=tuple(text[:PROMPT_TOKENS]), sampling=sampling) for rid, text in said.items()
+        ]
+        spent, prefilled = 0.0, 0
+        while True:
+            start = time.process_time()
+            result = self._scheduler.step(events, 0.0)
+            if result.microbatch is None:
+                assert self._scheduler.is_fully_idle, "requests wait, and nothing is launched"
+                return spent
+            events = [self._compute(result.microbatch, said)]
+            if prefilled == len(texts):
+                spent += time.process_time() - start
+            prefilled += sum([segment.sampling is not None for segment in result.microbatch.segments])
+
+    def _compute(self, microbatch: Microbatch, said: dict[str, list[int]]) -> Completion:
+        """The model's forward, with the texts' tokens in place of its own."""
+        output = self._runner.forward(microbatch)
+        assert isinstance(output, Completion), "the only stage returned hidden states"
+        assert output.error is None, output.error
+        chosen = [token for one in microbatch.segments if one.emits for token in _follows(one, said[one.rid])]
+        return verify(microbatch, chosen, ())
+
+
+def _follows(segment: Segment, text: list[int]) -> Iterator[int]:
+    """What the text has after each token that chooses one."""
+    end = segment.start + len(segment.token_ids)
+    yield from text[end - segment.drafts : end + 1]
+
+
+def main() -> None:
+    """Print for each text and batch how many tokens a CPU second gives, and the median ratio of the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each engine and case, in turns")
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    console = Console(width=120)
+    backends = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") is not None else [])]
+    columns = ("backend", "the answer", "batch", "tokens/CPU s without", "with guesses", "is x", "guesses that held")
+    table = Table(*columns, title=f"bf16, one torch thread, {torch.backends.cpu.get_cpu_capability()}")
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder), "bfloat16", SHAPE)
+        for backend in backends:
+            for name, make in TEXTS.items():
+                off, on = (Bench(Path(folder), openvino=backend == "openvino", guesses=one) for one in (False, True))
+                for batch in BATCHES:
+                    table.add_row(backend, name, str(batch), *_compared(off, on, make, batch, arguments.rounds))
+    console.print(table)
+
+
+def _compared(off: Bench, on: Bench, make: Text, batch: int, rounds: int) -> list[str]:
+    chance = random.Random(batch)  # noqa: S311 - texts, not secrets
+    pairs = []
+    for number in range(rounds + 1):
+        texts = [make(chance) for _ in range(batch)]
+        order = (off, on) if number % 2 else (on, off)
+        spent = {bench: bench.run(texts) for bench in order}
+        pairs.append((spent[off], spent[on]))
+    pairs = pairs[1:]  # The first round compiles.
+    tokens = batch * OUTPUT_TOKENS
+    rates = [tokens / statistics.median(column) for column in zip(*pairs, strict=True)]
+    ratio = statistics.median([without / with_guesses for without, with_guesses in pairs])
+    return [*[f"{rate:.0f}" for rate in rates], f"{ratio:.2f}", f"{on.held:.0%}"]
+
+
+if __name__ == "__main__":
+    main()
