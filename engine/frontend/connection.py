@@ -95,8 +95,12 @@ class Connection(H11Protocol):
         return not self.flow.write_paused
 
     def write_part(self, data: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(self.conn.send(h11.Data(data=data)))
+        if self.transport.is_closing():
+            return
+        # What h11 would make of it, at a third of the cost of a token's event: a body of no known length goes in chunks
+        # to who speaks HTTP/1.1, and as it is to who does not.
+        chunked = self.conn.their_http_version == b"1.1"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Accept a client, or refuse it when there is no room."""

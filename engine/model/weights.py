@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.model.file_pages import forget_pages, mapped_places
 
 if TYPE_CHECKING:
     from engine.model.conversion import Conversion
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["WeightFiles"]
 
 _INDEX = "model.safetensors.index.json"
+# After this many bytes what was read of the files is given back: it was copied by then.
+_HELD_BYTES: Final = 64 << 20
 
 
 class WeightFiles:
@@ -36,6 +39,7 @@ class WeightFiles:
         self._model = model
         self._files: dict[str, Any] = {}
         self._open_files = ExitStack()
+        self._read_bytes = 0
 
     def __enter__(self) -> Self:
         for path in self._paths():
@@ -77,8 +81,13 @@ class WeightFiles:
         return {} if self._model is None else conversions_of(self._model, self._files)
 
     def _read(self, name: str) -> torch.Tensor:
+        """A view of the file, which must be copied, and never written into."""
+        if self._read_bytes >= _HELD_BYTES:
+            self._read_bytes = 0
+            forget_pages(mapped_places([path.resolve() for path in self._paths()], writable=True))
         tensor = self._files[name].get_tensor(name)
         assert isinstance(tensor, torch.Tensor), f"{name} came as {type(tensor)}"
+        self._read_bytes += tensor.nbytes
         return tensor
 
     def _require_shape(self, name: str, found: tuple[int, ...], shape: torch.Size) -> None:

@@ -33,12 +33,15 @@ _TRACED_TOKENS: Final = 5
 # Matrices are kept as 16 bits where they came so; what is smaller stays as it is.
 _LEAST_MATRIX_VALUES: Final = 1024
 _INT8_LARGEST: Final = 127
+# Rows of a matrix that are widened at a time.
+_WIDENED_ROWS: Final = 8192
 
 _library = torch.library.Library("lockstep", "DEF")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "paged_attention(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, int size, int width)"
     " -> Tensor"
 )
+_library.define("widened_linear(Tensor inputs, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 class TracedStage(nn.Module):
@@ -89,7 +92,10 @@ class TracedStage(nn.Module):
     @torch.no_grad()
     def convert(self) -> StageGraph:
         """The graph. Raises OpenVINOError when this model cannot be converted."""
-        extension = ConversionExtension("lockstep::paged_attention", _place_of_attention)
+        extensions = (
+            ConversionExtension("lockstep::paged_attention", _place_of_attention),
+            ConversionExtension("lockstep::widened_linear", _product),
+        )
         example = self._example(_TRACED_TOKENS)
         try:
             with warnings.catch_warnings():
@@ -99,7 +105,8 @@ class TracedStage(nn.Module):
                 decoder = TorchScriptPythonDecoder(self, example_input=example, trace_kwargs={"check_trace": False})
                 # What openvino.convert_model does, without the usage reports that it sends.
                 frontend = FrontEndManager().load_by_framework("pytorch")
-                frontend.add_extension(extension)
+                for extension in extensions:
+                    frontend.add_extension(extension)
                 graph: ov.Model = frontend.convert(frontend.load(decoder))
         except (RuntimeError, TypeError, ValueError, StepFailedError) as exc:
             raise OpenVINOError(f"{type(self.module).__name__} cannot be converted for OpenVINO: {exc}") from exc
@@ -145,12 +152,26 @@ def _widen_where_used(module: nn.Module) -> None:
 
 
 def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    return functional.linear(inputs, layer.weight.to(torch.float32), layer.bias)
+    product: torch.Tensor = torch.ops.lockstep.widened_linear(inputs, layer.weight)
+    return product if layer.bias is None else product + layer.bias
 
 
 def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
     # Widened afterwards: a table in fp32 would be kept beside the one that the head multiplies with.
     return functional.embedding(ids, layer.weight).to(torch.float32)
+
+
+@torch.library.impl(_library, "widened_linear", "CPU")
+def _widened_linear(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product with a matrix that is widened part by part: a head in fp32 would be half as large as a whole model."""
+    parts = [weight[first : first + _WIDENED_ROWS] for first in range(0, len(weight), _WIDENED_ROWS)]
+    return torch.cat([functional.linear(inputs, part.to(torch.float32)) for part in parts], dim=-1)
+
+
+def _product(context: Any) -> list[ov.Output]:
+    """What ``lockstep::widened_linear`` is in the graph, where its matrix stays in 16 bits."""
+    inputs, weight = context.get_input(0), context.get_input(1)
+    return [ov.opset15.matmul(inputs, ov.opset15.convert(weight, "f32"), False, True).output(0)]
 
 
 def _traced_attention(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from engine.model.file_pages import forget_pages, mapped_places
 
 __all__ = ["give_back_garbage", "read_pages_given_back"]
 
@@ -36,12 +36,12 @@ def read_pages_given_back(file: Path | None) -> Iterator[None]:
     Weights are packed anew when a graph is compiled and first computed, and are read from there afterwards; without
     this the process would hold both by then.
     """
-    places = [] if file is None else _mapped(file)
+    places = [] if file is None else mapped_places([file])
     over = threading.Event()
 
     def give_back() -> None:
         while not over.wait(_INTERVAL_S):
-            _forget(places)
+            forget_pages(places)
 
     thread = threading.Thread(target=give_back, name="given-back", daemon=True)
     thread.start()
@@ -50,27 +50,4 @@ def read_pages_given_back(file: Path | None) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        _forget(places)
-
-
-def _mapped(file: Path) -> list[tuple[int, int]]:
-    """Where in memory a file is mapped, as addresses and lengths. Linux only, else none."""
-    maps = Path("/proc/self/maps")
-    if sys.platform != "linux" or not maps.is_file():
-        return []
-    places = []
-    for line in maps.read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        # Never a mapping that was written into: what was written would be lost.
-        if len(fields) == 6 and fields[5] == str(file) and "w" not in fields[1]:
-            first, last = (int(end, 16) for end in fields[0].split("-"))
-            places.append((first, last - first))
-    return places
-
-
-def _forget(places: Sequence[tuple[int, int]]) -> None:
-    """Let the system take back pages of mapped files; what is read again comes back."""
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for first, size in places:
-        advise(first, size, mmap.MADV_DONTNEED)
+        forget_pages(places)

@@ -9,6 +9,7 @@ import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -23,6 +24,7 @@ from engine.frontend.connection import (
     quiet_logs,
     quiet_resource_errors,
 )
+from engine.frontend.event_stream import PART_WRITER
 from engine.settings import ServerSettings
 
 PATIENCE_S = 5.0
@@ -55,9 +57,12 @@ class App:
 Scene = Callable[[App, int], Awaitable[None]]
 
 
-def serve(scene: Scene, *, answer_bytes: int = 2, early: bool = False, **settings: object) -> None:
+def serve(
+    scene: Scene, *, answer_bytes: int = 2, early: bool = False, app: App | None = None, **settings: object
+) -> None:
+    app = app or App(answer_bytes, early)
+
     async def bounded() -> None:
-        app = App(answer_bytes, early)
         config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
         config.load()
         kind = Connection.under(ConnectionBounds(ServerSettings(**settings)))
@@ -86,8 +91,49 @@ async def ask(port: int, *parts: bytes, every_s: float = 0.0) -> bytes:
         writer.close()
 
 
+class Streaming(App):
+    """Answers with a body of no known length, written without and with a coroutine in turns."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        writer = scope["extensions"][PART_WRITER]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"first ", b"second "):
+            writer.write_part(part * 3)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        assert writer.has_room
+        await send({"type": "http.response.body", "body": b"end"})
+
+
 def problem(answer: bytes) -> dict[str, Any]:
     return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_parts_that_are_written_at_once_are_framed_as_the_others(version: bytes) -> None:
+    """C02: by every client that knows the version, and the next request on the connection is answered too."""
+
+    async def scene(app: App, port: int) -> None:
+        last = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % version
+        first = last.replace(b"connection: close\r\n", b"") if version == b"1.1" else b""
+        answer = await ask(port, first + last)
+        client = h11.Connection(h11.CLIENT)
+        bodies = []
+        for _ in range(2 if first else 1):
+            client.send(h11.Request(method="POST", target="/", headers=[("host", "x")]))
+            client.send(h11.EndOfMessage())
+            if not bodies:
+                client.receive_data(answer)
+                client.receive_data(b"")
+            body = b""
+            while not isinstance(event := client.next_event(), h11.EndOfMessage):
+                body += bytes(event.data) if isinstance(event, h11.Data) else b""
+            bodies.append(body)
+            if client.our_state is h11.DONE and client.their_state is h11.DONE:
+                client.start_next_cycle()
+        assert set(bodies) == {b"first " * 4 + b"second " * 4 + b"end"}
+        assert (b"transfer-encoding: chunked" in answer.lower()) is (version == b"1.1")
+
+    serve(scene, app=Streaming(0, early=False))
 
 
 def test_a_silent_connection_is_closed() -> None:

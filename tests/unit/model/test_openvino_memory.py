@@ -9,22 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from resident_pages import resident_kib
 
 from engine.model.openvino.memory import give_back_garbage, read_pages_given_back
 
 PAGES = 64
 PATIENCE_S = 10.0
-
-
-def resident_kib(path: Path) -> int:
-    """What of a file's mappings lies in this process's memory."""
-    found, own = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0] and not line.startswith("VmFlags"):
-            own = line.endswith(str(path))
-        elif own and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there are pages given back")

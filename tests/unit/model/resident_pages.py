@@ -1,0 +1,18 @@
+"""What of a file's mappings lies in this process's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["resident_kib"]
+
+
+def resident_kib(path: Path) -> int:
+    """By the kernel's own account, in KiB."""
+    found, own = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and not line.startswith("VmFlags"):
+            own = line.endswith(str(path))
+        elif own and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
