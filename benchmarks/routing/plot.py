@@ -43,6 +43,10 @@ class Panel:
     ticks: Sequence[float]
     logarithmic: bool = False
 
+    def clips(self, tick: float) -> bool:
+        """Whether a tick stands for what is beyond it as well."""
+        return tick == self.highest and any(value > tick for line in self.lines for value in line.values)
+
     def height(self, value: float) -> float:
         """Where a value is between the bottom (0) and the top (1); what is beyond is at the edge."""
         clipped = min(max(value, self.lowest), self.highest)
@@ -54,9 +58,9 @@ class Panel:
 def figure(points: Sequence[float], points_name: str, panels: Sequence[Panel], description: str) -> str:
     """The SVG. All panels have the same points from left to right and the same lines."""
     width = (_WIDTH - _LEFT - 20 - _GAP * (len(panels) - 1)) / len(panels)
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" role="img" aria-label="{escape(description)}" style="{_STYLE}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(description)}" style="{_STYLE}">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         *_legend([line.name for line in panels[0].lines]),
     ]
@@ -87,7 +91,7 @@ def _panel(panel: Panel, points: Sequence[float], points_name: str, left: float,
     for tick in panel.ticks:
         y = y_of(tick)
         parts.append(f'<path d="M{left:.1f} {y:.1f}h{width:.1f}" stroke="#e5e7eb" fill="none"/>')
-        parts.append(_text(left - 8, y + 4, f"{tick:g}", "end"))
+        parts.append(_text(left - 8, y + 4, f"{tick:g}{'+' if panel.clips(tick) else ''}", "end"))
     for point in points:
         parts.append(f'<path d="M{x_of(point):.1f} {bottom}v5" stroke="#6b7280" fill="none"/>')
         parts.append(_text(x_of(point), bottom + 20, f"{point:g}", "middle"))

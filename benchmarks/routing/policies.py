@@ -75,7 +75,9 @@ class TwoChoices:
 class Prefix:
     """The engine's policy, in one router or in several that know nothing of one another's requests."""
 
-    def __init__(self, replicas: int, index_chunks: int, seed: int, rules: Rules | None = None, routers: int = 1) -> None:
+    def __init__(
+        self, replicas: int, index_chunks: int, seed: int, rules: Rules | None = None, routers: int = 1
+    ) -> None:
         self._routers = [
             PrefixRouter(rules or Rules(), index_chunks=index_chunks, seed=seed + number) for number in range(routers)
         ]

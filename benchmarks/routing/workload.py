@@ -34,7 +34,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation: its system prompt's chunks, and for each turn the new tokens, the answer's, and the pause after.
+    """One conversation: its system prompt's chunks, and for each turn the new tokens, the answer's, the pause after it.
 
     ``first_chunk`` is the id of the first chunk that is its own.
     """

@@ -92,7 +92,7 @@ def choose(
 
 
 def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
-    """At most so many of a prefix's holders, from a place that the request itself draws, so that no hot one is first."""
+    """At most ``most`` holders of a prefix, from a place that the request draws, so that none is always first."""
     if len(holders) <= most:
         return holders
     start = draw % len(holders)

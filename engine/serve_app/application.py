@@ -106,12 +106,13 @@ class RayEngines:
             answer.cancel()
 
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
-        """Ask every replica; one that is gone meanwhile has no load."""
+        """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
+        loads = [answer for answer in answers if isinstance(answer, dict)]
         refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
-        if refused is not None:
+        if refused is not None and not loads:
             raise refused
-        return [answer for answer in answers if isinstance(answer, dict)]
+        return loads
 
 
 class _FrontReplica:

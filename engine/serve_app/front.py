@@ -121,7 +121,8 @@ class _Front:
                 chain=chain,
                 tokens=tokens,
             )
-        return await self._answer(asked)
+        answer = await self._answer(asked)
+        return _refusal(request, answer) if isinstance(answer, ApiError) else answer
 
     async def loads(self, request: Request) -> Response:
         """Say what every engine says of its load, in a list, numbered as SGLang numbers its parts."""
@@ -138,7 +139,7 @@ class _Front:
             "`engine serve` started, or change the application's arguments and run it again",
         )
 
-    async def _answer(self, asked: PassedRequest) -> Response:
+    async def _answer(self, asked: PassedRequest) -> Response | ApiError:
         """Ask engines until one answers otherwise than by a refusal; the last refusal is an answer too."""
         refusal: Response | None = None
         lost = 0
@@ -152,12 +153,12 @@ class _Front:
                 body = await _whole(parts)
             except ApiError as exc:
                 # No engine is left that could take it.
-                return refusal if refusal is not None else error_answer(exc)
-            except ReplicaLostError as exc:
+                return refusal if refusal is not None else exc
+            except ReplicaLostError:
                 await _close(parts)
                 lost += 1
                 if lost == _MOST_LOST:
-                    raise ApiError.unavailable(f"{lost} engines were lost while they had this request") from exc
+                    return ApiError.unavailable(f"{lost} engines were lost while they had this request")
                 continue
             except BaseException:
                 await _close(parts)
@@ -201,12 +202,21 @@ async def _close(parts: AsyncIterator[Head | bytes]) -> None:
 
 
 def _headers(head: Head) -> dict[str, str]:
-    return {name: value for name, value in head.headers if name != "content-length"}
+    """An answer's headers, without those that are added again on the way."""
+    return {name: value for name, value in head.headers if name not in ("content-length", REQUEST_ID_HEADER)}
 
 
-async def _answer_error(_: Request, exc: Exception) -> Response:
+def _refusal(request: Request, error: ApiError) -> Response:
+    """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
+    answer = error_answer(error, request_id=request.headers.get(REQUEST_ID_HEADER))
+    if REQUEST_ID_HEADER in answer.headers:
+        del answer.headers[REQUEST_ID_HEADER]
+    return answer
+
+
+async def _answer_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, ApiError)
-    return error_answer(exc)
+    return _refusal(request, exc)
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
@@ -217,5 +227,4 @@ async def _answer_nobody(_: Request, __: Exception) -> Response:
 async def _answer_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
-    error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}")
-    return error_answer(error, headers=exc.headers)
+    return _refusal(request, ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}"))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Engines", "Head", "PassedRequest", "ReplicaLostError"]
+__all__ = ["Engines", "Head", "Headers", "PassedRequest", "ReplicaLostError"]
 
 Headers = tuple[tuple[str, str], ...]
 

@@ -1,6 +1,6 @@
 """The prompt in a request's body, as far as a router must know it: what tells two prompts' beginnings apart.
 
-Reads leniently and refuses nothing: a body that it does not understand has no prefix, and the engine says what is wrong.
+Refuses nothing: a body that it does not understand has no prefix, and the engine says what is wrong with it.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ def refusal_of(refused: Refused) -> ApiError:
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc] # Ray has no types
     """Routes by prefix within a bound on imbalance."""
 
+    # Serve asks a replica for its queue before the first request, and 0.1 s is short for a busy machine.
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 5.0
+
     def initialize_state(
         self,
         *,

@@ -18,7 +18,9 @@ CAPACITY = 6
 RULES = Rules(balance_percent=125, balance_slack=2, tokens_a_request=64, holders_seen=3)
 # Conversations: all chains with the same first number share that prefix.
 CHAINS = st.builds(
-    lambda root, own, length: tuple([root * 1000, root * 1000 + 1] + [root * 1000 + own * 10 + n for n in range(2, length)])[:length],
+    lambda root, own, length: tuple(
+        [root * 1000, root * 1000 + 1] + [root * 1000 + own * 10 + n for n in range(2, length)]
+    )[:length],
     st.integers(1, 3),
     st.integers(1, 5),
     st.integers(0, 6),
@@ -175,7 +177,13 @@ class Histories(RuleBasedStateMachine):
         self.router.join(f"r{self.joined}", CAPACITY)
 
     @precondition(lambda self: self.router.fleet.names)
-    @rule(data=st.data(), accepting=st.booleans(), running=st.integers(0, 9), pending=st.integers(0, 300), flushed=st.booleans())
+    @rule(
+        data=st.data(),
+        accepting=st.booleans(),
+        running=st.integers(0, 9),
+        pending=st.integers(0, 300),
+        flushed=st.booleans(),
+    )
     def report(self, data: st.DataObject, accepting: bool, running: int, pending: int, flushed: bool) -> None:
         name = data.draw(st.sampled_from(self.router.fleet.names))
         load = ReplicaLoad(running=running, pending_prefill_tokens=pending)
