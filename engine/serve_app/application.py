@@ -41,23 +41,22 @@ def application_of(arguments: Mapping[str, Any]) -> serve.Application:
     """The application of these arguments over the environment. Raises ConfigError."""
     settings, options = read_options(arguments)
     settings_json = settings.model_dump_json(context=REVEAL_KEYS)
-    engines = serve.deployment(EngineReplica, **_of_engines(settings, options)).bind(settings_json)  # type: ignore[arg-type]
+    engines = serve.deployment(**_of_engines(settings, options))(EngineReplica).bind(settings_json)
     fronts = serve.deployment(
-        serve.ingress()(_FrontReplica),
         name=FRONTS,
         num_replicas=options.fronts,
         max_ongoing_requests=_FRONT_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-    )
+    )(serve.ingress()(_FrontReplica))
     return fronts.bind(engines, settings_json, options.chunk_bytes)
 
 
 def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]:
     """What Serve is told of the engines."""
     capacity = settings.max_running_requests + settings.max_queued_requests
-    router = RequestRouterConfig(
-        request_router_class=PrefixRequestRouter,
-        request_router_kwargs={
+    router: dict[str, Any] = {
+        "request_router_class": PrefixRequestRouter,
+        "request_router_kwargs": {
             "capacity": capacity,
             "chunk_bytes": options.chunk_bytes,
             "index_chunks": options.index_chunks,
@@ -65,9 +64,9 @@ def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]
             "balance_slack": options.balance_slack,
             "seed": _SEED,
         },
-        request_routing_stats_period_s=options.load_period_s,
-        request_routing_stats_timeout_s=_PROBE_TIMEOUT_S,
-    )
+        "request_routing_stats_period_s": options.load_period_s,
+        "request_routing_stats_timeout_s": _PROBE_TIMEOUT_S,
+    }
     how_many: dict[str, Any] = {"num_replicas": options.replicas}
     if options.autoscaling_config is not None:
         how_many = {"autoscaling_config": options.autoscaling_config}
@@ -80,20 +79,20 @@ def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]
         "health_check_timeout_s": _PROBE_TIMEOUT_S,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": settings.drain_timeout_s + _END_S,
-        "request_router_config": router,
+        "request_router_config": RequestRouterConfig(**router),
     }
 
 
 class RayEngines:
     """The engines, by Serve's handle of their deployment."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._streaming = handle.options(stream=True)
 
     async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """Send a request to the engine that the router chooses."""
-        answer = self._streaming.ask.remote(request)
+        answer: Any = self._streaming.ask.remote(request)
         try:
             async for part in answer:
                 yield part
@@ -108,7 +107,7 @@ class RayEngines:
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
         """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
         answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
-        loads = [answer for answer in answers if isinstance(answer, dict)]
+        loads: list[Mapping[str, object]] = [answer for answer in answers if isinstance(answer, dict)]
         refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
         if refused is not None and not loads:
             raise refused
@@ -118,7 +117,7 @@ class RayEngines:
 class _FrontReplica:
     """One front. Serve asks it for its application after it was made."""
 
-    def __init__(self, engines: DeploymentHandle, settings_json: str, chunk_bytes: int) -> None:
+    def __init__(self, engines: DeploymentHandle[Any], settings_json: str, chunk_bytes: int) -> None:
         self._engines = RayEngines(engines)
         self._settings = ServerSettings.model_validate_json(settings_json)
         self._chunk_bytes = chunk_bytes

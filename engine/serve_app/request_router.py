@@ -25,14 +25,14 @@ def refusal_of(refused: Refused) -> ApiError:
     return ApiError.unavailable(f"{refused.value}; they are starting, draining or failing, so try again")
 
 
-class PrefixRequestRouter(RequestRouter):  # type: ignore[misc] # Ray has no types
+class PrefixRequestRouter(RequestRouter):
     """Routes by prefix within a bound on imbalance."""
 
     # Serve asks a replica for its queue before the first request, and 0.1 s is short for a busy machine.
     queue_len_response_deadline_s = 1.0
     max_queue_len_response_deadline_s = 5.0
 
-    def initialize_state(
+    def initialize_state(  # type: ignore[override] # Serve calls it with the arguments that the application gives
         self,
         *,
         capacity: int,

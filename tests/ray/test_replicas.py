@@ -1,8 +1,8 @@
 """``serve run engine.serve_app:build`` with two engines: streams, prefixes, refusals, a drain and a death.
 
-Goal: what one engine promises its clients, several promise too, and the end of one is the end of its own streams alone.
-Method: the openai client and plain HTTP against Serve's proxy; engines are ended by the signals that end them outside of
-tests. Origin: the replicas of an application; A06, A13, F04. Mutant: none; Ray is not the project's to break.
+Goal: what one engine promises its clients, several promise too; the end of one is the end of its own streams alone.
+Method: the openai client and plain HTTP against Serve's proxy; engines are ended by the signals that end them outside
+of tests. Origin: the replicas of an application; A06, A13, F04. Mutant: none; Ray is not the project's to break.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def test_the_openai_client_streams(client: openai.OpenAI) -> None:
 def test_a_conversation_stays_where_its_prefix_is(app: ServedApp) -> None:
     """Every turn finds what was said before it, and the conversations are on both engines."""
     for conversation in range(6):
-        said = f"conversation {conversation} " * 60
+        said, before = f"conversation {conversation} " * 60, 0
         for turn in range(3):
             body = {"text": said, "sampling_params": sampling(4)}
             answer = httpx.post(f"{app.url}/generate", json=body, timeout=BOUND_S).json()
-            if turn:
-                assert answer["meta_info"]["cached_tokens"] >= before - 16
+            # All but the part of a page at the end.
+            assert answer["meta_info"]["cached_tokens"] >= before - 16
             before = answer["meta_info"]["prompt_tokens"]
             said += f"turn {turn} " * 40
     assert all(load["cached_pages"] > 100 for load in app.loads())
@@ -127,7 +127,8 @@ def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:
     """A13: long before its tokens are there."""
     body = {"text": "leave", "stream": True, "sampling_params": sampling(LONG)}
     with httpx.stream("POST", f"{app.url}/generate", json=body, timeout=BOUND_S) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # Kept: httpx closes the answer with it.
+        next(lines)
         app.wait(lambda: sum(load["num_reqs"] for load in app.loads()) == 1, "the request", 20)
     left = time.monotonic()
     app.wait(lambda: at_rest(app), "the end of the request", 20)
@@ -197,7 +198,7 @@ def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedAp
 
 
 def test_engines_that_drain_finish_what_they_have_and_refuse_the_rest(app: ServedApp) -> None:
-    """Both are drained, as an operator drains one engine: streams end in order, and new requests are told to come back."""
+    """Both are drained, as an operator drains one: streams end in order, and new requests are told to come back."""
     app.wait(lambda: at_rest(app), "rest", 30)
     streams, threads = begin(app, 4, 600)
     for actor in app.actors():
