@@ -70,7 +70,7 @@ def read_options(
             f"{name} is no option of the application and no setting of an engine, got {arguments[name]!r}; "
             f"options are {', '.join(fields)}, and settings those of `engine serve --help` with underscores"
         )
-    variables = {name: text for name in fields if (text := environment.get(f"{VARIABLE_PREFIX}{name.upper()}"))}
+    variables = _variables(environment)
     given = {name: value for name, value in arguments.items() if name in fields}
     try:
         options = AppOptions.model_validate(variables | given)
@@ -79,6 +79,15 @@ def read_options(
     engines = {name: value for name, value in arguments.items() if name not in fields}
     settings = read_settings(engines, _of_engines(environment))
     return settings.model_copy(update=_OWN), options
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The options that the environment sets. Raises ConfigError for a variable with our prefix that is none."""
+    named = {f"{VARIABLE_PREFIX}{name.upper()}": name for name in AppOptions.model_fields}
+    for variable in environment:
+        if variable.startswith(VARIABLE_PREFIX) and variable not in named:
+            raise ConfigError(f"{variable} is no option of the application; those are {', '.join(named)}")
+    return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}
 
 
 def _of_engines(environment: Mapping[str, str]) -> dict[str, str]:
