@@ -81,7 +81,12 @@ def front_app(engines: Engines, settings: ServerSettings, *, chunk_bytes: int) -
     alone = [Route(path, front.refused, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
     app = Starlette(
         routes=[*alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
-        exception_handlers={ApiError: _answer_error, ClientDisconnect: _answer_nobody, HTTPException: _answer_route},
+        exception_handlers={
+            ApiError: _answer_error,
+            ClientDisconnect: _answer_nobody,
+            HTTPException: _answer_route,
+            Exception: _answer_bug,
+        },
     )
     return _LoopbackNames(app, settings)
 
@@ -228,3 +233,9 @@ async def _answer_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
     return _refusal(request, ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}"))
+
+
+async def _answer_bug(request: Request, exc: Exception) -> Response:
+    # The text of an exception may hold what no client should see; the log of the replica has it.
+    words = f"the front failed ({type(exc).__name__}); the log of its replica says how"
+    return _refusal(request, ApiError(500, ErrorType.ENGINE, words))

@@ -2,7 +2,7 @@
 
 Goal: what one engine promises its clients, several promise too; the end of one is the end of its own streams alone.
 Method: the openai client and plain HTTP against Serve's proxy; engines are ended by the signals that end them outside
-of tests. Origin: the replicas of an application; A06, A13, F04. Mutant: none; Ray is not the project's to break.
+of tests. Origin: the replicas of an application; A06, C05. Mutant: none; Ray is not the project's to break.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def at_rest(app: ServedApp) -> bool:
 
 
 def test_the_openai_client_streams(client: openai.OpenAI) -> None:
-    """F04: token by token, with the same text as an answer in one."""
+    """Token by token, with the same text as an answer in one."""
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is a replica?"}]
     options: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 24, "temperature": 0}
@@ -124,7 +124,7 @@ def test_a_conversation_stays_where_its_prefix_is(app: ServedApp) -> None:
 
 
 def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:
-    """A13: long before its tokens are there."""
+    """C05: long before its tokens are there."""
     body = {"text": "leave", "stream": True, "sampling_params": sampling(LONG)}
     with httpx.stream("POST", f"{app.url}/generate", json=body, timeout=BOUND_S) as answer:
         lines = answer.iter_lines()  # Kept: httpx closes the answer with it.

@@ -137,6 +137,19 @@ def test_a_refusal_of_the_router_has_the_shape_of_all_errors() -> None:
     assert "x-request-id" not in answer.headers
 
 
+def test_a_bug_is_answered_in_the_shape_of_all_errors() -> None:
+    async def ask() -> httpx.Response:
+        app = front_app(PlayedEngines([KeyError("/secret")]), ServerSettings(), chunk_bytes=16)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.post("/generate", json={})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == ErrorType.ENGINE
+    assert "secret" not in answer.text
+
+
 def test_a_client_that_leaves_ends_its_request() -> None:
     """The engine's answer is closed as soon as the stream's task is cancelled, which is what Serve does."""
     left = asyncio.Event()
