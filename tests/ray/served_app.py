@@ -35,10 +35,12 @@ ENGINE_ACTOR: Final = "ServeReplica:default:engine"
 class ServedApp:
     """The application. ``url`` is where its proxy listens."""
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[psutil.Process] = set()
+        self._started: list[subprocess.Popen[bytes]] = []
         gcs, http = _free_port(NODE), _free_port("127.0.0.1")
+        self._ports = gcs, http
         self.url = f"http://127.0.0.1:{http}"
         self._address = f"{NODE}:{gcs}"
         (folder / "files").mkdir()
@@ -55,13 +57,17 @@ class ServedApp:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        self._node = self._start(
+
+    def start(self, arguments: tuple[str, ...]) -> None:
+        """Start the node and the application; returns before there is an engine."""
+        gcs, http = self._ports
+        self._start(
             *("ray", "start", "--head", "--block", "--include-dashboard=false", "--disable-usage-stats"),
-            *(f"--node-ip-address={NODE}", f"--port={gcs}", f"--temp-dir={folder / 'ray'}", "--num-cpus=4"),
+            *(f"--node-ip-address={NODE}", f"--port={gcs}", f"--temp-dir={self._folder / 'ray'}", "--num-cpus=4"),
         )
         self.wait(lambda: _answers(NODE, gcs), "the node")
         self._call("serve", "start", f"--address={self._address}", "--http-host=127.0.0.1", f"--http-port={http}")
-        self._app = self._start("serve", "run", "engine.serve_app:build", *arguments)
+        self._start("serve", "run", "engine.serve_app:build", *arguments)
 
     @property
     def log(self) -> str:
@@ -88,16 +94,19 @@ class ServedApp:
         """Wait until something holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not come in {timeout_s:g} s\n{self.log[-4000:]}")
+            ended = [command.args for command in self._started if command.poll() not in (None, 0)]
+            if ended or time.monotonic() > deadline:
+                why = f"{ended} ended" if ended else f"{timeout_s:g} s passed"
+                raise TimeoutError(f"{what} did not come, but {why}\n{self.log[-4000:]}")
             time.sleep(0.1)
 
     def close(self) -> None:
         """End the application as Ctrl-C does, then the node; kill what is left."""
         self._processes()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            for command in (self._app, self._node):
-                command.send_signal(signal.SIGINT if command is self._app else signal.SIGTERM)
+            # The node was the first.
+            for command in reversed(self._started):
+                command.send_signal(signal.SIGTERM if command is self._started[0] else signal.SIGINT)
                 command.wait(END_S)
         _, left = psutil.wait_procs(self._seen, timeout=5)
         for process in left:
@@ -110,8 +119,9 @@ class ServedApp:
         return [*alive, *map(str, (self._folder / "files").glob("engine-*"))]
 
     def _processes(self) -> set[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            self._seen |= set(psutil.Process(self._node.pid).children(recursive=True))
+        for command in self._started:
+            with contextlib.suppress(psutil.Error):
+                self._seen |= set(psutil.Process(command.pid).children(recursive=True))
         return {process for process in self._seen if process.is_running()}
 
     def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -119,11 +129,14 @@ class ServedApp:
             started = subprocess.Popen(
                 [BIN / command, *arguments], env=self._environment, cwd=self._folder, stdout=log, stderr=log
             )
-        self._seen.add(psutil.Process(started.pid))
+        self._started.append(started)
+        with contextlib.suppress(psutil.Error):
+            self._seen.add(psutil.Process(started.pid))
         return started
 
     def _call(self, command: str, *arguments: str) -> None:
-        assert self._start(command, *arguments).wait(START_S) == 0, self.log[-4000:]
+        called = self._start(command, *arguments)
+        self.wait(lambda: called.poll() == 0, f"the end of {command}")
 
 
 @contextlib.contextmanager
@@ -131,15 +144,14 @@ def served(*arguments: str) -> Iterator[ServedApp]:
     """The application with these arguments of its builder."""
     # Short: the node and the engines have Unix sockets in it.
     folder = Path(tempfile.mkdtemp(prefix="served-", dir="/tmp"))
-    app: ServedApp | None = None
+    app = ServedApp(folder)
     try:
-        app = ServedApp(folder, arguments)
+        app.start(arguments)
         yield app
     finally:
         try:
-            if app is not None:
-                app.close()
-                assert app.remains() == []
+            app.close()
+            assert app.remains() == []
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
