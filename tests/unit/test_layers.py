@@ -26,6 +26,7 @@ ROOMS = (
     "engine.limits",
     "engine.grammar",
     "engine.memory",
+    "engine.routing",
     "engine.instruments",
     "engine.scheduler",
     "engine.integrity",
@@ -40,6 +41,7 @@ ROOMS = (
     "engine.scheduler_process",
     "engine.frontend",
     "engine.launch",
+    "engine.serve_app",
     "engine.bench",
     "engine.chat",
     "engine.cli",
@@ -89,13 +91,14 @@ OUTSIDE_WORLD = (
 )
 PURE = (
     "engine.memory",
+    "engine.routing",
     "engine.instruments",
     "engine.scheduler",
     "engine.integrity",
     "scripted.simulated_grammar",
     "scripted.simulated_pipeline",
 )
-WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar")
+WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.serve_app")
 
 
 def modules(package: str) -> list[Path]:

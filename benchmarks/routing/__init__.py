@@ -1,0 +1,1 @@
+"""Routing policies compared over simulated replicas, in virtual time."""

@@ -1,0 +1,26 @@
+"""Which replica a request goes to: a pure policy over prefixes and loads, deterministic and in virtual time too.
+
+Owns what a router knows of its replicas. Never asks one: loads are told to it, and so is every seed.
+"""
+
+from __future__ import annotations
+
+from engine.routing.chunks import MAX_CHUNKS, chunk_hashes
+from engine.routing.fleet import Fleet, ReplicaLoad
+from engine.routing.index import PrefixIndex
+from engine.routing.policy import Choice, Refused, Rules, choose
+from engine.routing.router import PrefixRouter, Ticket
+
+__all__ = [
+    "MAX_CHUNKS",
+    "Choice",
+    "Fleet",
+    "PrefixIndex",
+    "PrefixRouter",
+    "Refused",
+    "ReplicaLoad",
+    "Rules",
+    "Ticket",
+    "choose",
+    "chunk_hashes",
+]

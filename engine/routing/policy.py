@@ -1,0 +1,100 @@
+"""The policy: the replica that holds the longest prefix of a request, among those that are not too loaded.
+
+Cache affinity that yields to a bound on imbalance is SGLang's router's; the bound relative to the mean is that of
+consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016), which KubeAI routes by. A pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain as joined
+
+from engine.routing.fleet import Fleet
+from engine.routing.index import PrefixIndex
+
+__all__ = ["Choice", "Refused", "Rules", "choose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The numbers of the policy.
+
+    A replica keeps its prefixes' requests while it weighs at most ``balance_percent`` of the mean, or ``balance_slack``
+    requests more than the mean, whichever is more. Of more than ``holders_seen`` holders of a prefix that many are
+    looked at.
+    """
+
+    balance_percent: int = 125
+    balance_slack: int = 4
+    tokens_a_request: int = 2048
+    holders_seen: int = 32
+
+    def __post_init__(self) -> None:
+        least = {"balance_percent": 100, "balance_slack": 0, "tokens_a_request": 1, "holders_seen": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}; raise it")
+
+    def heaviest(self, fleet: Fleet) -> int:
+        """The most that a replica may weigh to be chosen for what it holds."""
+        mean = fleet.total_weight // fleet.available
+        return max(fleet.total_weight * self.balance_percent // (100 * fleet.available), mean + self.balance_slack)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica, and how many chunks of the request's prefix it probably holds."""
+
+    replica: str
+    held_chunks: int
+
+
+class Refused(Enum):
+    """Why there is no replica for a request."""
+
+    FULL = "every replica that accepts requests has as many as it takes"
+    NONE = "no replica accepts requests"
+
+
+def choose(
+    chain: Sequence[int],
+    fleet: Fleet,
+    index: PrefixIndex,
+    rules: Rules,
+    *,
+    left_out: Collection[str] = (),
+    seed: int = 0,
+) -> Choice | Refused:
+    """The replica for a prompt with these chunk hashes. Equal inputs, equal choices; nothing is changed.
+
+    A replica that is draining, unhealthy or full is never chosen, nor one that is ``left_out``. Of replicas that hold
+    equally much, the one of the smaller rank is: weight, pending tokens, free pages, longest without a request. Where
+    none that holds anything is light enough, the least loaded replica takes the request.
+    """
+    if fleet.available:
+        heaviest = rules.heaviest(fleet)
+        for length, holders in index.longest_first(chain):
+            seen = _seen(holders, rules.holders_seen, chain[-1] ^ seed)
+            fit = [
+                name
+                for name in seen
+                if name not in left_out and fleet.can_take(name) and fleet.weight(name) <= heaviest
+            ]
+            if fit:
+                return Choice(min(fit, key=fleet.rank), length)
+        least = fleet.least_loaded(left_out)
+        if least is not None:
+            return Choice(least, 0)
+    accepting = any(fleet.accepts(name) for name in fleet.names if name not in left_out)
+    return Refused.FULL if accepting else Refused.NONE
+
+
+def _seen(holders: Sequence[str], most: int, draw: int) -> Sequence[str]:
+    """At most ``most`` holders of a prefix, from a place that the request draws, so that none is always first."""
+    if len(holders) <= most:
+        return holders
+    start = draw % len(holders)
+    end = start + most
+    return tuple(joined(holders[start:end], holders[: max(0, end - len(holders))]))

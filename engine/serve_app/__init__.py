@@ -1,0 +1,29 @@
+"""Several engines as one Ray Serve application: ``serve run engine.serve_app:app``, or ``:build`` with arguments.
+
+Owns the two names that Serve imports. Needs the extra lockstep-engine[ray]; nothing else of the engine imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+    app: Application
+
+__all__ = ["app", "build"]
+
+
+def build(arguments: dict[str, str]) -> Application:
+    """The application of these arguments, over the environment: ``model=... replicas=2``. Raises ConfigError."""
+    from engine.serve_app.application import application_of
+
+    return application_of(arguments)
+
+
+def __getattr__(name: str) -> Application:
+    """``app`` is what the environment alone says. Built when it is asked for: ``build`` has nothing to do with it."""
+    if name == "app":
+        return build({})
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

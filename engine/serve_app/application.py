@@ -1,0 +1,126 @@
+"""The Serve application: a deployment of fronts, which take requests, over one of engines, chosen by prefix.
+
+Owns what Serve is told of both: how many, how healthy, how full. Everything that runs is in the files beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from engine.frontend.errors import ApiError
+from engine.serve_app.engine_replica import EngineReplica
+from engine.serve_app.front import front_app
+from engine.serve_app.options import AppOptions, read_options
+from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.serve_app.request_router import PrefixRequestRouter
+from engine.settings import REVEAL_KEYS, ServerSettings
+
+__all__ = ["ENGINES", "FRONTS", "RayEngines", "application_of"]
+
+ENGINES: Final = "engine"
+FRONTS: Final = "front"
+# A front waits for engines and does little else; the engines bound what there is.
+_FRONT_REQUESTS: Final = 65_536
+# Beyond the requests that an engine takes: short calls, and one more that it refuses itself.
+_OTHER_CALLS: Final = 256
+_PROBE_TIMEOUT_S: Final = 15.0
+# What a replica needs to end after its live requests have.
+_END_S: Final = 20.0
+_SEED: Final = 1
+
+
+def application_of(arguments: Mapping[str, Any]) -> serve.Application:
+    """The application of these arguments over the environment. Raises ConfigError."""
+    settings, options = read_options(arguments)
+    settings_json = settings.model_dump_json(context=REVEAL_KEYS)
+    engines = serve.deployment(**_of_engines(settings, options))(EngineReplica).bind(settings_json)
+    fronts = serve.deployment(
+        name=FRONTS,
+        num_replicas=options.fronts,
+        max_ongoing_requests=_FRONT_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+    )(serve.ingress()(_FrontReplica))
+    return fronts.bind(engines, settings_json, options.chunk_bytes)
+
+
+def _of_engines(settings: ServerSettings, options: AppOptions) -> dict[str, Any]:
+    """What Serve is told of the engines."""
+    capacity = settings.max_running_requests + settings.max_queued_requests
+    router: dict[str, Any] = {
+        "request_router_class": PrefixRequestRouter,
+        "request_router_kwargs": {
+            "capacity": capacity,
+            "chunk_bytes": options.chunk_bytes,
+            "index_chunks": options.index_chunks,
+            "balance_percent": options.balance_percent,
+            "balance_slack": options.balance_slack,
+            "seed": _SEED,
+        },
+        "request_routing_stats_period_s": options.load_period_s,
+        "request_routing_stats_timeout_s": _PROBE_TIMEOUT_S,
+    }
+    how_many: dict[str, Any] = {"num_replicas": options.replicas}
+    if options.autoscaling_config is not None:
+        how_many = {"autoscaling_config": options.autoscaling_config}
+    return {
+        "name": ENGINES,
+        **how_many,
+        "max_ongoing_requests": capacity + _OTHER_CALLS,
+        "ray_actor_options": {"num_cpus": options.cpus, "num_gpus": options.gpus},
+        "health_check_period_s": options.health_period_s,
+        "health_check_timeout_s": _PROBE_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": settings.drain_timeout_s + _END_S,
+        "request_router_config": RequestRouterConfig(**router),
+    }
+
+
+class RayEngines:
+    """The engines, by Serve's handle of their deployment."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        """Send a request to the engine that the router chooses."""
+        answer: Any = self._streaming.ask.remote(request)
+        try:
+            async for part in answer:
+                yield part
+        except RayActorError as exc:
+            raise ReplicaLostError("its replica is gone") from exc
+        except (BackPressureError, DeploymentUnavailableError) as exc:
+            raise ApiError.unavailable(f"Serve has no engine for the request: {exc}") from exc
+        finally:
+            # Of one that has ended this changes nothing; of one that a client left, it ends the request.
+            answer.cancel()
+
+    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+        """Ask every replica; one that is gone or does not say has no load. Refused when all refuse."""
+        answers = await self._handle.broadcast("load", headers).results_async(return_exceptions=True)
+        loads: list[Mapping[str, object]] = [answer for answer in answers if isinstance(answer, dict)]
+        refused = next((answer for answer in answers if isinstance(answer, ApiError)), None)
+        if refused is not None and not loads:
+            raise refused
+        return loads
+
+
+class _FrontReplica:
+    """One front. Serve asks it for its application after it was made."""
+
+    def __init__(self, engines: DeploymentHandle[Any], settings_json: str, chunk_bytes: int) -> None:
+        self._engines = RayEngines(engines)
+        self._settings = ServerSettings.model_validate_json(settings_json)
+        self._chunk_bytes = chunk_bytes
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return front_app(self._engines, self._settings, chunk_bytes=self._chunk_bytes)

@@ -1,0 +1,64 @@
+"""The deployment of engines: each replica is an actor that owns a server and passes requests to it over loopback.
+
+Its own process, not the actor's: the engine forks its processes before any thread exists, and dies or drains by the
+supervisor's rules, which an application inside the actor would have to do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+
+from engine.errors import ProcessDiedError
+from engine.frontend.errors import ApiError
+from engine.serve_app.own_server import OwnServer
+from engine.serve_app.passed import Head, Headers, PassedRequest
+from engine.serve_app.proxy import EngineProxy
+from engine.settings import ServerSettings
+
+__all__ = ["EngineReplica"]
+
+
+class EngineReplica:
+    """One engine. Serve calls what has no caller here."""
+
+    def __init__(self, settings_json: str) -> None:
+        settings = ServerSettings.model_validate_json(settings_json)
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._server = OwnServer(settings)
+        self._proxy = EngineProxy(self._server.base_url, self._name, settings)
+
+    async def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        """Pass a request to the engine. Cancelled when the client leaves, which ends it in the engine."""
+        answer = self._proxy.answer(request)
+        async with contextlib.aclosing(answer):  # type: ignore[type-var] # a generator, typed as what it is used for
+            async for part in answer:
+                yield part
+
+    async def load(self, headers: Headers) -> dict[str, Any] | ApiError:
+        """The engine's load for a client; a refusal is returned, so that it arrives as what it is."""
+        try:
+            return await self._proxy.load_for(headers)
+        except ApiError as exc:
+            return exc
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Tell the routers the load, and whether the engine takes requests."""
+        if not await self._proxy.is_serving():
+            return {"accepting": False}
+        return {"accepting": True, "load": await self._proxy.load()}
+
+    async def check_health(self) -> None:
+        """Raise when the engine does not serve: Serve then starts another replica."""
+        if not await self._proxy.is_serving():
+            raise ProcessDiedError("engine", "its /health does not answer 200; the replica's log says why")
+
+    async def __del__(self) -> None:
+        """End the engine. Serve has let the live requests end."""
+        await self._proxy.close()
+        await asyncio.to_thread(self._server.drain)
+        self._server.close()

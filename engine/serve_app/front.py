@@ -1,0 +1,241 @@
+"""What takes the clients' requests: finds each prompt's prefix, asks an engine, passes the answer on as it comes.
+
+Owns which routes there are, a second try where an engine refused or was lost before its first word, and the last word
+of a stream that was cut. Chooses no engine and computes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.frontend.body_reader import BodyReader
+from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.host_check import HostCheck
+from engine.frontend.request_log import REQUEST_ID_HEADER
+from engine.frontend.responses import error_answer
+from engine.serve_app.passed import Engines, Head, PassedRequest, ReplicaLostError
+from engine.serve_app.prompt import prefix_of
+from engine.settings import ServerSettings
+
+__all__ = ["OF_ALL", "OF_ONE_ENGINE", "PASSED_ON", "front_app"]
+
+# The clients' routes. One engine answers as well as any other.
+PASSED_ON: Final = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/models",
+        "/v1/models/{model:path}",
+        "/tokenize",
+        "/detokenize",
+        "/model_info",
+        "/version",
+        "/health",
+    }
+)
+# Answered for all engines together.
+OF_ALL: Final = frozenset({"/get_load"})
+# What operates or describes one engine, and would reach any of them here.
+OF_ONE_ENGINE: Final = frozenset(
+    {
+        "/server_info",
+        "/metrics",
+        "/flush_cache",
+        "/update_weights_from_disk",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/start_profile",
+        "/stop_profile",
+        "/abort_request",
+        "/pause_generation",
+        "/continue_generation",
+    }
+)
+_METHODS: Final = ("GET", "POST", "OPTIONS")
+_EVENTS: Final = "text/event-stream"
+_END_OF_EVENT: Final = b"\n\n"
+# A request may have been what ended its engine: it does not get to end all of them.
+_MOST_LOST: Final = 2
+_REFUSALS: Final = frozenset({429, 503})
+
+
+def front_app(engines: Engines, settings: ServerSettings, *, chunk_bytes: int) -> ASGIApp:
+    """The ASGI application in front of the engines."""
+    front = _Front(engines, settings, chunk_bytes)
+    passed = [Route(path, front.passed_on, methods=list(_METHODS)) for path in sorted(PASSED_ON)]
+    alone = [Route(path, front.refused, methods=list(_METHODS)) for path in sorted(OF_ONE_ENGINE)]
+    app = Starlette(
+        routes=[*alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
+        exception_handlers={
+            ApiError: _answer_error,
+            ClientDisconnect: _answer_nobody,
+            HTTPException: _answer_route,
+            Exception: _answer_bug,
+        },
+    )
+    return _LoopbackNames(app, settings)
+
+
+class _LoopbackNames:
+    """Holds clients of a proxy on loopback to its names, as an engine on loopback does."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._checked = HostCheck(app, settings.hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = (scope.get("server") or ("",))[0]
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(address).is_loopback:
+                await self._checked(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _Front:
+    def __init__(self, engines: Engines, settings: ServerSettings, chunk_bytes: int) -> None:
+        self._engines = engines
+        self._bodies = BodyReader(settings.max_body_bytes)
+        self._chunk_bytes = chunk_bytes
+
+    async def passed_on(self, request: Request) -> Response:
+        """Answer with what an engine answers."""
+        async with self._bodies.body_of(request) as body:
+            chain, tokens = prefix_of(request.url.path, body, self._chunk_bytes)
+            query = request.url.query
+            asked = PassedRequest(
+                method=request.method,
+                target=f"{request.url.path}?{query}" if query else request.url.path,
+                headers=tuple(request.headers.items()),
+                body=body,
+                chain=chain,
+                tokens=tokens,
+            )
+        answer = await self._answer(asked)
+        return _refusal(request, answer) if isinstance(answer, ApiError) else answer
+
+    async def loads(self, request: Request) -> Response:
+        """Say what every engine says of its load, in a list, numbered as SGLang numbers its parts."""
+        loads = await self._engines.loads(tuple(request.headers.items()))
+        numbered = [{**load, "dp_rank": number} for number, load in enumerate(loads)]
+        return Response(msgspec.json.encode(numbered), media_type="application/json")
+
+    async def refused(self, request: Request) -> Response:
+        """Refuse what is about one engine."""
+        raise ApiError(
+            404,
+            ErrorType.NOT_FOUND,
+            f"{request.url.path} is about one engine, and this application has several; ask an engine that "
+            "`engine serve` started, or change the application's arguments and run it again",
+        )
+
+    async def _answer(self, asked: PassedRequest) -> Response | ApiError:
+        """Ask engines until one answers otherwise than by a refusal; the last refusal is an answer too."""
+        refusal: Response | None = None
+        lost = 0
+        while True:
+            parts = self._engines.ask(asked)
+            try:
+                head = await anext(parts)
+                assert isinstance(head, Head), f"an answer begins with its head, got {type(head).__name__}"
+                if head.status == 200 and (head.header("content-type") or "").startswith(_EVENTS):
+                    return StreamingResponse(_events(parts, head), head.status, _headers(head))
+                body = await _whole(parts)
+            except ApiError as exc:
+                # No engine is left that could take it.
+                return refusal if refusal is not None else exc
+            except ReplicaLostError:
+                await _close(parts)
+                lost += 1
+                if lost == _MOST_LOST:
+                    return ApiError.unavailable(f"{lost} engines were lost while they had this request")
+                continue
+            except BaseException:
+                await _close(parts)
+                raise
+            response = Response(body, head.status, _headers(head))
+            if head.status not in _REFUSALS or head.replica in asked.left_out:
+                return response
+            refusal = response
+            asked = replace(asked, left_out=(*asked.left_out, head.replica))
+
+
+async def _whole(parts: AsyncIterator[Head | bytes]) -> bytes:
+    return b"".join([part async for part in parts if isinstance(part, bytes)])
+
+
+async def _events(parts: AsyncIterator[Head | bytes], head: Head) -> AsyncIterator[bytes]:
+    """A stream's events as they come, whole ones only, and an error as the last one when its engine is lost."""
+    rest = b""
+    try:
+        async for part in parts:
+            assert isinstance(part, bytes), "an answer has one head"
+            rest += part
+            end = rest.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
+            if end >= len(_END_OF_EVENT):
+                yield rest[:end]
+                rest = rest[end:]
+        if rest:
+            yield rest
+    except (ApiError, ReplicaLostError) as exc:
+        error = ApiError.unavailable(f"the stream was cut: {exc}; ask again")
+        yield b"data: " + msgspec.json.encode(error.body_for(head.header(REQUEST_ID_HEADER))) + _END_OF_EVENT
+    finally:
+        await _close(parts)
+
+
+async def _close(parts: AsyncIterator[Head | bytes]) -> None:
+    """Leave an answer, which ends its request."""
+    close = getattr(parts, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _headers(head: Head) -> dict[str, str]:
+    """An answer's headers, without those that are added again on the way."""
+    return {name: value for name, value in head.headers if name not in ("content-length", REQUEST_ID_HEADER)}
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    """An error of the front's own, with the id that the engines know the request by. Serve adds the id's header."""
+    answer = error_answer(error, request_id=request.headers.get(REQUEST_ID_HEADER))
+    if REQUEST_ID_HEADER in answer.headers:
+        del answer.headers[REQUEST_ID_HEADER]
+    return answer
+
+
+async def _answer_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, ApiError)
+    return _refusal(request, exc)
+
+
+async def _answer_nobody(_: Request, __: Exception) -> Response:
+    # The client left while it sent the body. No answer can reach it.
+    return Response()
+
+
+async def _answer_route(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
+    return _refusal(request, ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}"))
+
+
+async def _answer_bug(request: Request, exc: Exception) -> Response:
+    # The text of an exception may hold what no client should see; the log of the replica has it.
+    words = f"the front failed ({type(exc).__name__}); the log of its replica says how"
+    return _refusal(request, ApiError(500, ErrorType.ENGINE, words))

@@ -1,0 +1,100 @@
+"""What the application is made of: an engine's settings, and how many engines there are and how they are chosen.
+
+Read from arguments over the environment over defaults. Knows neither Ray nor Serve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from engine.errors import ConfigError
+from engine.settings import ServerSettings
+from engine.settings_sources import read_settings
+
+__all__ = ["VARIABLE_PREFIX", "AppOptions", "read_options"]
+
+VARIABLE_PREFIX: Final = "ENGINE_SERVE_"
+# What one engine has and a replica cannot: Serve listens, and several engines cannot write one file.
+_NOT_OF_REPLICAS: Final = {
+    "host": "Serve's proxies listen for clients; give them http_options in a Serve configuration file",
+    "port": "Serve's proxies listen for clients; give them http_options in a Serve configuration file",
+    "record": "every replica would write the same file; record one engine with `engine serve`",
+}
+_OWN: Final[dict[str, Any]] = {"host": "127.0.0.1", "port": 0, "record": ""}
+
+
+class AppOptions(BaseModel):
+    """Options of the application beside the engine's own settings; each may be an argument or a variable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replicas: int = Field(1, ge=1, description="engines; with autoscaling_config that says how many")
+    fronts: int = Field(1, ge=1, description="replicas of what takes the requests and chooses an engine")
+    cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for an engine")
+    gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for an engine, and shows to it")
+    autoscaling_config: dict[str, Any] | None = Field(None, description="Serve's, as JSON; passed through as it is")
+    health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at an engine's /health")
+    load_period_s: float = Field(1.0, gt=0, description="seconds between two looks at an engine's load")
+    chunk_bytes: int = Field(256, ge=16, description="bytes of a prompt that are compared as one")
+    index_chunks: int = Field(32_768, ge=1, description="chunks that are remembered of each engine")
+    balance_percent: int = Field(125, ge=100, description="load over the mean up to which a prefix decides, in percent")
+    balance_slack: int = Field(4, ge=0, description="the same in requests above the mean; the larger bound counts")
+
+    @field_validator("autoscaling_config", mode="before")
+    @classmethod
+    def _from_json(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as exc:
+            raise ValueError(f"it must be a JSON object as Serve's AutoscalingConfig has it ({exc})") from exc
+
+
+def read_options(
+    arguments: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> tuple[ServerSettings, AppOptions]:
+    """The engine's settings and the application's options. Raises ConfigError, which names the argument."""
+    for name, why in _NOT_OF_REPLICAS.items():
+        if name in arguments:
+            raise ConfigError(f"{name} is not an engine's own under Serve, got {arguments[name]!r}: {why}")
+    fields = AppOptions.model_fields
+    known = {*fields, *ServerSettings.model_fields}
+    for name in arguments.keys() - known:
+        raise ConfigError(
+            f"{name} is no option of the application and no setting of an engine, got {arguments[name]!r}; "
+            f"options are {', '.join(fields)}, and settings those of `engine serve --help` with underscores"
+        )
+    variables = _variables(environment)
+    given = {name: value for name, value in arguments.items() if name in fields}
+    try:
+        options = AppOptions.model_validate(variables | given)
+    except ValidationError as exc:
+        raise ConfigError("; ".join(map(_sentence, exc.errors()))) from exc
+    engines = {name: value for name, value in arguments.items() if name not in fields}
+    settings = read_settings(engines, _of_engines(environment))
+    return settings.model_copy(update=_OWN), options
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The options that the environment sets. Raises ConfigError for a variable with our prefix that is none."""
+    named = {f"{VARIABLE_PREFIX}{name.upper()}": name for name in AppOptions.model_fields}
+    for variable in environment:
+        if variable.startswith(VARIABLE_PREFIX) and variable not in named:
+            raise ConfigError(f"{variable} is no option of the application; those are {', '.join(named)}")
+    return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}
+
+
+def _of_engines(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the application's variables, which an engine's settings would take for misspelled."""
+    return {name: text for name, text in environment.items() if not name.startswith(VARIABLE_PREFIX)}
+
+
+def _sentence(error: Any) -> str:
+    name = ".".join(map(str, error["loc"]))
+    return f"{name}: {error['msg']}, got {error['input']!r}"

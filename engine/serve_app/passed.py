@@ -1,0 +1,64 @@
+"""What goes between the front and an engine's replica: a request with its prefix, and the parts of an answer.
+
+Owns these types and the port that the front asks engines through. Knows neither Ray nor HTTP libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Engines", "Head", "Headers", "PassedRequest", "ReplicaLostError"]
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedRequest:
+    """A client's request as it goes to an engine. ``target`` is the path with its query.
+
+    ``chain`` are the hashes of the prompt's chunks, ``tokens`` about how many it has; ``left_out`` are the replicas
+    that have refused it.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes
+    chain: tuple[int, ...] = ()
+    tokens: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """How an engine's answer begins, and whose it is."""
+
+    status: int
+    headers: Headers
+    replica: str
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, by its name in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class ReplicaLostError(Exception):
+    """The replica that a request was sent to is gone."""
+
+
+class Engines(Protocol):
+    """The engines of an application."""
+
+    def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        """Send a request to the engine that the router chooses: the head of its answer, then its bytes as they come.
+
+        Closing the iterator ends the request in the engine. Raises ApiError when no engine takes the request, and
+        ReplicaLostError when the one that had it is gone.
+        """
+        ...
+
+    async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
+        """What each engine says of its load, to who may ask. Raises ApiError."""
+        ...

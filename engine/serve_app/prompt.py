@@ -1,0 +1,50 @@
+"""The prompt in a request's body, as far as a router must know it: what tells two prompts' beginnings apart.
+
+Refuses nothing: a body that it does not understand has no prefix, and the engine says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from engine.routing import chunk_hashes
+
+__all__ = ["BYTES_A_TOKEN", "prefix_of"]
+
+# A guess that holds for most tokenizers and texts; it only weighs prompts against one another.
+BYTES_A_TOKEN: Final = 4
+_ROUTES_WITH_PROMPTS: Final = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def prefix_of(path: str, body: bytes, chunk_bytes: int) -> tuple[tuple[int, ...], int]:
+    """The chunk hashes of the prompt in a body, and about how many tokens it has; nothing where there is no prompt."""
+    if path not in _ROUTES_WITH_PROMPTS:
+        return (), 0
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return (), 0
+    if not isinstance(fields, dict):
+        return (), 0
+    prompt = _prompt(fields)
+    # An adapter's KV is its own, and so is another model's.
+    namespace = _text([fields.get("model"), fields.get("lora_path")])
+    return chunk_hashes(prompt, chunk_bytes, namespace), len(prompt) // BYTES_A_TOKEN
+
+
+def _prompt(fields: dict[str, Any]) -> bytes:
+    if "messages" in fields:
+        # Templates put the tools first. Each message is a text of its own, so that one more changes none before it.
+        parts = [fields.get("tools"), *(fields["messages"] if isinstance(fields["messages"], list) else ())]
+        return b"".join(map(_text, parts))
+    for name in ("text", "prompt", "input_ids"):
+        if fields.get(name):
+            return _text(fields[name])
+    return b""
+
+
+def _text(value: object) -> bytes:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else _ENCODER.encode(value)

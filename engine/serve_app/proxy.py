@@ -1,0 +1,97 @@
+"""One engine, asked over HTTP on loopback: a request goes in as it came, an answer comes out as it is made.
+
+Owns the connection and which headers belong to it alone. Leaving an answer closes its connection, and so ends its
+request in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import httpx
+
+from engine.frontend.errors import ApiError
+from engine.serve_app.passed import Head, Headers, PassedRequest, ReplicaLostError
+from engine.settings import ServerSettings
+
+__all__ = ["EngineProxy"]
+
+# Headers of one connection and not of what is sent over it.
+_OF_A_CONNECTION: Final = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection", "host"}
+)
+# httpx counts the body itself; an engine compresses nothing.
+_NOT_PASSED_ON: Final = _OF_A_CONNECTION | {"content-length", "accept-encoding", "expect"}
+# An answer may take as long as it takes: the engine has the limits, and its end ends the connection.
+_TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
+_PROBE_S: Final = 5.0
+
+
+class EngineProxy:
+    """Passes requests to the engine at ``base_url``. ``replica`` is the name that its answers bear."""
+
+    def __init__(
+        self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._replica = replica
+        key = settings.api_key
+        self._probe_headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+        # As many connections as there are requests: the engine bounds both.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.AsyncClient(
+            base_url=base_url, timeout=_TIMEOUT, limits=limits, transport=transport, trust_env=False
+        )
+
+    async def answer(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
+        """The engine's answer. Raises ReplicaLostError when the engine is gone, before the head or in the middle."""
+        headers = [(name, value) for name, value in request.headers if name not in _NOT_PASSED_ON]
+        try:
+            async with self._client.stream(
+                request.method, request.target, headers=headers, content=request.body
+            ) as answer:
+                yield Head(status=answer.status_code, headers=_passed_back(answer.headers), replica=self._replica)
+                async for part in answer.aiter_raw():
+                    yield part
+        except httpx.TransportError as exc:
+            raise ReplicaLostError(f"the engine of replica {self._replica} is gone ({type(exc).__name__})") from exc
+
+    async def is_serving(self) -> bool:
+        """Whether the engine takes requests: it is up, and neither draining nor going down."""
+        try:
+            answer = await self._client.get("/health", timeout=_PROBE_S)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == httpx.codes.OK
+
+    async def load(self) -> dict[str, Any] | None:
+        """What the engine says of its load; None when it does not say."""
+        try:
+            answer = await self._client.get("/get_load", timeout=_PROBE_S, headers=self._probe_headers)
+        except httpx.HTTPError:
+            return None
+        if answer.status_code != httpx.codes.OK:
+            return None
+        (load,) = answer.json()
+        return dict(load)
+
+    async def load_for(self, headers: Headers) -> dict[str, Any]:
+        """The same for a client, who needs the key if there is one. Raises ApiError."""
+        allowed = {name: value for name, value in headers if name == "authorization"}
+        try:
+            answer = await self._client.get("/get_load", timeout=_PROBE_S, headers=allowed)
+        except httpx.HTTPError as exc:
+            raise ApiError.unavailable(f"the engine of replica {self._replica} does not say its load") from exc
+        if answer.status_code != httpx.codes.OK:
+            detail = answer.json()["error"]
+            raise ApiError(answer.status_code, detail["type"], detail["message"])
+        (load,) = answer.json()
+        return dict(load)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+def _passed_back(headers: httpx.Headers) -> Headers:
+    return tuple((name, value) for name, value in headers.multi_items() if name not in _OF_A_CONNECTION)

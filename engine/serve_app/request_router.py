@@ -1,0 +1,154 @@
+"""Serve's request router of engines: asks the pure policy, and tells it what Serve knows.
+
+Owns the translation between both, and nothing of the choice. Lives in the process of each front, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from engine.frontend.errors import ApiError, ErrorType
+from engine.routing import PrefixRouter, Refused, ReplicaLoad, Rules, Ticket
+from engine.serve_app.passed import PassedRequest
+from engine.serve_app.prompt import BYTES_A_TOKEN
+
+__all__ = ["PrefixRequestRouter", "refusal_of"]
+
+
+def refusal_of(refused: Refused) -> ApiError:
+    """The answer to a request that no engine can take."""
+    if refused is Refused.FULL:
+        return ApiError(429, ErrorType.BUSY, f"{refused.value}; try again, or raise replicas or max_queued_requests")
+    return ApiError.unavailable(f"{refused.value}; they are starting, draining or failing, so try again")
+
+
+class PrefixRequestRouter(RequestRouter):
+    """Routes by prefix within a bound on imbalance."""
+
+    # Serve asks a replica for its queue before the first request, and 0.1 s is short for a busy machine.
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 5.0
+
+    def initialize_state(  # type: ignore[override] # Serve calls it with the arguments that the application gives
+        self,
+        *,
+        capacity: int,
+        chunk_bytes: int,
+        index_chunks: int,
+        balance_percent: int,
+        balance_slack: int,
+        seed: int,
+    ) -> None:
+        """Take the options; called by Serve. ``capacity`` is the most requests that an engine takes at once."""
+        self._capacity = capacity
+        self._tokens_a_chunk = max(1, chunk_bytes // BYTES_A_TOKEN)
+        rules = Rules(balance_percent=balance_percent, balance_slack=balance_slack)
+        self._policy = PrefixRouter(rules, index_chunks=index_chunks, seed=seed)
+        # By the id that Serve has for a request; one that is tried again keeps its id.
+        self._tickets: dict[str, Ticket] = {}
+        # What was cached at the last report: pages, and the version of the weights that they are of.
+        self._cached: dict[str, tuple[int, int]] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Learn which replicas there are, and what they say of themselves."""
+        super().update_replicas(replicas)
+        names = {replica.replica_id.unique_id: replica for replica in replicas}
+        for gone in set(self._policy.fleet.names) - names.keys():
+            self._forget(gone)
+        for name, replica in names.items():
+            if not self._policy.fleet.is_known(name):
+                self._policy.join(name, self._capacity)
+            self._report(name, replica.routing_stats or {})
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget a replica; Serve tells of a death before its next list."""
+        super().on_replica_actor_died(replica_id)
+        if self._policy.fleet.is_known(replica_id.unique_id):
+            self._forget(replica_id.unique_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replica for a request. One that none can take is answered here: its future gets the refusal."""
+        if pending_request is None:
+            return []
+        # Serve waits between two attempts only if it is told to.
+        pending_request.routing_context.should_backoff = True
+        self._drop_choice(pending_request)
+        if pending_request.future.done():
+            return [candidate_replicas[:1]]
+        request = _passed(pending_request)
+        ticket = self._policy.route(
+            request.chain, request.tokens, tokens_a_chunk=self._tokens_a_chunk, left_out=request.left_out
+        )
+        if isinstance(ticket, Refused):
+            self._remove_pending_request_from_indices(pending_request)
+            pending_request.future.set_exception(refusal_of(ticket))
+            # Serve looks at the future when it has a candidate, and then goes on to the next request.
+            return [candidate_replicas[:1]]
+        chosen = [one for one in candidate_replicas if one.replica_id.unique_id == ticket.replica]
+        if not chosen:
+            self._policy.ended(ticket)
+            return []
+        self._keep_choice(pending_request, ticket)
+        return [chosen]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Count a request's end, whatever it was."""
+        super().on_request_completed(replica_id, internal_request_id)
+        ticket = self._tickets.get(internal_request_id)
+        if ticket is not None and ticket.replica == replica_id.unique_id:
+            self._end(internal_request_id, ticket)
+
+    def _keep_choice(self, pending: PendingRequest, ticket: Ticket) -> None:
+        """Count a choice before it is carried out, so that the next one knows of it."""
+        request_id = pending.metadata.internal_request_id
+        self._tickets[request_id] = ticket
+        pending.future.add_done_callback(lambda future: self._end(request_id, ticket) if future.cancelled() else None)
+
+    def _drop_choice(self, pending: PendingRequest) -> None:
+        """Take an earlier choice back: its replica did not take the request, or the front tries another one."""
+        request_id = pending.metadata.internal_request_id
+        ticket = self._tickets.get(request_id)
+        if ticket is not None:
+            self._end(request_id, ticket)
+
+    def _end(self, request_id: str, ticket: Ticket) -> None:
+        """Count a choice as ended, once."""
+        if self._tickets.get(request_id) is ticket:
+            del self._tickets[request_id]
+            self._policy.ended(ticket)
+
+    def _report(self, name: str, stats: Mapping[str, Any]) -> None:
+        load = stats.get("load")
+        if not stats.get("accepting", True):
+            self._policy.report(name, ReplicaLoad(), accepting=False)
+        elif load is not None:
+            pages, version = cached = load["cached_pages"], load["weights_version"]
+            pages_before, version_before = self._cached.get(name, cached)
+            self._cached[name] = cached
+            self._policy.report(
+                name,
+                ReplicaLoad(
+                    running=load["num_running_reqs"],
+                    waiting=load["num_waiting_reqs"],
+                    pending_prefill_tokens=load["num_pending_tokens"],
+                    free_pages=load["free_pages"],
+                ),
+                is_flushed=version != version_before or (pages_before > 0 and pages == 0),
+            )
+
+    def _forget(self, name: str) -> None:
+        self._policy.leave(name)
+        self._cached.pop(name, None)
+
+
+def _passed(pending: PendingRequest) -> PassedRequest:
+    """The request that a call of ``ask`` has; any other call has no prefix."""
+    first = pending.args[0] if pending.args else None
+    if isinstance(first, PassedRequest):
+        return first
+    return PassedRequest(method="", target="", headers=(), body=b"")

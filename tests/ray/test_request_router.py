@@ -1,0 +1,156 @@
+"""Serve's request router of engines, over replicas that a test plays: no cluster, the policy behind Serve's interface.
+
+Goal: what Serve tells the router arrives in the policy; every choice is counted once and ended once. Method: Serve's
+own base class, driven as its fronts drive it. Origin: the replicas of an application. Mutant: none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from ci.register import register_cpu_ci
+from engine.frontend.errors import ApiError
+from engine.serve_app.passed import PassedRequest
+from engine.serve_app.request_router import PrefixRequestRouter
+
+register_cpu_ci(est_time=8, suite="ray-cpu")
+
+ENGINES = DeploymentID(name="engine", app_name="app")
+CHAIN = (1, 2, 3)
+Scene = Callable[[PrefixRequestRouter], Awaitable[None]]
+
+
+def replica(name: str, **stats: Any) -> Any:
+    async def get_queue_len(*, deadline_s: float) -> int:
+        return 0
+
+    return SimpleNamespace(
+        replica_id=ReplicaID(unique_id=name, deployment_id=ENGINES),
+        routing_stats=stats,
+        max_ongoing_requests=100,
+        get_queue_len=get_queue_len,
+    )
+
+
+def load(requests: int = 0, **more: int) -> dict[str, int]:
+    zeros = dict.fromkeys(
+        ("num_waiting_reqs", "num_pending_tokens", "free_pages", "cached_pages", "weights_version"), 0
+    )
+    return {**zeros, "num_running_reqs": requests, **more}
+
+
+def pending(request_id: str, chain: tuple[int, ...] = CHAIN, left_out: tuple[str, ...] = ()) -> PendingRequest:
+    passed = PassedRequest(method="POST", target="/generate", headers=(), body=b"", chain=chain, left_out=left_out)
+    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
+    return PendingRequest(args=[passed], kwargs={}, metadata=metadata)
+
+
+def play(scene: Scene, capacity: int = 4) -> None:
+    async def bounded() -> None:
+        router = PrefixRequestRouter(ENGINES, DeploymentHandleSource.REPLICA)
+        router.initialize_state(
+            capacity=capacity, chunk_bytes=256, index_chunks=64, balance_percent=125, balance_slack=2, seed=1
+        )
+        async with asyncio.timeout(10):
+            await scene(router)
+
+    asyncio.run(bounded())
+
+
+async def chosen(router: PrefixRequestRouter, request: PendingRequest) -> str:
+    ((one,),) = await router.choose_replicas(router._replicas_list, request)
+    return str(one.replica_id.unique_id)
+
+
+def weights(router: PrefixRequestRouter) -> list[int]:
+    fleet = router._policy.fleet
+    return [fleet.weight(name) for name in fleet.names]
+
+
+def test_a_choice_is_counted_once_and_ended_once() -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        router.update_replicas([replica("a"), replica("b")])
+        first, second = pending("1"), pending("2", chain=(7,))
+        assert await chosen(router, first) == "a"
+        assert await chosen(router, second) == "b"
+        # Serve asks again when the replica did not take it.
+        assert await chosen(router, first) == "a"
+        assert weights(router) == [1, 1]
+        one, other = (replica.replica_id for replica in router._replicas_list)
+        router.on_request_completed(other, "1")
+        assert weights(router) == [1, 1]
+        for _ in range(2):
+            router.on_request_completed(one, "1")
+        assert weights(router) == [0, 1]
+        # A client that left before the request was sent.
+        second.future.cancel()
+        await asyncio.sleep(0)
+        assert weights(router) == [0, 0]
+
+    play(scene)
+
+
+def test_a_second_try_goes_elsewhere() -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        router.update_replicas([replica("a"), replica("b")])
+        assert await chosen(router, pending("1")) == "a"
+        assert await chosen(router, pending("1", left_out=("a",))) == "b"
+        assert weights(router) == [0, 1]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("stats", "status"), [({"accepting": True, "load": load(4)}, 429), ({"accepting": False}, 503)]
+)
+def test_a_request_that_no_engine_takes_is_answered(stats: dict[str, Any], status: int) -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        router.update_replicas([replica("a", **stats)])
+        request = pending("1")
+        # Serve goes on when it is given a candidate, and finds the answer there.
+        assert len(await router.choose_replicas(router._replicas_list, request)) == 1
+        with pytest.raises(ApiError) as refused:
+            await request.future
+        assert refused.value.status == status
+        assert weights(router) == [4 if status == 429 else 0]
+
+    play(scene)
+
+
+def test_what_is_flushed_or_gone_is_forgotten() -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        def told(**more: int) -> None:
+            router.update_replicas([replica("a", accepting=True, load=load(**more)), replica("b")])
+
+        told()
+        assert await chosen(router, pending("1")) == "a"
+        index = router._policy.index
+        told(cached_pages=0)  # Asked before the prompt was cached.
+        assert index.size("a") == len(CHAIN)
+        told(cached_pages=5)
+        told(cached_pages=0)
+        assert index.size("a") == 0
+        assert await chosen(router, pending("2")) == "b"
+        told(weights_version=1, cached_pages=2)
+        router.on_replica_actor_died(ReplicaID(unique_id="b", deployment_id=ENGINES))
+        assert router._policy.fleet.names == ("a",)
+        assert index.size("b") == 0
+
+    play(scene)
+
+
+def test_a_call_without_a_prompt_goes_to_the_lightest() -> None:
+    async def scene(router: PrefixRequestRouter) -> None:
+        router.update_replicas([replica("a", accepting=True, load=load(2)), replica("b")])
+        metadata = RequestMetadata(request_id="1", internal_request_id="1")
+        assert await chosen(router, PendingRequest(args=[], kwargs={}, metadata=metadata)) == "b"
+        assert await router.choose_replicas(router._replicas_list, None) == []
+
+    play(scene)

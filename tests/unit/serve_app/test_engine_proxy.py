@@ -1,0 +1,110 @@
+"""One engine asked over HTTP: what goes in, what comes out, and what its silence is taken for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from engine.frontend.errors import ApiError
+from engine.serve_app.passed import Head, PassedRequest, ReplicaLostError
+from engine.serve_app.proxy import EngineProxy
+from engine.settings import ServerSettings
+
+Handler = Callable[[httpx.Request], httpx.Response]
+ASKED = PassedRequest(
+    method="POST",
+    target="/generate?x=1",
+    headers=(("authorization", "Bearer k"), ("host", "evil.example"), ("content-length", "7"), ("connection", "close")),
+    body=b"{}",
+)
+
+
+class Parts(httpx.AsyncByteStream):
+    """A body that comes in parts; an error among them is raised in its place."""
+
+    def __init__(self, *parts: bytes | Exception) -> None:
+        self._parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+
+def proxy_of(handler: Handler, **settings: object) -> EngineProxy:
+    return EngineProxy("http://127.0.0.1:1", "a", ServerSettings(**settings), httpx.MockTransport(handler))
+
+
+async def parts_of(handler: Handler) -> list[Head | bytes]:
+    return [part async for part in proxy_of(handler).answer(ASKED)]
+
+
+def test_a_request_loses_only_what_is_the_connections() -> None:
+    seen: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        headers = {"retry-after": "1", "transfer-encoding": "chunked", "connection": "close"}
+        return httpx.Response(429, headers=headers, stream=Parts(b"no"))
+
+    head, body = asyncio.run(parts_of(handle))
+    (request,) = seen
+    assert (request.method, request.url.raw_path, request.content) == ("POST", b"/generate?x=1", b"{}")
+    assert (request.headers["authorization"], request.headers["host"]) == ("Bearer k", "127.0.0.1:1")
+    assert request.headers["content-length"] == "2"
+    assert isinstance(head, Head)
+    assert (head.status, head.replica, head.header("retry-after")) == (429, "a", "1")
+    assert head.header("transfer-encoding") is None
+    assert body == b"no"
+
+
+def test_an_engine_that_is_gone_is_lost_before_or_in_its_answer() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ReplicaLostError, match="replica a is gone"):
+        asyncio.run(parts_of(refuse))
+
+    async def read() -> None:
+        cut = httpx.Response(200, stream=Parts(b"data: 1\n\n", httpx.RemoteProtocolError("cut")))
+        parts = proxy_of(lambda _: cut).answer(ASKED)
+        assert isinstance(await anext(parts), Head)
+        assert await anext(parts) == b"data: 1\n\n"
+        with pytest.raises(ReplicaLostError):
+            await anext(parts)
+
+    asyncio.run(read())
+
+
+def test_the_load_is_asked_for_with_the_key_of_the_server() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.headers.get("authorization") != "Bearer secret":
+            return httpx.Response(401, json={"error": {"type": "authentication_error", "message": "no key"}})
+        return httpx.Response(200, json=[{"num_reqs": 3}])
+
+    proxy = proxy_of(handle, api_key="secret")
+    assert asyncio.run(proxy.load()) == {"num_reqs": 3}
+    assert asyncio.run(proxy.load_for((("authorization", "Bearer secret"),))) == {"num_reqs": 3}
+    with pytest.raises(ApiError, match="no key"):
+        asyncio.run(proxy.load_for(()))
+
+
+@pytest.mark.parametrize(("status", "serving"), [(200, True), (503, False)])
+def test_serving_is_what_health_says(status: int, serving: bool) -> None:
+    proxy = proxy_of(lambda _: httpx.Response(status))
+    assert asyncio.run(proxy.is_serving()) is serving
+
+
+def test_silence_is_not_serving_and_no_load() -> None:
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("late")
+
+    proxy = proxy_of(silent)
+    assert not asyncio.run(proxy.is_serving())
+    assert asyncio.run(proxy.load()) is None
+    with pytest.raises(ApiError, match="does not say its load"):
+        asyncio.run(proxy.load_for(()))
