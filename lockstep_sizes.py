@@ -50,10 +50,7 @@ def sizes_of(*leaves: type, **roots: object) -> dict[str, int]:
             continue
         if kind is _CONTAINER:
             sizes[path] = sizes.get(path, 0) + len(value)  # type: ignore[arg-type]
-        # Most hold numbers only, and many of them.
-        items = _items(value) if value else ()
-        if any(kinds[one] is not None for one in set(map(type, items))):
-            queue += [(f"{path}[]", item) for item in items if kinds[type(item)] is not None]
+        queue += [(f"{path}[]", item) for item in _items(value) if kinds[type(item)] is not None]
     return sizes
 
 

@@ -137,7 +137,7 @@ def _check_node(node: Node, page_size: int) -> None:
     key = node.key(page_size) if node.adapter else tokens[:page_size]
     if parent is None or parent.children.get(key) is not node:
         raise IntegrityError(f"{node} is not a child of {parent}")
-    if parent.parent is not None and node.adapter != parent.adapter:
+    if node.adapter != parent.adapter and parent.parent is not None:
         raise IntegrityError(f"node {node.id} is of adapter {node.adapter}, but continues one of {parent.adapter}")
     if node.lock_ref > parent.lock_ref and parent.parent is not None:
         raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
