@@ -23,16 +23,14 @@ from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
 from scripted.checks.specified_request import SpecifiedRequest as Request
-from scripted.checks.specified_request import told_parts
 from scripted.checks.specified_time import next_deadline, out_of_time
 
 __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
-TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") : -1
-]
+FIELDS: Final = messages.EngineStats.__struct_fields__
+TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
 _Flight = tuple[list[_Part], list[ExpectedSegment], ForwardMode]
@@ -156,7 +154,7 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
-        self.replies += told_parts(plan, segments, completion)
+        self.replies += Request.told_parts(plan, segments, completion)
         for request, why in [(one, why) for rid, why in completion.errors for one, *_ in plan if one.rid == rid]:
             if request.end is None:
                 self._end(request, FinishReason.ERROR, error=why)

@@ -21,7 +21,7 @@ from engine.messages import (
 from engine.plan import SamplingSpec
 from scripted.checks.expected import ExpectedSegment
 
-__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest", "told_parts"]
+__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest"]
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 _STOP: Final = FinishReason.STOP
@@ -107,6 +107,20 @@ class SpecifiedRequest:
             return _STOP
         return _LENGTH if len(self.ids) >= self.limit_tokens else None
 
+    @staticmethod
+    def told_parts(
+        plan: Sequence[tuple[SpecifiedRequest, int, int]], segments: Sequence[ExpectedSegment], completion: Completion
+    ) -> Iterator[TokenOutput]:
+        """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
+        if not completion.prompt_logprobs:
+            return
+        values = iter(completion.prompt_logprobs)
+        for (request, _, _), segment in zip(plan, segments, strict=True):
+            part = next(values) if segment.targets else ()
+            if part and request.end is None:
+                request.due = segment.logprobs_from + len(segment.targets)
+                yield request.output(part=part)
+
     def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
         """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
         if self.due_end < 0:
@@ -168,17 +182,3 @@ class SpecifiedRequest:
             grammar_id=self.grammar_id,
             **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
         )
-
-
-def told_parts(
-    plan: Sequence[tuple[SpecifiedRequest, int, int]], segments: Sequence[ExpectedSegment], completion: Completion
-) -> Iterator[TokenOutput]:
-    """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
-    if not completion.prompt_logprobs:
-        return
-    values = iter(completion.prompt_logprobs)
-    for (request, _, _), segment in zip(plan, segments, strict=True):
-        part = next(values) if segment.targets else ()
-        if part and request.end is None:
-            request.due = segment.logprobs_from + len(segment.targets)
-            yield request.output(part=part)
