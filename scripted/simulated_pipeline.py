@@ -61,14 +61,15 @@ class _Row:
     """A stage's page table row: the pages of its tenant and the write counts of those pages when it last looked.
 
     ``poisoned`` rows miss the KV of a microbatch that failed. What was launched later for the same tenant, before
-    the failure was known, computes nothing; its result is dropped.
+    the failure was known, computes nothing; its result is dropped. What ``looks_back`` says depends on all its tokens.
     """
 
-    __slots__ = ("pages", "poisoned", "salt", "seen", "spec", "window")
+    __slots__ = ("looks_back", "pages", "poisoned", "salt", "seen", "spec", "window")
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
         self.salt = 0 if spec.temperature == 0 else _salt(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
+        self.looks_back = _has_penalty(spec) or spec.grammar_id > 0
         self.pages: list[int] = []
         self.seen: list[int] = []
         self.window: list[int] = []
@@ -261,10 +262,10 @@ class SimulatedPipeline:
             for draft in range(segment.drafts, -1, -1):
                 end = segment.start + len(segment.token_ids) - draft
                 fingerprint = links[-1 - draft]
-                value = fingerprint ^ row.salt
-                if not row.poisoned and _has_penalty(spec):
-                    value ^= self._penalty(end, row)
-                allowed = self._allowed(segment, end, row) if spec.grammar_id and not row.poisoned else None
+                value, allowed = fingerprint ^ row.salt, None
+                if row.looks_back and not row.poisoned:
+                    value ^= self._penalty(end, row) if _has_penalty(spec) else 0
+                    allowed = self._allowed(segment, end, row) if spec.grammar_id else None
                 token = _choose(value, end, spec, self._alphabet, allowed)
                 tokens.append(token)
                 logprobs.append(_logprob(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)

@@ -134,9 +134,10 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
 def _check_node(node: Node, page_size: int) -> None:
     """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
     parent, tokens, pages = node.parent, node.tokens, node.pages
-    if parent is None or parent.children.get(node.key(page_size)) is not node:
+    key = node.key(page_size) if node.adapter else tokens[:page_size]
+    if parent is None or parent.children.get(key) is not node:
         raise IntegrityError(f"{node} is not a child of {parent}")
-    if parent.parent is not None and node.adapter != parent.adapter:
+    if node.adapter != parent.adapter and parent.parent is not None:
         raise IntegrityError(f"node {node.id} is of adapter {node.adapter}, but continues one of {parent.adapter}")
     if node.lock_ref > parent.lock_ref and parent.parent is not None:
         raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")

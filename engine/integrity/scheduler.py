@@ -35,7 +35,8 @@ def audit(scheduler: Scheduler) -> None:
     books, memory = scheduler.books, scheduler.memory
     live = books.live()
     _check_books(books, live)
-    _check_time_limits(scheduler)
+    if scheduler.time_limits.deadline is not None:
+        _check_time_limits(scheduler)
     if scheduler.limits.max_loras:
         _check_adapters(scheduler, live)
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
@@ -81,8 +82,6 @@ def _check_request(books: Books, request: Request) -> None:
 
 def _check_time_limits(scheduler: Scheduler) -> None:
     """Only what lives can run out of time, and what has started is not bound to start."""
-    if scheduler.time_limits.deadline is None:
-        return
     for request, must_start in scheduler.time_limits.entries():
         if scheduler.books.requests.get(request.rid) is not request:
             raise IntegrityError(f"{request} has a time limit, but has ended")

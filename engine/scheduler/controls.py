@@ -28,7 +28,10 @@ ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadAdap
 
 
 class Controls:
-    """The calls that are not answered in the step that sees them."""
+    """The calls that are not answered in the step that sees them.
+
+    ``deadline`` is when the first of those that wait gives up, in seconds; None when none waits.
+    """
 
     def __init__(self, limits: Limits, books: Books, flush_and_update: FlushAndUpdate, adapters: Adapters) -> None:
         self._depth = limits.depth
@@ -37,12 +40,8 @@ class Controls:
         self._flush_and_update = flush_and_update
         self.adapters = adapters
         self._profiles = Profiles()
-
-    @property
-    def deadline(self) -> float | None:
-        """When a call that waits gives up, in seconds; None when none waits."""
-        one, other = self._flush_and_update.deadline, self.adapters.deadline
-        return one if other is None else other if one is None else min(one, other)
+        # An attribute, because every step asks.
+        self.deadline: float | None = None
 
     @property
     def is_at_rest(self) -> bool:
@@ -61,12 +60,16 @@ class Controls:
         if isinstance(call, StartProfile | StopProfile):
             return self._profiles.ask(call)
         if isinstance(call, LoadAdapter | UnloadAdapter):
-            return self.adapters.ask(call, now)
-        return self._flush_and_update.ask(call, now)
+            answer = self.adapters.ask(call, now)
+        else:
+            answer = self._flush_and_update.ask(call, now)
+        self._note_deadline()
+        return answer
 
     def answers_due(self, now: float) -> list[CallAnswer]:
         """The answers to the calls that wait, if their time has come."""
         answers = self._flush_and_update.answer_due(now), self.adapters.answer_due(now)
+        self._note_deadline()
         return [answer for answer in answers if answer is not None]
 
     def microbatch(self, number: int) -> Microbatch | None:
@@ -97,4 +100,10 @@ class Controls:
         """Give up every call: nothing can be launched any more, and nothing will come back."""
         answers = [self._flush_and_update.finish_update(why)] if self._books.update is not None else []
         answers += [self._profiles.finish(why)] if self._profiles.is_open else []
-        return [*answers, *self.adapters.give_up(why)]
+        answers += self.adapters.give_up(why)
+        self._note_deadline()
+        return answers
+
+    def _note_deadline(self) -> None:
+        one, other = self._flush_and_update.deadline, self.adapters.deadline
+        self.deadline = one if other is None else other if one is None else min(one, other)

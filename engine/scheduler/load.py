@@ -18,6 +18,8 @@ def pending_prefill_tokens(books: Books, memory: KVMemory) -> int:
     """
     chunked = books.chunked
     rest = 0 if chunked is None else chunked.prefill_tokens - chunked.planned_tokens
+    if not books.waiting:
+        return rest
     return rest + sum(
         [len(one.ids) - memory.cached_tokens(one.ids, one.hit_limit_tokens, one.kv_key) for one in books.waiting]
     )

@@ -19,13 +19,21 @@ from engine.scheduler.drafts import Drafts
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
-from engine.scheduler.request import Place, Request
+from engine.scheduler.request import NO_LOGPROBS_DUE, Place, Request
 from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
 
 # This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
+# Constants, because an enum's member takes ten times as long to look up, and every step does.
+_PREFILL: Final = ForwardMode.PREFILL
+_DECODE: Final = ForwardMode.DECODE
+_CHUNKED: Final = Place.CHUNKED
+_DISPATCHED: Final = Place.DISPATCHED
+_RUNNING: Final = Place.RUNNING
+_RETRACTING: Final = Place.RETRACTING
+_MIXED: Final = ForwardMode.MIXED
 
 
 class Plan:
@@ -40,7 +48,7 @@ class Plan:
     def __init__(self, budget: int, seats: int) -> None:
         self.budget = budget
         self.seats = seats
-        self.mode = ForwardMode.PREFILL
+        self.mode = _PREFILL
         self.segments: list[Segment] = []
         self.requests: list[Request] = []
         self.tokens = 0
@@ -50,12 +58,6 @@ class Plan:
     def room(self) -> int:
         """Tokens of prompts that still fit."""
         return self.budget - self.tokens
-
-    def check_budget(self, limits: Limits) -> None:
-        """No microbatch is larger than what the stages were sized for."""
-        most = limits.decode_budget_tokens if self.mode is ForwardMode.DECODE else limits.prefill_budget_tokens
-        assert self.tokens <= most, f"a {self.mode} microbatch has {self.tokens} tokens, the budget is {most}"
-        assert len(self.requests) <= limits.most_requests, f"{self.requests} are in one microbatch"
 
 
 class Planner:
@@ -80,6 +82,8 @@ class Planner:
         self._drafts = Drafts(limits, memory) if limits.draft_tokens else None
         budget, parity = limits.prefill_budget_tokens, limits.chunk_parity_tokens
         self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
+        # Once, because they are computed and every step asks.
+        self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
 
     @property
     def may_plan(self) -> bool:
@@ -97,16 +101,22 @@ class Planner:
         has_prompts = books.chunked is not None or books.waiting
         if not (has_prompts or books.running) or not self._has_slot:
             return None
-        plan = Plan(self._limits.prefill_budget_tokens, self._limits.most_requests)
+        plan = Plan(self._limits.prefill_budget_tokens, self._most_requests)
         if has_prompts:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
             else:
                 self._add_prefill(plan)
         if not plan.tokens:
-            plan.mode = ForwardMode.DECODE
+            plan.mode = _DECODE
             self._add_decodes(plan, self._decode_share())
         return plan if plan.tokens else None
+
+    def check_budget(self, plan: Plan) -> None:
+        """No microbatch is larger than what the stages were sized for."""
+        most = self._most_decodes if plan.mode is _DECODE else self._limits.prefill_budget_tokens
+        assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
+        assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
 
     @property
     def _has_slot(self) -> bool:
@@ -147,13 +157,13 @@ class Planner:
     def retract_all(self) -> None:
         """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
         for request in list(self._books.requests.values()):
-            if request.lease is None or request.place is Place.RETRACTING:
+            if request.lease is None or request.place is _RETRACTING:
                 continue
             if not request.in_flight:
                 self.retract(request)
                 continue
             self._books.take_out(request)
-            request.place = Place.RETRACTING
+            request.place = _RETRACTING
             self._books.retracting.append(request)
 
     # -- prefill --
@@ -224,7 +234,7 @@ class Planner:
             # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
-        request.place = Place.CHUNKED
+        request.place = _CHUNKED
         self._books.chunked = request
         request.overtaken = 0
         for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
@@ -246,10 +256,11 @@ class Planner:
         if not (last and start == request.prefill_start):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
         if last:
-            request.place = Place.DISPATCHED
+            request.place = _DISPATCHED
             self._books.chunked = None
         emits = last and end < request.limit_tokens
-        self._add_segment(plan, request, start, end, emits=emits, asked=next_asked(request, start, end))
+        asked = NOTHING if request.logprobs_due == NO_LOGPROBS_DUE else next_asked(request, start, end)
+        self._add_segment(plan, request, start, end, emits=emits, asked=asked)
 
     def _part(self, plan: Plan, start: int, rest: int) -> int:
         """How much of the rest of a prompt comes next: as much as there is room for, or as keeps the stages even."""
@@ -263,7 +274,7 @@ class Planner:
 
     def _decode_share(self) -> int:
         """Running requests in one microbatch: spread over the stages, so that no stage idles while one has them all."""
-        return min(self._limits.most_requests, -(-len(self._books.running) // self._limits.pp_size))
+        return min(self._most_requests, -(-len(self._books.running) // self._limits.pp_size))
 
     def _add_decodes(self, plan: Plan, most: int) -> None:
         """Add one token of each of up to ``most`` running requests."""
@@ -277,7 +288,7 @@ class Planner:
             guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
             self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
         if before and plan.tokens > before:
-            plan.mode = ForwardMode.MIXED
+            plan.mode = _MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
         """Running requests that are in no microbatch, each with a place for its next token's KV."""
@@ -286,7 +297,7 @@ class Planner:
             if len(chosen) >= most:
                 break
             # It may have been retracted to make room for another one of this microbatch.
-            if request.place is Place.RUNNING and self._make_room(request, chosen):
+            if request.place is _RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
         return chosen
 
@@ -357,7 +368,7 @@ class Planner:
             request.rid,
             lease.row,
             start,
-            (*request.ids[start:end], *drafts),
+            tuple(request.ids[start:end]) + drafts,
             unsent,
             tuple(lease.pages[unsent:]),
             emits,
@@ -365,9 +376,9 @@ class Planner:
             request.spec if start == request.prefill_start else None,
             () if window is None else window.window_pages_of(lease, unsent),
             len(drafts),
-            logprobs_from=asked[0],
-            next_id=asked[1],
-            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
+            asked[0],
+            asked[1],
+            0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

@@ -39,6 +39,7 @@ class TimeLimits:
 
     Of that and a request's own ``waiting_timeout_s`` the shorter one counts. Only the first start is bound by it: a
     request that was sent back to the queue has ``timeout_s`` alone. A deadline is over when the time has reached it.
+    ``deadline`` is the first of all, in seconds; None when there is none.
     """
 
     def __init__(self, waiting_s: float | None) -> None:
@@ -46,17 +47,15 @@ class TimeLimits:
         self._allowed: dict[str, Allowed] = {}
         # Deadline and arrival of each request in ``_allowed``, in this order.
         self._queue: list[tuple[float, int, Request]] = []
-
-    @property
-    def deadline(self) -> float | None:
-        """The first of all deadlines, in seconds; None when there is none."""
-        return self._queue[0][0] if self._queue else None
+        # An attribute, because every step asks.
+        self.deadline: float | None = None
 
     def enter(self, request: Request, message: Generate, now: float) -> None:
         """A request enters the queue; its time begins."""
-        given = [one for one in (self._waiting_s, message.waiting_timeout_s) if one is not None]
-        if given or message.timeout_s is not None:
-            self._put(request, Allowed(now, message.timeout_s, min(given, default=None)))
+        own_s, engine_s = message.waiting_timeout_s, self._waiting_s
+        waits_s = engine_s if own_s is None else own_s if engine_s is None else min(own_s, engine_s)
+        if waits_s is not None or message.timeout_s is not None:
+            self._put(request, Allowed(now, message.timeout_s, waits_s))
 
     def start(self, request: Request) -> None:
         """A request has memory: from now on it can only run out of its own time."""
@@ -71,6 +70,7 @@ class TimeLimits:
         allowed = self._allowed.pop(request.rid, None)
         if allowed is not None:
             del self._queue[bisect.bisect_left(self._queue, (allowed.rule[0], request.arrival))]
+            self.deadline = self._queue[0][0] if self._queue else None
 
     def over(self, now: float) -> list[Request]:
         """The requests whose time is over, by deadline, then by arrival."""
@@ -93,3 +93,4 @@ class TimeLimits:
     def _put(self, request: Request, allowed: Allowed) -> None:
         self._allowed[request.rid] = allowed
         bisect.insort(self._queue, (allowed.rule[0], request.arrival, request))
+        self.deadline = self._queue[0][0]

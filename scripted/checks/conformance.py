@@ -181,7 +181,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     if segment.rid != expected.rid:
         rule = "Turns" if expected.sampling is None and segment.sampling is None else "Order"
         raise Nonconformance(rule, f"{what} must go on with {expected.rid}, but goes on with {segment.rid}")
-    pages, window = len(segment.pages), [page >= 0 for page in segment.window_pages]
+    pages, window = len(segment.pages), tuple([page >= 0 for page in segment.window_pages])
     what_pages = segment.page_start, pages
     asked = (segment.logprobs_from, segment.targets) if segment.logprobs_from >= 0 else _NOTHING_ASKED
     if (

@@ -6,12 +6,17 @@ Owns the forms only. The specification fills them; conformance compares them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.messages import Reply
 from engine.plan import AdapterChange, ForwardMode, GrammarOrder, SamplingSpec
 
-__all__ = ["Expected", "ExpectedSegment"]
+__all__ = ["Expected", "ExpectedSegment", "mode_of"]
+
+# Constants, because an enum's member takes ten times as long to look up.
+_PREFILL: Final = ForwardMode.PREFILL
+_DECODE: Final = ForwardMode.DECODE
+_MIXED: Final = ForwardMode.MIXED
 
 
 class ExpectedSegment(NamedTuple):
@@ -27,7 +32,7 @@ class ExpectedSegment(NamedTuple):
     pages: int
     emits: bool
     sampling: SamplingSpec | None
-    window_pages: Sequence[bool]
+    window_pages: tuple[bool, ...]
     drafts: int
     logprobs_from: int
     targets: tuple[int, ...]
@@ -50,3 +55,10 @@ class Expected(NamedTuple):
     deadline: float | None
     again: bool
     grammars: tuple[GrammarOrder, ...] = ()
+
+
+def mode_of(prompts: Sequence[object], decodes: Sequence[object]) -> ForwardMode:
+    """What a microbatch with these parts is called."""
+    if not decodes:
+        return _PREFILL
+    return _MIXED if prompts else _DECODE

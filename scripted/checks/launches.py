@@ -19,6 +19,8 @@ __all__ = ["follow_launch"]
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _DECODE: Final = ForwardMode.DECODE
 _UPDATE: Final = ForwardMode.UPDATE
+_MIXED: Final = ForwardMode.MIXED
+_PREFILL: Final = ForwardMode.PREFILL
 
 
 def follow_launch(ledger: Ledger, microbatch: Microbatch) -> None:
@@ -36,8 +38,7 @@ def follow_launch(ledger: Ledger, microbatch: Microbatch) -> None:
         _check_tokens(ledger, segment, life, tenancy)
         _note_part(ledger, segment, life)
     if lives:
-        some = ForwardMode.MIXED if decodes else ForwardMode.PREFILL
-        mode = _DECODE if decodes == len(lives) else some
+        mode = _DECODE if decodes == len(lives) else _MIXED if decodes else _PREFILL
         if microbatch.mode is not mode:
             raise Violation(f"microbatch {microbatch.id} is called {microbatch.mode}, but has what makes it {mode}")
     ledger.flights.append(Flight(microbatch, lives, tenancies))

@@ -96,7 +96,7 @@ def _land(
         ledger.totals.drafted_tokens += segment.drafts
         ledger.totals.accepted_tokens += segment.drafts - rejected
     if segment.emits and came is not None:
-        for _ in range(segment.choosers - rejected):
+        for _ in range(1 + segment.drafts - rejected):
             _take_token(ledger, life, next(came[0]), tenancy)
     elif life.end is None and not tenancy.in_flight and tenancy.planned == life.limit:
         # Nothing is to follow the prompt, and all of it is computed.

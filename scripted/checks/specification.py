@@ -14,7 +14,7 @@ from engine import messages
 from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import ForwardMode
-from scripted.checks.expected import Expected, ExpectedSegment
+from scripted.checks.expected import Expected, ExpectedSegment, mode_of
 from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
 from scripted.checks.specified_chunks import next_part
@@ -22,7 +22,6 @@ from scripted.checks.specified_drafts import drafts_of, verify
 from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
-from scripted.checks.specified_request import InFlight
 from scripted.checks.specified_request import SpecifiedRequest as Request
 from scripted.checks.specified_time import next_deadline, out_of_time
 
@@ -30,12 +29,11 @@ __all__ = ["Specification"]
 
 TRIES_LIMIT: Final = 16
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
-TOTALS: Final = messages.EngineStats.__struct_fields__[
-    messages.EngineStats.__struct_fields__.index("requests_started") : -1
-]
+FIELDS: Final = messages.EngineStats.__struct_fields__
+TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]
 
 _Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[InFlight], ForwardMode]
+_Flight = tuple[list[_Part], list[ExpectedSegment], ForwardMode]
 
 
 class Specification:
@@ -44,7 +42,8 @@ class Specification:
     def __init__(self, limits: Limits) -> None:
         self.limits, self.memory = limits, SpecifiedMemory(limits)
         self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
-        self.calls = SpecifiedCalls(self.memory, self.grammars)
+        self.totals = dict.fromkeys(TOTALS, 0)
+        self.calls = SpecifiedCalls(self.memory, self.grammars, self.totals)
         self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
@@ -52,8 +51,7 @@ class Specification:
         self.paused: PauseMode | None = None
         self.failure: str | None = None
         self.now, self.replies = 0.0, list[messages.Reply]()
-        self.steps = self.launched = 0
-        self.totals = dict.fromkeys(TOTALS, 0)
+        self.steps, self.launched, self.has_time_limits = 0, 0, limits.waiting_timeout_s is not None
         self.adapters = SpecifiedAdapters(limits, self.totals)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
@@ -61,7 +59,8 @@ class Specification:
         self.steps, self.now, self.replies = self.steps + 1, now, []
         for event in events:
             self._apply(event)
-        for _, _, says, request in out_of_time(self.live.values(), self.limits, now):
+        timed = self.live.values() if self.has_time_limits else ()
+        for _, _, says, request in out_of_time(timed, self.limits, now) if timed else ():
             self._end(request, FinishReason.TIMEOUT, error=says)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
@@ -71,11 +70,11 @@ class Specification:
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
         if mode is not None:
-            self.flights.append(([*map(Request.in_microbatch, plan, segments)], mode))
+            self.flights.append((plan, segments, mode))
             self.launched += 1
         changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
-        change = self.adapters.flight.says if mode is ForwardMode.ADAPTER and self.adapters.flight else None
-        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), self.live.values(), self.limits)
+        change = self.adapters.flight.says if self.adapters.flight and mode is ForwardMode.ADAPTER else None
+        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), timed, self.limits)
         again = changed and (self._may_plan() or (self._has_slot() and self.adapters.is_call_due))
         orders = self.grammars.take_orders()
         return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
@@ -140,12 +139,12 @@ class Specification:
 
     def stats(self) -> messages.EngineStats:
         """**Counters**: sizes as they are now, totals since the engine was new."""
+        waiting = self.waiting
         return messages.EngineStats(
-            step=self.steps, forward_ct=self.launched, waiting=len(self.waiting), running=len(self.running),
-            chunked=int(self.chunked is not None), in_flight=len(self.flights), paused=self.paused,
-            alive=len(self.live), pending_prefill_tokens=self.memory.pending_tokens(self.waiting, self.chunked),
-            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident),
-            **self.memory.sizes(), **self.totals | {"weights_version": self.calls.updates_done},
+            step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
+            running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
+            pending_prefill_tokens=self.memory.pending_tokens(waiting, self.chunked), **self.memory.sizes(),
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident), **self.totals,
         )  # fmt: skip
 
     # -- results --
@@ -154,26 +153,23 @@ class Specification:
         """**Result**: for each request of the microbatch, in its order; with an error, all of them end."""
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
-        (parts, mode), error = self.flights.pop(0), completion.error
-        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
-        if mode in (ForwardMode.UPDATE, ForwardMode.PROFILE):
-            self._answer_all(self.calls.finish(mode, error))
-        elif mode is ForwardMode.ADAPTER:
-            answers, left = self.adapters.land(error, self.launched, self.waiting)
-            self._answer_all(answers)
-            for request in left:
-                self._end(request, FinishReason.ERROR, error=error)
+        (plan, segments, mode), error = self.flights.pop(0), completion.error
+        self.replies += Request.told_parts(plan, segments, completion)
+        for request, why in [(one, why) for rid, why in completion.errors for one, *_ in plan if one.rid == rid]:
+            if request.end is None:
+                self._end(request, FinishReason.ERROR, error=why)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
-        self.replies += Request.told_parts(parts, completion)
-        alive = {request.rid: request for request, *_ in parts if request.end is None}
-        for rid, why in [(rid, why) for rid, why in completion.errors if rid in alive]:
-            self._end(alive[rid], FinishReason.ERROR, error=why)
-        computed: list[tuple[Request, int]] = []
-        for request, end, emits, _ in parts:
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        computed: list[_Part] = []
+        for (request, start, end), segment in zip(plan, segments, strict=True):
             request.in_flight -= 1
-            count = verify(request, self, accepted, guesses) if emits and error is None else 0
-            computed.append((request, end + max(0, count - 1)))
-            for token, logprob in [(next(tokens), next(logprobs, None)) for _ in range(count)]:
+            count = int(segment.emits and error is None)
+            if count and self.limits.draft_tokens:
+                count = verify(request, self, accepted, guesses)
+            if self.memory.window is not None and error is None:
+                computed.append((request, start, end + max(0, count - 1)))
+            for _ in range(count):
+                token, logprob = next(tokens), next(logprobs, None)
                 if request.end is None:
                     self._take_token(request, token, logprob)
             if request.end is None:
@@ -184,8 +180,15 @@ class Specification:
                     if request.is_prefilled:
                         self._end(request, FinishReason.LENGTH)
             self._leave_if_landed(request)
-        for request, end in computed if error is None else ():
+        for request, _, end in computed:
             self.memory.slide(request, end)
+        if not plan and mode is not ForwardMode.ADAPTER:
+            self._answer_all(self.calls.finish(mode, error))
+        elif not plan:
+            answers, left = self.adapters.land(error, self.launched, self.waiting)
+            self._answer_all(answers)
+            for request in left:
+                self._end(request, FinishReason.ERROR, error=error)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):
@@ -259,6 +262,7 @@ class Specification:
             adapter = None if message.lora is None else self.adapters.known[message.lora]
             request = Request(message, self.totals["requests_started"], self.limits, self.now, adapter)
             self.live[message.rid] = request
+            self.has_time_limits |= request.has_time_limit
             self.grammars.begin(request, self.totals)
         else:
             self.totals["requests_refused"] += 1
@@ -294,20 +298,16 @@ class Specification:
             self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
             return None, [], None
         told = self.calls.launch(len(self.flights), self.limits.depth)
-        has_slot = told is None and self._has_slot()
-        waiting, owners = self.grammars.startable(self.waiting), self.memory.owners
-        changes = self.limits.max_loras > 0 and self.adapters.change(
-            waiting, self.memory, owners, has_slot=has_slot, goes_on=self.paused is None
-        )
+        if self.limits.max_loras:
+            has_slot, queue = told is None and self._has_slot(), self.grammars.startable(self.waiting)
+            if self.adapters.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):
+                return ForwardMode.ADAPTER, [], None
         if told is not None:
             return told[0], [], told[1]
-        if changes:
-            return ForwardMode.ADAPTER, [], None
         if self._may_plan():
             prompts, decodes = self._plan()
             if prompts or decodes:
-                mode = ForwardMode.PREFILL if not decodes else ForwardMode.MIXED if prompts else ForwardMode.DECODE
-                return mode, [*prompts, *decodes], None
+                return mode_of(prompts, decodes), [*prompts, *decodes], None
         return None, [], None
 
     def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
@@ -315,11 +315,10 @@ class Specification:
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
         ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
-        window = [place >= request.window_start for place in range(told, request.pages)] if self.memory.window else []
-        more = window, len(request.drafts), *request.asked(start, end), request.use_adapter(self.launched)
-        return ExpectedSegment(
-            request.rid, start, ids + request.drafts, told, request.pages - told, emits, sampling, *more
-        )
+        places = range(told, request.pages) if self.memory.window is not None else ()
+        window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
+        more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)
+        return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_adapter(self.launched))
 
     def _plan(self) -> tuple[list[_Part], list[_Part]]:
         """**Mixed**: decodes first, prompts into the rest; or decodes when there are no prompts. **Seats**: for all."""
@@ -400,9 +399,10 @@ class Specification:
     def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
         chosen = self._choose(most)
         for request in chosen:
-            request.drafts = drafts_of(request, self) if with_drafts else ()
+            if with_drafts and self.limits.draft_tokens:
+                request.drafts = drafts_of(request, self)
+                self.memory.extend(request, len(request.ids) + len(request.drafts))
             request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
-            self.memory.extend(request, request.planned_tokens)
         self.running = [request for request in self.running if request not in chosen] + chosen
         return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
 

@@ -119,7 +119,6 @@ class SpecifiedAdapters:
         self,
         waiting: Sequence[Request],
         memory: SpecifiedMemory,
-        owners: Sequence[Request],
         *,
         has_slot: bool,
         goes_on: bool,
@@ -136,7 +135,7 @@ class SpecifiedAdapters:
         self.is_postponed = has_landed and not self.due
         if self.is_postponed:
             return False
-        queue = by_policy(waiting, self._limits, memory)
+        queue, owners = by_policy(waiting, self._limits, memory), memory.owners
         self.flight = self._of_call(self.due.pop(0), queue, owners) if self.due else self._of_requests(queue, owners)
         if self.flight is not None and self.flight.victim is not None:
             self.flight.victim.version = 0

@@ -23,13 +23,13 @@ class SpecifiedCalls:
     ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
     """
 
-    def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars) -> None:
+    def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars, totals: dict[str, int]) -> None:
         self._memory = memory
+        self._totals = totals
         self._grammars = grammars
         self._deferred: FlushCache | UpdateWeights | None = None
         self.deadline: float | None = None
         self.update: UpdateWeights | None = None
-        self.updates_done = 0
         self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
         self._is_launched = self._is_profiling = False
 
@@ -68,7 +68,7 @@ class SpecifiedCalls:
             self._is_profiling = isinstance(call, StartProfile) and error is None
             return [(call, error is None, error or "")]
         update, self.update = self.update, None
-        self.updates_done += error is None
+        self._totals["weights_version"] += error is None
         return [(update, error is None, self._flush() if error is None else error)]
 
     def give_up(self, failure: str) -> list[Answer]:

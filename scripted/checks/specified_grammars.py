@@ -44,11 +44,11 @@ class SpecifiedGrammars:
     def startable(self, waiting: list[SpecifiedRequest]) -> list[SpecifiedRequest]:
         """**Grammar**: a request whose grammar is compiled is not tried, and not overtaken."""
         late = [request for known in self.known if not known.is_ready for request in known.users]
-        return [request for request in waiting if request not in late]
+        return [request for request in waiting if request not in late] if late else waiting
 
     def leave(self, request: SpecifiedRequest) -> None:
         """**Kept**: until nothing with it is alive or in flight; then the one that is unused for longest goes first."""
-        if request.end is None or request.owns_memory:
+        if request.end is None or request.owns_memory or not request.grammar_id:
             return
         for known in self.known:
             if request in known.users:
@@ -80,6 +80,8 @@ class SpecifiedGrammars:
 
     def take_orders(self) -> tuple[GrammarOrder, ...]:
         """What the last stage is told in this step."""
+        if not self.orders:
+            return ()
         orders, self.orders = tuple(self.orders), []
         return orders
 

@@ -74,6 +74,8 @@ class SpecifiedMemory:
     def pending_tokens(self, waiting: Sequence[SpecifiedRequest], split: SpecifiedRequest | None) -> int:
         """**Load**: what of the split prompt is not launched, and of those that wait what they would not hit."""
         parked = 0 if split is None else split.goal_tokens - split.planned_tokens
+        if not waiting:
+            return parked
         return parked + sum([len(one.ids) - len(self.match_of(one)) * self._limits.page_size for one in waiting])
 
     # -- the prefix cache --

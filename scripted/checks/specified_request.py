@@ -5,7 +5,7 @@ It says what its client and the last stage are told. The specification decides w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.limits import Limits
@@ -21,9 +21,11 @@ from engine.messages import (
 from engine.plan import SamplingSpec
 from scripted.checks.expected import ExpectedSegment
 
-__all__ = ["InFlight", "Page", "SpecifiedAdapter", "SpecifiedRequest"]
+__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest"]
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
+_STOP: Final = FinishReason.STOP
+_LENGTH: Final = FinishReason.LENGTH
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
@@ -103,26 +105,27 @@ class SpecifiedRequest:
     def why_ended(self, token: int) -> FinishReason | None:
         """**End**: by its newest token; None while it goes on."""
         if token in self.stop_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.ids) >= self.limit_tokens else None
+            return _STOP
+        return _LENGTH if len(self.ids) >= self.limit_tokens else None
 
     @staticmethod
-    def in_microbatch(part: tuple[SpecifiedRequest, int, int], segment: ExpectedSegment) -> InFlight:
-        """A request of a microbatch, its end there, whether it emits, the position up to which it asks for logprobs."""
-        return part[0], part[2], segment.emits, segment.logprobs_from + len(segment.targets) if segment.targets else -1
-
-    @staticmethod
-    def told_parts(parts: Iterable[InFlight], completion: Completion) -> Iterator[TokenOutput]:
+    def told_parts(
+        plan: Sequence[tuple[SpecifiedRequest, int, int]], segments: Sequence[ExpectedSegment], completion: Completion
+    ) -> Iterator[TokenOutput]:
         """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
+        if not completion.prompt_logprobs:
+            return
         values = iter(completion.prompt_logprobs)
-        for request, _, _, end in parts if completion.prompt_logprobs else ():
-            part = next(values) if end >= 0 else ()
+        for (request, _, _), segment in zip(plan, segments, strict=True):
+            part = next(values) if segment.targets else ()
             if part and request.end is None:
-                request.due = end
+                request.due = segment.logprobs_from + len(segment.targets)
                 yield request.output(part=part)
 
     def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
         """**Prompt logprobs**: the first position, and the tokens that follow those which are due of this part."""
+        if self.due_end < 0:
+            return _NOTHING_ASKED
         first, end = max(start, self.due), min(end, self.due_end)
         return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
 
@@ -158,7 +161,7 @@ class SpecifiedRequest:
             token_ids=() if token is None else (token,),
             logprobs=() if logprob is None else (logprob,),
             finish_reason=self.end,
-            stop_token_id=token if self.end is FinishReason.STOP else None,
+            stop_token_id=token if self.end is _STOP else None,
             error=error,
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -180,6 +183,3 @@ class SpecifiedRequest:
             grammar_id=self.grammar_id,
             **{name: getattr(sampling, name) for name in _FROM_THE_MESSAGE},
         )
-
-
-InFlight = tuple[SpecifiedRequest, int, bool, int]

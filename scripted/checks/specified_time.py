@@ -5,7 +5,7 @@ Names in bold are the rules of docs/architecture.md, "The rules of a step". It e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.limits import Limits
 from scripted.checks.specified_request import SpecifiedRequest
@@ -22,8 +22,12 @@ def out_of_time(
     return sorted([(at, request.arrival, says, request) for (at, says), request in ends if now >= at])
 
 
-def next_deadline(calls: Iterable[float | None], live: Iterable[SpecifiedRequest], limits: Limits) -> float | None:
+def next_deadline(
+    calls: tuple[float | None, float | None], live: Collection[SpecifiedRequest], limits: Limits
+) -> float | None:
     """The first deadline of all: of the calls that wait, and of the requests."""
+    if calls == (None, None) and not live:
+        return None
     limited = [request for request in live if request.has_time_limit]
     ends = [end[0] for request in limited if (end := _deadline_of(request, limits)) is not None]
     return min([*ends, *[call for call in calls if call is not None]], default=None)

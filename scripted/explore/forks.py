@@ -13,7 +13,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ __all__ = ["Copier", "Frozen"]
 _T = TypeVar("_T")
 _Shell = Callable[[Any], Any]
 _Build = Callable[[Any, list[Any]], Any]
+_Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
 
 _ATOMS: Final[frozenset[type]] = frozenset({
     int, float, bool, str, bytes, type(None), type, frozenset, types.FunctionType
@@ -105,8 +106,10 @@ class _CopyList:
         self.made: list[bool] = []
         self._places: dict[int, int] = {}
         self._items: list[tuple[int, Any, int]] = []  # a container, an index or a key of it, what belongs there
-        self._attributes: list[tuple[int, str, int]] = []  # an object, an attribute of it, what belongs there
-        self._guarded: list[tuple[int, str, int]] = []  # the same of objects that object to it
+        self._attributes: list[tuple[int, str, int]] = []  # a container, an attribute of it, what belongs there
+        self._fills: list[
+            tuple[int, _Fill, tuple[int, ...]]
+        ] = []  # an object, what sets attributes, what belongs there
         self._members: list[tuple[int, list[Any]]] = []  # a set, its members
         self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
         self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
@@ -119,10 +122,10 @@ class _CopyList:
             new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
         for place, key, item in self._items:
             new[place][key] = new[item]
+        for place, fill, places in self._fills:
+            fill(new[place], new, places)
         for place, name, item in self._attributes:
             setattr(new[place], name, new[item])
-        for place, name, item in self._guarded:
-            _SET(new[place], name, new[item])
         for place, members in self._members:
             new[place].update([new[item.place] if type(item) is _At else item for item in members])
         for place, keys, values in self._pairs:
@@ -244,7 +247,7 @@ class _CopyList:
         return self._append(value, copy.copy, value)
 
     def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
-        place = self._append(value, _instance(type(value), names), value)  # type: ignore[arg-type]
+        place = self._append(value, _nothing, value)
         # Later: what objects hold may be a chain that is longer than the stack is deep.
         self._instances.append((place, value, names))
         return place
@@ -254,11 +257,12 @@ class _CopyList:
         self.add(value)
         while self._instances:
             place, instance, names = self._instances.popleft()
-            attributes = self._attributes if _is_plain(cast(Any, type(instance))) else self._guarded
-            for name in names:
-                into = self.add(getattr(instance, name))
-                if into is not None:
-                    attributes.append((place, name, into))
+            into = {name: self.add(getattr(instance, name)) for name in names}
+            copied = {name: at for name, at in into.items() if at is not None}
+            shared = tuple([name for name in names if name not in copied])
+            self.shells[place] = _instance(type(instance), shared)  # type: ignore[arg-type]
+            if copied:
+                self._fills.append((place, _filling(type(instance), tuple(copied)), tuple(copied.values())))  # type: ignore[arg-type]
 
 
 class _At:
@@ -367,10 +371,25 @@ def _is_plain(kind: Any) -> bool:
 
 @functools.cache
 def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
+    """A new object with these attributes of the old one."""
     # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life. And
     # written out for each class, as dataclasses do: a loop over the names takes four times as long.
     line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
-    lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names]]
+    lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names], "    return new"]
+    return _written(lines, kind)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
+    """What gives an object its other attributes: those that are copies too, each from its place."""
+    line = "    into.{0} = new[p{1}]" if _is_plain(kind) else "    put(into, {0!r}, new[p{1}])"
+    lines = [line.format(name, number) for number, name in enumerate(names)]
+    places = "".join(f"p{number}, " for number in range(len(names)))
+    return _written(["def copy(into, new, places):", f"    {places}= places", *lines], kind)  # type: ignore[no-any-return]
+
+
+def _written(lines: list[str], kind: type) -> Any:
+    """The function ``copy`` of these lines."""
     scope: dict[str, Any] = {"make": _MAKE, "put": _SET, "kind": kind}
-    exec("\n".join([*lines, "    return new"]), scope)  # noqa: S102 - names of attributes, which are identifiers
-    return scope["copy"]  # type: ignore[no-any-return]
+    exec("\n".join(lines), scope)  # noqa: S102 - names of attributes, which are identifiers
+    return scope["copy"]

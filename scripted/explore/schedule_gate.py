@@ -138,14 +138,15 @@ class ScheduleGate:
         if self.step in self._before:
             self._apply(self._before[self.step])
         self._take_due()
-        self._events += self.subject.also_due(self)
+        subject = self.subject
+        self._events += subject.also_due(self)
         if self.step in self._after:
             self._apply(self._after[self.step])
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
             self._check_end()
             return None
         self.phase = _SUBJECT
-        return self.subject.new_step(tuple(self._events), self.clock.now())
+        return subject.new_step(tuple(self._events), self.clock.now())
 
     def fault(self, text: str) -> None:
         """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
