@@ -51,11 +51,14 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts) -> int | None:
     weights = int(weight_bytes(resolve_folder(config)) * part)
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += weight_bytes(resolve_folder(config.draft_config()))
-    tokens = _tokens_in(int(int((free - weights) * share) / part), config, facts)
+    # Of a GPU's memory the second tier takes nothing.
+    on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
+    tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
     if tokens < config.page_size:
+        host = f" and {on_host} bytes of host_kv_tokens" if on_host else ""
         raise ConfigError(
-            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights leave no "
-            f"room for a page of {config.page_size} tokens at "
+            f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights{host} leave "
+            f"no room for a page of {config.page_size} tokens at "
             f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
             "use a smaller model"
         )
@@ -71,8 +74,14 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits) -> N
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
     window_slots = limits.window_pages * limits.page_size
     kv = slots * facts.kv_bytes_per_token + window_slots * facts.window_kv_bytes_per_token
-    needed = books + (kv if _cuda_memory(config) is None else 0)
+    host = limits.host_pages * limits.page_size * (facts.kv_bytes_per_token + _BOOKS_BYTES_PER_SLOT)
+    needed = books + host + (kv if _cuda_memory(config) is None else 0)
     present = psutil.virtual_memory().total
+    if needed > present >= needed - host:
+        raise ConfigError(
+            f"host_kv_tokens must fit into memory beside the KV cache, got {config.host_kv_tokens}: they are {host} "
+            f"bytes of {needed} that are needed, this machine has {present}; lower it"
+        )
     if needed > present:
         raise ConfigError(
             f"max_total_tokens must fit into memory, got {config.max_total_tokens}: {slots} tokens of KV and their "
