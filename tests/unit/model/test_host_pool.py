@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 import torch
-from chained_stages import ChainedStages
+from chained_stages import DEVICE, ChainedStages
 
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
@@ -27,13 +27,17 @@ BACKENDS = [
     {"backend": "torch"},
     {"backend": "torch", "pp_size": 4},
     {"backend": "torch", "speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"},
-    *([{"backend": "openvino"}, {"backend": "openvino", "kv_cache_dtype": "u8"}] if HAS_OPENVINO else []),
+    *(
+        [{"backend": "openvino", "device": "cpu"}, {"backend": "openvino", "device": "cpu", "kv_cache_dtype": "u8"}]
+        if HAS_OPENVINO
+        else []
+    ),
 ]
 
 
 def chain_of(**values: object) -> ChainedStages:
     config = EngineConfig(
-        **{"device": "cpu", "context_length": 256, "page_size": PAGE, "host_kv_tokens": 4 * PAGE, "kv_sanitizer": True}
+        **{"device": DEVICE, "context_length": 256, "page_size": PAGE, "host_kv_tokens": 4 * PAGE, "kv_sanitizer": True}
         | values
     )
     return ChainedStages(config, Limits.of(config, EMBEDDED_FACTS))
@@ -42,7 +46,7 @@ def chain_of(**values: object) -> ChainedStages:
 def computed(chain: ChainedStages, segment: Segment, copies: Copies | None = None) -> Completion:
     microbatch, output = msgspec.structs.replace(chain.plan(segment), copies=copies), None
     for runner in chain.runners:
-        output = runner.forward(microbatch, output)
+        output = runner.forward(microbatch, output if isinstance(output, torch.Tensor) else None)
     assert isinstance(output, Completion)
     return output
 
