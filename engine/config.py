@@ -139,6 +139,12 @@ class EngineConfig(BaseModel):
         description="KV capacity of sliding-window layers in tokens, rounded down to pages; unset: what all running "
         "requests can use at once",
     )
+    host_kv_tokens: int = Field(
+        0,
+        ge=0,
+        description="tokens of KV, rounded down to pages, that are kept in host memory when they leave the KV cache "
+        "and copied back when they are hit; 0: none",
+    )
     max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
     max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
     waiting_timeout_s: float | None = Field(
@@ -224,6 +230,16 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"max_total_tokens must hold at least one page of page_size={self.page_size} tokens, "
                 f"got {self.max_total_tokens}; raise it or use smaller pages"
+            )
+        if 0 < self.host_kv_tokens < self.page_size:
+            raise ValueError(
+                f"host_kv_tokens must be 0 or hold at least one page of page_size={self.page_size} tokens, "
+                f"got {self.host_kv_tokens}; raise it or leave it out"
+            )
+        if self.host_kv_tokens and not self.radix_cache:
+            raise ValueError(
+                f"host_kv_tokens needs radix_cache, which finds what is kept, got {self.host_kv_tokens} without it; "
+                "switch it on or leave host_kv_tokens out"
             )
         if self.priority_preemption and self.schedule_policy != "priority":
             raise ValueError(

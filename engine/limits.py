@@ -118,6 +118,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_cached_grammars: int = 64
     max_loras: int = 0
     loras: tuple[tuple[str, str], ...] = ()
+    host_pages: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -140,6 +141,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
         chunking = config.chunked_prefill_size != CHUNKING_OFF
         budget = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunking else config.max_prefill_tokens
+        if config.host_kv_tokens and facts.window_tokens:
+            raise ConfigError(
+                f"host_kv_tokens must be 0 for model {facts.name!r}, whose window layers keep their KV on the device "
+                f"alone, got {config.host_kv_tokens}; leave it out"
+            )
         speculates, looks_up = config.speculative_algorithm != "off", config.speculative_algorithm == "ngram"
         limits = cls(
             pp_size=config.pp_size,
@@ -170,6 +176,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             max_cached_grammars=config.max_cached_grammars,
             max_loras=config.most_loras,
             loras=loras_of(config.lora),
+            host_pages=config.host_kv_tokens // config.page_size,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 

@@ -404,6 +404,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     that found theirs.
     ``loras_resident`` are the adapters that the stages have; ``lora_loads`` counts how often one was loaded,
     ``lora_evictions`` how often one had to make room.
+    Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
+    what is neither free nor cached is being written. ``host_pages_written`` and ``host_pages_loaded`` count copies.
     """
 
     step: int
@@ -423,6 +425,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     alive: int
     pending_prefill_tokens: int
     loras_resident: int = 0
+    host_pages_total: int = 0
+    host_pages_free: int = 0
+    host_pages_cached: int = 0
     requests_started: int
     requests_finished: int
     requests_aborted: int
@@ -439,6 +444,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     grammar_hits: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
+    host_hit_tokens: int = 0
+    host_pages_written: int = 0
+    host_pages_loaded: int = 0
     waiting_for_grammar: int = 0
 
 

@@ -15,7 +15,16 @@ import msgspec
 from engine.frames import decoder_of
 from engine.messages import Grammar
 
-__all__ = ["AdapterChange", "ForwardMode", "GrammarOrder", "Microbatch", "SamplingSpec", "Segment", "decode_microbatch"]
+__all__ = [
+    "AdapterChange",
+    "Copies",
+    "ForwardMode",
+    "GrammarOrder",
+    "Microbatch",
+    "SamplingSpec",
+    "Segment",
+    "decode_microbatch",
+]
 
 
 class ForwardMode(StrEnum):
@@ -145,6 +154,17 @@ class AdapterChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     drop: int = 0
 
 
+class Copies(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every stage copies between its pages and its pages of host memory, before it computes anything.
+
+    First ``out``, pairs of a page and the host page that it is copied to; then ``into``, pairs of a host page and the
+    page that it is copied to.
+    """
+
+    out: tuple[tuple[int, int], ...]
+    into: tuple[tuple[int, int], ...]
+
+
 class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
 
@@ -153,6 +173,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
     ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched
     while others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
+    ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
     """
 
     id: int
@@ -161,6 +182,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     weights: str | None = None
     trace_dir: str | None = None
     adapter: AdapterChange | None = None
+    copies: Copies | None = None
 
     @property
     def is_control(self) -> bool:

@@ -153,6 +153,15 @@ class ServerSettings(EngineConfig):
         return key
 
     @model_validator(mode="after")
+    def _redaction_knows_no_page_on_the_host(self) -> Self:
+        if self.record_redacted and self.host_kv_tokens:
+            raise ValueError(
+                f"record_redacted needs host_kv_tokens=0, got {self.host_kv_tokens}: pages on the host are known by "
+                "digests of their text, which no redacted text has; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _redaction_keeps_no_repetition(self) -> Self:
         if self.record_redacted and self.speculative_algorithm != "off":
             raise ValueError(

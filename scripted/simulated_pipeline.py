@@ -25,7 +25,7 @@ from engine.config import (
 from engine.limits import Limits
 from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, PromptLogprob, TokenLogprob
 from engine.pipeline.wire import StageView
-from engine.plan import AdapterChange, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
+from engine.plan import AdapterChange, Copies, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
 from scripted.simulated_grammar import SimulatedGrammar
 
 __all__ = ["SimulatedPipeline", "alphabet_of"]
@@ -91,6 +91,7 @@ class SimulatedPipeline:
         self._total_pages = limits.total_pages
         self._window_tokens = limits.window_tokens
         self._window_pages = limits.window_pages
+        self._host_pages = limits.host_pages
         self._ends = limits.eos_token_ids
         self._rows: dict[int, _Row] = {}
         self._make_kv()
@@ -125,6 +126,8 @@ class SimulatedPipeline:
         self._kv: list[list[int]] = [[]] * self._total_pages
         # The same of the window layers: a window page holds what the page beside it holds.
         self._window_kv: list[list[int]] = [[]] * self._window_pages
+        # What is on the host, by host page.
+        self._host_kv: list[list[int]] = [[]] * self._host_pages
         self._writes = [0] * self._total_pages
 
     # -- the pipeline protocol --
@@ -244,6 +247,8 @@ class SimulatedPipeline:
         if microbatch.is_control:
             # Of a profile there is nothing to measure.
             return Completion(microbatch_id=microbatch.id, error=self._control(microbatch))
+        if microbatch.copies is not None:
+            self._carry_out(microbatch.copies)
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         accepted: list[int] = []
@@ -323,6 +328,14 @@ class SimulatedPipeline:
 
     # -- the KV cache --
 
+    def _carry_out(self, copies: Copies) -> None:
+        """Copy pages to the host, then pages from it: whatever was known to be in these is overwritten."""
+        for page, host in copies.out:
+            self._host_kv[host] = list(self._kv[page])
+        for host, page in copies.into:
+            self._kv[page] = list(self._host_kv[host])
+            self._writes[page] += 1
+
     def describe(self) -> tuple[StageView, ...]:
         """Every stage's own view; they are all alike, because they have all done the same microbatches."""
         self._describes += 1
@@ -343,7 +356,7 @@ class SimulatedPipeline:
     def kv_digest(self) -> int:
         """A value that stands for the content of the whole KV cache."""
         digest = _START
-        for page in chain(self._kv, self._window_kv):
+        for page in chain(self._kv, self._window_kv, self._host_kv):
             digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
         return digest
 

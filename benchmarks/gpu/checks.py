@@ -30,6 +30,7 @@ _PARITY: Final = (
     "test_prompt_scores.py",
     "test_lora.py",
     "test_cuda_path.py",
+    "test_host_pool.py",
 )
 _SUITE: Final = "tests/registered"
 # What a dry run takes of both.

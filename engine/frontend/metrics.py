@@ -195,6 +195,11 @@ class _SchedulerCollector(Collector):
         yield self._gauge("lora_adapters_resident", "Adapters that the stages hold.", stats.loras_resident)
         yield self._counter("lora_adapter_loads", "How often an adapter was loaded.", stats.lora_loads)
         yield self._counter("lora_adapter_evictions", "Adapters that made room for others.", stats.lora_evictions)
+        yield self._gauge("host_kv_pages", "Pages of KV in host memory.", stats.host_pages_total)
+        yield self._gauge("host_kv_pages_free", "Of those, pages that hold nothing.", stats.host_pages_free)
+        yield self._counter("prompt_tokens_on_host", "Prompt tokens found in host memory.", stats.host_hit_tokens)
+        yield self._counter("host_kv_pages_written", "Pages copied to host memory.", stats.host_pages_written)
+        yield self._counter("host_kv_pages_loaded", "Pages copied back from it.", stats.host_pages_loaded)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

@@ -101,6 +101,8 @@ def _shape(microbatch: Microbatch) -> list[object]:
     head: list[object] = [microbatch.id, microbatch.mode]
     if microbatch.adapter is not None:
         head.append(microbatch.adapter)
+    if microbatch.copies is not None:
+        head.append(microbatch.copies)
     return head + [
         (
             s.rid,

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.errors import IntegrityError
-from engine.memory import KVMemory, Lease, Node, PagePool, PageState, RadixTree, RowPool, SlidingWindowPool
+from engine.memory import HostTier, KVMemory, Lease, Node, PagePool, PageState, RadixTree, RowPool, SlidingWindowPool
 from engine.memory.sliding_window import NO_WINDOW_PAGE
 
-__all__ = ["check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
+__all__ = ["check_host", "check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
 
 # Constants, because an enum's member costs four times as much to look up, and these are asked for after every step.
 _HELD: Final = PageState.HELD
@@ -111,6 +111,32 @@ def check_window(window: SlidingWindowPool, tree: RadixTree, leases: Sequence[Le
             f"leases hold {held} window pages and use {len(users)} of the tree's, {len(window.idle)} are idle, "
             f"but booked is {window.pages}"
         )
+
+
+def check_host(host: HostTier, written: Sequence[int], read: Sequence[int]) -> None:
+    """Every host page in use is known by one key, and ready unless a copy to it is due or in flight.
+
+    Those in flight write the pages ``written`` and read the pages ``read``, one entry a copy.
+    """
+    check_pages(host.pages)
+    kept = list(host.kept.values())
+    numbers = [page.number for page in kept]
+    if len(set(numbers)) != len(numbers) or len(numbers) != host.pages.total - host.pages.free:
+        raise IntegrityError(f"host pages {sorted(numbers)} are known by a key, but booked is {host.pages}")
+    readers: dict[int, int] = {}
+    for number in (*read, *[number for number, _ in host.due_in]):
+        readers[number] = readers.get(number, 0) + 1
+    unwritten = sorted([page.number for page in kept if not page.is_ready and page.source is None])
+    if unwritten != sorted(written):
+        raise IntegrityError(f"host pages {unwritten} wait for their copies, but in flight are copies to {written}")
+    for page in kept:
+        if page.readers != readers.pop(page.number, 0):
+            raise IntegrityError(f"host page {page.number} counts {page.readers} readers, not the copies that read it")
+        state = host.pages.state(page.number)
+        if state is not (_CACHED if page.is_ready else _HELD) or (page.is_ready and page.source is not None):
+            raise IntegrityError(f"{page} is booked as {state.name}")
+    if readers:
+        raise IntegrityError(f"host pages {sorted(readers)} are read by copies, but are not in use")
 
 
 def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None:

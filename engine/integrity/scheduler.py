@@ -9,8 +9,8 @@ import bisect
 from typing import Final
 
 from engine.errors import IntegrityError
-from engine.integrity.memory import check_memory
-from engine.memory import SlidingWindowPool
+from engine.integrity.memory import check_host, check_memory
+from engine.memory import HostTier, SlidingWindowPool
 from engine.scheduler import Books, Place, Request, Scheduler
 from engine.scheduler.grammars import Grammars
 
@@ -42,6 +42,8 @@ def audit(scheduler: Scheduler) -> None:
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
+    if memory.host is not None:
+        _check_copies(books, memory.host)
     if scheduler.grammars.known:
         _check_grammars(scheduler.grammars, live)
 
@@ -123,6 +125,24 @@ def _check_adapters(scheduler: Scheduler, live: list[Request]) -> None:
             raise IntegrityError(f"{request} is computed with {request.lora}, which was unloaded")
     if adapters.resident > scheduler.limits.max_loras:
         raise IntegrityError(f"{adapters.resident} adapters are resident, max_loras={scheduler.limits.max_loras}")
+
+
+def _check_copies(books: Books, host: HostTier) -> None:
+    """Every copy in flight is between pages that are its own until it is back."""
+    if host.due_in:
+        raise IntegrityError(f"pages are to be loaded from the host, {host.due_in}, but no microbatch carries that out")
+    written: list[int] = []
+    read: list[int] = []
+    for launched in books.in_flight:
+        copies = launched.microbatch.copies
+        if copies is None:
+            continue
+        written += [number for _, number in copies.out]
+        read += [number for number, _ in copies.into]
+        held = {page for one in launched.requests if one.lease is not None for page in one.lease.pages}
+        if strange := [page for _, page in copies.into if page not in held]:
+            raise IntegrityError(f"microbatch {launched.microbatch.id} loads pages {strange} of none of its requests")
+    check_host(host, written, read)
 
 
 def _check_window(books: Books, window: SlidingWindowPool) -> None:

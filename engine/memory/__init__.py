@@ -3,6 +3,7 @@
 Pure bookkeeping: the KV itself lives on the stages, at the page numbers that are handed out here.
 """
 
+from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.kv import KVMemory
 from engine.memory.lease import Lease
 from engine.memory.node import Node
@@ -12,6 +13,8 @@ from engine.memory.rows import RowPool
 from engine.memory.sliding_window import SlidingWindowPool
 
 __all__ = [
+    "HostPage",
+    "HostTier",
     "KVMemory",
     "Lease",
     "Node",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.errors import IntegrityError
+from engine.memory.host_tier import HostPage, HostTier
 from engine.memory.lease import Lease
 from engine.memory.node import Node
 from engine.memory.pages import PagePool
@@ -20,7 +21,10 @@ __all__ = ["KVMemory"]
 
 
 class KVMemory:
-    """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers."""
+    """``pages``, ``rows`` and ``tree`` of one engine, and ``sliding_window`` if its model has window layers.
+
+    ``host`` is its second tier, None for an engine without one.
+    """
 
     def __init__(
         self,
@@ -30,11 +34,13 @@ class KVMemory:
         rows: int,
         radix_cache: bool,
         sliding_window: SlidingWindowPool | None = None,
+        host: HostTier | None = None,
     ) -> None:
         self.pages = PagePool(total_pages, page_size)
         self.rows = RowPool(rows)
         self.sliding_window = sliding_window
-        self.tree = RadixTree(self.pages, sliding_window)
+        self.host = host
+        self.tree = RadixTree(self.pages, sliding_window, host)
         self._page_size = page_size
         self._radix_cache = radix_cache
 
@@ -65,13 +71,14 @@ class KVMemory:
         return -(-tokens // self._page_size)
 
     def cached_tokens(self, ids: Sequence[int], hit_limit: int = -1, adapter: int = 0) -> int:
-        """Tokens of a prompt that the tree could serve now, see ``admit``. Changes nothing."""
+        """Tokens of a prompt that the tree and the host could serve now, see ``admit``. Changes nothing."""
         if not self._radix_cache:
             return 0
         if self.sliding_window is None:
             # Without the page of the last token. The prompt need not be copied, and it may be long.
             most = len(ids) + hit_limit if hit_limit < 0 else hit_limit
-            return min(self.tree.match_length(ids, adapter), most // self._page_size * self._page_size)
+            pages = min(self.tree.match_length(ids, adapter), most) // self._page_size
+            return (pages + len(self._on_host(ids, pages, hit_limit, adapter))) * self._page_size
         return len(self._usable(ids[:hit_limit], self.sliding_window, adapter))
 
     def cached_nodes(self, ids: Sequence[int], hit_limit: int = -1, adapter: int = 0) -> list[tuple[int, int]]:
@@ -88,7 +95,8 @@ class KVMemory:
 
         None, and nothing taken, when it does not fit. The prefix was computed with the same ``adapter``. Only
         ``ids[:hit_limit]`` may come from the cache, and never the last token: without a forward pass there is no next
-        token, so a fully cached prompt still computes one.
+        token, so a fully cached prompt still computes one. What of the prefix is on the host is loaded into pages of
+        the lease by the next microbatch.
         """
         if not self.rows.free:
             return None
@@ -102,6 +110,8 @@ class KVMemory:
             self.tree.unlock(node)
             return None
         lease = Lease(rid=rid, row=self.rows.allocate(), pages=pages, node=node, adapter=adapter)
+        if self.host is not None and self.host.kept:
+            self._load(lease, self._on_host(ids, len(pages), hit_limit, adapter), self.host)
         window = self.sliding_window
         return lease if window is None or self._enter_window(lease, len(ids), spare_pages, window) else None
 
@@ -189,8 +199,24 @@ class KVMemory:
         self.rows.reset()
         if self.sliding_window is not None:
             self.sliding_window.reset()
+        if self.host is not None:
+            self.host.reset()
 
     # -- inside --
+
+    def _on_host(self, ids: Sequence[int], start: int, hit_limit: int, adapter: int) -> Sequence[HostPage]:
+        """What the host could add to the first ``start`` pages of a prompt, which the tree serves."""
+        host = self.host
+        return host.match(ids[:hit_limit], start, adapter) if host is not None and host.kept else ()
+
+    def _load(self, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
+        """Have pages of the host copied into new pages of a lease. The caller has counted these as room."""
+        before = len(lease.pages)
+        # First of all, because what is evicted for the new pages may take the place of other host pages.
+        host.protect(found)
+        if not self.extend(lease, (before + len(found)) * self._page_size):
+            raise IntegrityError(f"{lease.rid} was admitted, but has no room for {len(found)} pages from the host")
+        host.load(found, lease.pages[before:])
 
     def _usable(self, ids: Sequence[int], window: SlidingWindowPool, adapter: int) -> Sequence[int]:
         """The part of a prompt that is cached and whose last window of tokens is cached in the window pool too."""

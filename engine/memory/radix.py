@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engine.errors import IntegrityError
+from engine.memory.host_tier import HostTier
 from engine.memory.node import Node
 from engine.memory.pages import PagePool
 from engine.memory.sliding_window import SlidingWindowPool
@@ -30,9 +31,12 @@ class RadixTree:
     is the caller's to lock: a leaf can be evicted once its last lock is taken back.
     """
 
-    def __init__(self, pool: PagePool, sliding_window: SlidingWindowPool | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, sliding_window: SlidingWindowPool | None = None, host: HostTier | None = None
+    ) -> None:
         self._pool = pool
         self._sliding_window = sliding_window
+        self._host = host
         self._page_size = pool.page_size
         self.generation = 0
         self.next_id = 0
@@ -123,6 +127,8 @@ class RadixTree:
             pages = node.pages[len(node.pages) - take :]
             if self._sliding_window is not None:
                 self._sliding_window.drop(pages)
+            if self._host is not None:
+                self._host.keep(self._tokens_to(node), pages, node.adapter)
             self._pool.evict(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
@@ -209,6 +215,10 @@ class RadixTree:
         ):
             shared += 1
         return shared
+
+    def _tokens_to(self, node: Node) -> list[int]:
+        """All tokens of a prefix, from the first one to the last one of this node."""
+        return [token for step in reversed(list(self.path(node))) for token in step.tokens]
 
     def _split(self, node: Node, pages: int) -> Node:
         """Cut a node after ``pages`` pages and return the new upper half; the lower half keeps its identity."""

@@ -63,12 +63,14 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
         weights += weight_bytes(resolve_folder(config.draft_config()))
     if config.most_loras:
         weights += int((config.most_loras + 1) * _adapter_bytes(resolve_folder(config), config.max_lora_rank) * part)
-    tokens = _tokens_in(int(int((free - weights) * share) / part), config, facts)
+    # Of a GPU's memory the second tier takes nothing.
+    on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
+    tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
     if tokens < config.page_size:
+        host = f" and {on_host} bytes of host_kv_tokens" if on_host else ""
         raise ConfigError(
             f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights"
-            f"{' and adapters' if config.most_loras else ''} leave no "
-            f"room for a page of {config.page_size} tokens at "
+            f"{' and adapters' if config.most_loras else ''}{host} leave no room for a page of {config.page_size} tokens at "
             f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
             f"use a smaller model{' or a smaller max_loras or max_lora_rank' if config.most_loras else ''}"
         )
@@ -86,10 +88,17 @@ def require_memory(config: EngineConfig, facts: ModelFacts, limits: Limits, *, s
     books = _BOOKS_BYTES_PER_SLOT * slots + _BOOKS_BYTES_PER_PAGE * limits.total_pages
     window_slots = limits.window_pages * limits.page_size
     kv = slots * facts.kv_bytes_per_token + window_slots * facts.window_kv_bytes_per_token
+    host = limits.host_pages * limits.page_size * (facts.kv_bytes_per_token + _BOOKS_BYTES_PER_SLOT)
     if stages_here is not None:
         kv = kv * stages_here // config.pp_size
-    needed = books + (kv if _cuda_memory(config) is None else 0)
+        host = host * stages_here // config.pp_size
+    needed = books + host + (kv if _cuda_memory(config) is None else 0)
     present = psutil.virtual_memory().total
+    if needed > present >= needed - host:
+        raise ConfigError(
+            f"host_kv_tokens must fit into memory beside the KV cache, got {config.host_kv_tokens}: they are {host} "
+            f"bytes of {needed} that are needed, this machine has {present}; lower it"
+        )
     if needed > present:
         raise ConfigError(
             f"max_total_tokens must fit into memory, got {config.max_total_tokens}: {slots} tokens of KV and their "

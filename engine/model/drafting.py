@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.backend import make_stage
+from engine.model.host_pool import HostPool
 from engine.plan import Microbatch, Segment
 
 __all__ = ["DraftModel"]
@@ -35,8 +36,8 @@ class _Guessing:
 class DraftModel:
     """All layers of the configured draft model, on the device of the stage that it guesses for.
 
-    ``never`` holds ids that are never sampled, so guessing them is vain. Raises CheckpointError when it cannot be
-    loaded.
+    Where the engine has a second tier, its KV has one too. ``never`` holds ids that are never sampled, so guessing them
+    is vain. Raises CheckpointError when it cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
@@ -44,6 +45,7 @@ class DraftModel:
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         placed = config.draft_config().model_copy(update={"device": str(device)})
         self._model = make_stage(placed, alone, 0)
+        self._host = HostPool(self._model.pool, alone) if alone.host_pages else None
         self._never = torch.tensor(list(never), dtype=torch.int64, device=device)
         self._count = limits.draft_tokens
         self._page_size = limits.page_size
@@ -58,6 +60,8 @@ class DraftModel:
 
         A guess is computed in pages that the microbatch itself uses; they are its request's until the result is seen.
         """
+        if microbatch.copies is not None and self._host is not None:
+            self._host.carry_out(microbatch.copies, self._model.pool)
         self._model.forward(self._model.batch(microbatch.segments), None)
         every = list(self._begin(microbatch, result))
         for number in range(self._count):

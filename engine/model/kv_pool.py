@@ -6,6 +6,8 @@ attention in every forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -147,6 +149,11 @@ class KVPool:
         self._require("places of pages", (places - 1,), self._tables.shape[1])
         pages: Slots = self._tables[rows, :places]
         return pages
+
+    def page(self, number: int) -> Sequence[torch.Tensor]:
+        """The KV of one page, as views of the pool."""
+        slots = slice(number * self.page_size, (number + 1) * self.page_size)
+        return [part[:, slots] if self.pages_first else part[:, :, slots] for part in (self.keys, self.values)]
 
     @staticmethod
     def _require(what: str, values: tuple[int, ...], count: int) -> None:

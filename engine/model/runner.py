@@ -28,6 +28,7 @@ from engine.model.checkpoint import (
     resolve_folder,
 )
 from engine.model.drafting import DraftModel
+from engine.model.host_pool import HostPool
 from engine.model.lora import LoadedAdapter, StageAdapters
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores
@@ -92,7 +93,8 @@ class StageRunner:
         # The change of adapters that was prepared, and what it loads.
         self._prepared_change: tuple[AdapterChange, LoadedAdapter | None] | None = None
         self._profile: StageProfile | None = None
-        self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer)
+        self._host = HostPool(self._model.pool, limits) if limits.host_pages else None
+        self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
         never = read_never_sampled_ids(self._model.folder)
         self.grammars = CompiledGrammars(
             self._read_tokenizer, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
@@ -360,6 +362,9 @@ class StageRunner:
     @torch.inference_mode()
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
         self._fail_if_told()
+        if microbatch.copies is not None and self._host is not None:
+            self._host.carry_out(microbatch.copies, self._model.pool)
+            self._record.carry_out(microbatch.copies)
         batch = self._batch(microbatch)
         scores = None
         if self.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):

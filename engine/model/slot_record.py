@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from engine.errors import IntegrityError
 from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool, Slots
-from engine.plan import Segment
+from engine.plan import Copies, Segment
 
 __all__ = ["SlotRecord"]
 
@@ -28,7 +29,7 @@ _MASK = 2**64 - 1
 class SlotRecord:
     """Tokens and positions by slot; with ``sanitize`` also a hash chain over the tokens that lead to each slot."""
 
-    def __init__(self, pool: KVPool, *, sanitize: bool) -> None:
+    def __init__(self, pool: KVPool, *, sanitize: bool, host_pages: int = 0) -> None:
         self._pool = pool
         self._sanitize = sanitize
         self._tokens = np.full(pool.total_slots, _NEVER_WRITTEN, np.int32)
@@ -37,6 +38,9 @@ class SlotRecord:
         # The fingerprint of what the window layers have in each slot of their own pool.
         window_slots = pool.window.total_slots if sanitize and pool.window is not None else 0
         self._window_fingerprints = np.zeros(window_slots, np.uint64)
+        # What is on the host, by host page: tokens, positions and fingerprints of its slots.
+        parts: tuple[NDArray[Any], ...] = (self._tokens, self._positions, self._fingerprints)
+        self._kept = [np.zeros((host_pages, pool.page_size if part.size else 0), part.dtype) for part in parts]
         # What every chain begins with; another one for each version of the weights.
         self._root = _ROOT
         # Where each row may go on: the position after its last certain token, and the fingerprints of that token and of
@@ -72,6 +76,16 @@ class SlotRecord:
             self._check(segment)
             if self._pool.window is not None:
                 self._check_window(segment, self._pool.window)
+
+    def carry_out(self, copies: Copies) -> None:
+        """Follow the copies between pages and host pages."""
+        size = self._pool.page_size
+        parts: tuple[NDArray[Any], ...] = (self._tokens, self._positions, self._fingerprints)
+        for part, kept in [(part, kept) for part, kept in zip(parts, self._kept, strict=True) if part.size]:
+            for page, host in copies.out:
+                kept[host] = part[page * size : (page + 1) * size]
+            for host, page in copies.into:
+                part[page * size : (page + 1) * size] = kept[host]
 
     def abandon(self, segments: Sequence[Segment]) -> None:
         """Stop checking the rows of a microbatch that was not computed, each until its next tenant.

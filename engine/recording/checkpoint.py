@@ -11,7 +11,15 @@ from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.limits import Limits
 from engine.messages import EngineStats, Grammar, PauseMode
-from engine.recording.snapshot import TreeSnapshot, restore_tree, tree_snapshot, window_snapshot
+from engine.recording.snapshot import (
+    KeptPage,
+    TreeSnapshot,
+    host_snapshot,
+    restore_host,
+    restore_tree,
+    tree_snapshot,
+    window_snapshot,
+)
 from engine.scheduler.adapter import Adapter
 from engine.scheduler.counters import Counters
 from engine.scheduler.scheduler import Scheduler
@@ -33,6 +41,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
     ``window`` has the pages of the tree with a window page, each with it, in the order of eviction. ``grammars`` are
     those that are kept, with their ids, and whether they are compiled; no later one has an id up to ``last_grammar``.
+    ``host`` are the pages of the second tier.
     """
 
     now: float
@@ -42,6 +51,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     last_grammar: int = 0
     grammars: tuple[tuple[int, Grammar, bool], ...] = ()
     adapters: tuple[AdapterState, ...] = ()
+    host: tuple[KeptPage, ...] = ()
 
 
 def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
@@ -65,6 +75,7 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         last_grammar=last_grammar,
         grammars=grammars,
         adapters=adapters,
+        host=() if memory.host is None else host_snapshot(memory.host),
     )
 
 
@@ -79,6 +90,8 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     scheduler.grammars.become(checkpoint.last_grammar, checkpoint.grammars)
     if scheduler.memory.sliding_window is not None:
         scheduler.memory.sliding_window.become(checkpoint.window)
+    if scheduler.memory.host is not None:
+        restore_host(scheduler.memory.host, checkpoint.host)
     scheduler.adapters.known = {
         one.name: Adapter(name=one.name, path=one.path, version=one.version, used=one.used)
         for one in checkpoint.adapters

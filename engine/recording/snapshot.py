@@ -1,16 +1,27 @@
-"""The cache as plain data: a prefix tree and its window pages while no request owns memory.
+"""The cache as plain data: a prefix tree, its window pages and the second tier while no request owns memory.
 
 Owns the types, and what makes one of a memory or a memory of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.errors import IntegrityError
-from engine.memory import KVMemory, Node, SlidingWindowPool
+from engine.memory import HostPage, HostTier, KVMemory, Node, SlidingWindowPool
 
-__all__ = ["CachedRun", "TreeSnapshot", "restore_tree", "tree_snapshot", "window_snapshot"]
+__all__ = [
+    "CachedRun",
+    "KeptPage",
+    "TreeSnapshot",
+    "host_snapshot",
+    "restore_host",
+    "restore_tree",
+    "tree_snapshot",
+    "window_snapshot",
+]
 
 
 class CachedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -69,3 +80,21 @@ def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
 def window_snapshot(window: SlidingWindowPool) -> tuple[tuple[int, int], ...]:
     """Every page with a window page, and that, in the order of eviction; only while no lease uses one."""
     return tuple([(page, window.beside[page]) for page in window.idle])
+
+
+class KeptPage(msgspec.Struct, frozen=True, array_like=True):
+    """A page of the second tier; with a ``source`` it is still to be copied from that page."""
+
+    number: int
+    key: bytes
+    source: int | None
+
+
+def host_snapshot(host: HostTier) -> tuple[KeptPage, ...]:
+    """Every page in use, least recently used first; only while no copy is in flight."""
+    return tuple([KeptPage(page.number, page.key, page.source) for page in host.kept.values()])
+
+
+def restore_host(host: HostTier, pages: Sequence[KeptPage]) -> None:
+    """Make an empty second tier what a snapshot says."""
+    host.become([HostPage(one.number, one.key, one.source, is_ready=one.source is None) for one in pages])

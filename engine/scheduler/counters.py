@@ -35,6 +35,9 @@ class Counters:
     grammar_hits: int = 0
     lora_loads: int = 0
     lora_evictions: int = 0
+    host_hit_tokens: int = 0
+    host_pages_written: int = 0
+    host_pages_loaded: int = 0
 
     def count_end(self, reason: FinishReason) -> None:
         """Count a terminal reply: aborts and ends of time apart from all other ends."""

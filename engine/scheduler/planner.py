@@ -228,12 +228,13 @@ class Planner:
         self._books.take_out(request)
         self._time_limits.start(request)
         request.lease = lease
-        request.prefill_start = request.planned_tokens = lease.cached_pages * self._limits.page_size
+        request.prefill_start = request.planned_tokens = len(lease.pages) * self._limits.page_size
         request.prefill_tokens = len(request.ids)
         if not request.retractions:
             # Reported and counted once. After a retraction a request finds its own pages; that is no hit.
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
+            self._counters.host_hit_tokens += len(lease.held_pages) * self._limits.page_size
         request.place = _CHUNKED
         self._books.chunked = request
         request.overtaken = 0

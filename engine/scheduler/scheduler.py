@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from engine.errors import IntegrityError
 from engine.instruments import DigestChain, Pressure
 from engine.limits import Limits
-from engine.memory import KVMemory, SlidingWindowPool
+from engine.memory import HostTier, KVMemory, SlidingWindowPool
 from engine.messages import (
     Abort,
     AbortAll,
@@ -43,6 +43,7 @@ from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import note_verified
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.grammars import Grammars
+from engine.scheduler.host_copies import HostCopies
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.prompt_logprobs import parts_told
@@ -76,9 +77,11 @@ class Scheduler:
             rows=limits.rows,
             radix_cache=limits.radix_cache,
             sliding_window=SlidingWindowPool.of(limits),
+            host=HostTier.of(limits),
         )
         self.books = Books()
         self.counters = Counters()
+        self._copies = HostCopies(self.memory.host, self.counters)
         self.time_limits = TimeLimits(limits.waiting_timeout_s)
         self.grammars = Grammars(limits.max_cached_grammars, self.counters)
         self.planner = Planner(limits, self.books, self.memory, self.counters, self.time_limits, self.grammars)
@@ -182,6 +185,7 @@ class Scheduler:
                 f"microbatch {completion.microbatch_id} came back, in flight were {self.books.in_flight_ids()}"
             )
         launched = self.books.land()
+        self._copies.land(launched, failed=completion.error is not None)
         if launched.microbatch.is_control:
             self._on_control_done(launched.microbatch, completion.error)
         elif completion.error is not None:
@@ -309,7 +313,9 @@ class Scheduler:
         """Nothing in flight will come back: every request ends with an error that names the dead process."""
         self.failure = self.failure or failed
         while self.books.in_flight:
-            for request in self.books.land().requests:
+            launched = self.books.land()
+            self._copies.land(launched, failed=True)
+            for request in launched.requests:
                 request.in_flight = 0
         for request in list(self.books.releasing):
             self._release_if_landed(request)
@@ -442,7 +448,10 @@ class Scheduler:
         if plan is None:
             return None
         self.planner.check_budget(plan)
-        return self._book(Microbatch(self.counters.forward_ct, plan.mode, tuple(plan.segments)), tuple(plan.requests))
+        segments, copies = tuple(plan.segments), self._copies.launch()
+        return self._book(
+            Microbatch(self.counters.forward_ct, plan.mode, segments, copies=copies), tuple(plan.requests)
+        )
 
     def _book(self, microbatch: Microbatch, requests: tuple[Request, ...]) -> Microbatch:
         self.counters.forward_ct += 1

@@ -23,9 +23,11 @@ _counted: Final = attrgetter(*_COUNTERS)
 
 
 def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
-    """Waiting, running, in flight; pages free and cached; rows free; window pages free and cached, if there are any."""
+    """Waiting, running, in flight; pages free and cached; rows free; then, where there are any, window pages free and
+    cached, and host pages free and ready.
+    """
     pages = memory.pages
-    sizes = (
+    sizes: tuple[int, ...] = (
         len(books.waiting),
         len(books.running),
         len(books.in_flight),
@@ -33,15 +35,17 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
         pages.cached,
         memory.rows.free,
     )
-    window = memory.sliding_window
-    return sizes if window is None else (*sizes, window.pages.free, window.pages.cached)
+    window, host = memory.sliding_window, memory.host
+    if window is not None:
+        sizes = (*sizes, window.pages.free, window.pages.cached)
+    return sizes if host is None else (*sizes, host.pages.free, host.pages.cached)
 
 
 def stats_of(
     step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars, loras_resident: int
 ) -> EngineStats:
     """Every counter and size."""
-    pages, rows = memory.pages, memory.rows
+    pages, rows, host = memory.pages, memory.rows, memory.host
     return EngineStats(
         step=step,
         waiting=len(books.waiting),
@@ -60,5 +64,8 @@ def stats_of(
         pending_prefill_tokens=pending_prefill_tokens(books, memory),
         waiting_for_grammar=grammars.waiting,
         loras_resident=loras_resident,
+        host_pages_total=0 if host is None else host.pages.total,
+        host_pages_free=0 if host is None else host.pages.free,
+        host_pages_cached=0 if host is None else host.pages.cached,
         **dict(zip(_COUNTERS, _counted(counters), strict=True)),
     )

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.limits import Limits
-from engine.memory import RadixTree, SlidingWindowPool
+from engine.memory import HostTier, RadixTree, SlidingWindowPool
+from engine.memory.host_tier import page_keys
 from engine.messages import (
     CallAnswer,
     EngineStats,
@@ -25,6 +26,7 @@ from engine.plan import ForwardMode, Microbatch, Segment
 from engine.scheduler import Scheduler, StepResult
 from scripted.checks.expected import Expected, ExpectedSegment
 from scripted.checks.specification import Specification
+from scripted.checks.specified_host_tier import SpecifiedHostTier
 from scripted.checks.specified_memory import SpecifiedMemory
 from scripted.checks.specified_request import Page
 from scripted.subject.violation import Violation
@@ -39,6 +41,7 @@ RULES: Final = {
     "Cached tokens": "A client is told how many prompt tokens its request hit when it was first admitted",
     "Changes": "Adapters are loaded and dropped by microbatches without tokens, one at a time",
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
+    "Copies": "Copies to and from the host travel with the next microbatch of prompts or decodes",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
     "Deferred": "A call that waits is carried out in the first step whose events leave the engine quiescent",
     "Drafts": "A decode without prompts beside it carries guesses of its next tokens",
@@ -47,6 +50,8 @@ RULES: Final = {
     "Hit count": "A cached page has a hit for each prompt that was confirmed and each request that ended through it",
     "Grammar": "A request with a grammar is tried when that is ready; no other waits for it",
     "Hit": "A request hits the longest cached prefix in full pages, but never its last token",
+    "Host hit": "Where the prefix cache ends, a request goes on with the pages of its prompt that are on the host",
+    "Host page": "A page that is evicted is written back, unless the host has it already",
     "Load": "The pending prefill tokens are those of prompts that must still be launched",
     "Kept": "A grammar that no request uses is kept, up to max_cached_grammars of them",
     "Launch": "A step launches a microbatch when generation goes on, a slot is free and there is work that has room",
@@ -90,6 +95,11 @@ _OF_STATS: Final = {
     "waiting_for_grammar": "Grammar",
     "grammar_hits": "Kept",
     "loras_resident": "Adapters",
+    "host_pages_free": "Host page",
+    "host_pages_cached": "Copies",
+    "host_pages_written": "Copies",
+    "host_pages_loaded": "Copies",
+    "host_hit_tokens": "Host hit",
 }
 _OF_CONTROL: Final = {
     ForwardMode.UPDATE: "Weight update",
@@ -142,7 +152,10 @@ class Conformance:
 
     def check_cache(self, scheduler: Scheduler) -> None:
         """Compare all that is cached: which prefixes, their hits, and in which order they were used."""
-        _compare_cache(self._specification.memory.cache, scheduler.memory.tree, scheduler.limits.page_size)
+        memory, size = self._specification.memory, scheduler.limits.page_size
+        _compare_cache(memory.cache, scheduler.memory.tree, size)
+        if memory.host is not None and scheduler.memory.host is not None:
+            _compare_host(memory.host, scheduler.memory.host, size)
 
 
 def _must_be_equal(rule: str, what: str, expected: object, found: object) -> None:
@@ -175,6 +188,8 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
     _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
     _must_be_equal("Changes", f"the change of adapters of {what}", expected.adapter, microbatch.adapter)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
+    copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
+    _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
 
 
 def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> None:
@@ -220,6 +235,19 @@ def _compare_window(memory: SpecifiedMemory, window: SlidingWindowPool | None) -
     cached, free = len(memory.window.beside), memory.window.free_pages(memory.owners)
     _must_be_equal("Window evict", "the number of cached window pages", cached, window.pages.cached)
     _must_be_equal("Slide", "the number of free window pages", free, window.pages.free)
+
+
+def _compare_host(expected: SpecifiedHostTier, host: HostTier, size: int) -> None:
+    """What is on the host, in the order of its last uses."""
+    ready = [
+        (*page_keys(ids, size, version),)[-1]
+        for (version, *ids), page in expected.kept.items()
+        if page.state == "ready"
+    ]
+    found = [page.key for page in host.kept.values() if page.is_ready]
+    if ready != found:
+        kept = [prefix for prefix, page in expected.kept.items() if page.state == "ready"]
+        raise Nonconformance("Host page", f"the host must have {kept} in this order, but has {len(found)} other pages")
 
 
 def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:

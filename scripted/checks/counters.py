@@ -24,6 +24,7 @@ _NOTHING_OF: Final = (
     "pages_held",
     "alive",
     "pending_prefill_tokens",
+    "host_pages_cached",
 )
 _totals_of: Final = attrgetter(*_TOTALS)
 
@@ -49,7 +50,8 @@ def check_sizes(scheduler: Scheduler) -> None:
     """The sizes that are in the digest of each step, of an idle and flushed engine. Raises Violation."""
     limits = scheduler.limits
     window = (limits.window_pages, 0) if limits.window_tokens else ()
-    sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window)
+    host = (limits.host_pages, 0) if limits.host_pages else ()
+    sizes = (0, 0, 0, limits.total_pages, 0, limits.rows, *window, *host)
     digested = sizes_of(scheduler.books, scheduler.memory)
     if digested != sizes:
         raise Violation(f"the sizes of an idle engine are digested as {digested}, but they are {sizes}")
@@ -66,6 +68,8 @@ def check_idle(scheduler: Scheduler, stats: EngineStats) -> None:
         "rows_free": limits.rows,
         "rows_total": limits.rows,
         "page_size": limits.page_size,
+        "host_pages_free": limits.host_pages,
+        "host_pages_total": limits.host_pages,
         **dict.fromkeys(_NOTHING_OF, 0),
     }
     for name, value in idle.items():

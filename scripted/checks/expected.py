@@ -43,6 +43,7 @@ class Expected(NamedTuple):
     """One step. ``number`` is that of the last microbatch, ``mode`` is None when this step launches none.
 
     ``told`` is what a microbatch of no request tells the stages: the new weights, or where a profile goes.
+    ``copies`` says how many pages it copies to the host, and from it: which ones these are is not promised.
     The messages of answers and refusals in ``replies`` are the part of them that is promised.
     """
 
@@ -55,6 +56,7 @@ class Expected(NamedTuple):
     deadline: float | None
     again: bool
     grammars: tuple[GrammarOrder, ...] = ()
+    copies: tuple[int, int] = (0, 0)
 
 
 def mode_of(prompts: Sequence[object], decodes: Sequence[object]) -> ForwardMode:

@@ -33,7 +33,7 @@ def follow_launch(ledger: Ledger, microbatch: Microbatch) -> None:
         lives.append(life)
         tenancies.append(tenancy)
     decodes = sum([life.running for life in lives])
-    ledger.pages.launch(microbatch.segments, tenancies)
+    ledger.pages.launch(microbatch.segments, tenancies, microbatch.copies)
     for segment, life, tenancy in zip(microbatch.segments, lives, tenancies, strict=True):
         _check_tokens(ledger, segment, life, tenancy)
         _note_part(ledger, segment, life)

@@ -34,12 +34,13 @@ _LENGTH: Final = FinishReason.LENGTH
 class Flight:
     """A microbatch in flight, with the life and the tenancy of each of its segments, in their order."""
 
-    __slots__ = ("id", "lives", "mode", "segments", "tenancies")
+    __slots__ = ("copies", "id", "lives", "mode", "segments", "tenancies")
 
     def __init__(self, microbatch: Microbatch, lives: list[Life], tenancies: list[Tenancy]) -> None:
         self.id = microbatch.id
         self.mode = microbatch.mode
         self.segments = microbatch.segments
+        self.copies = microbatch.copies
         self.lives = lives
         self.tenancies = tenancies
 

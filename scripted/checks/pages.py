@@ -6,11 +6,11 @@ a row is a tenancy, from the segment that opens it to the last microbatch with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.limits import Limits
 from engine.memory import PageState, SlidingWindowPool
-from engine.plan import Microbatch, Segment
+from engine.plan import Copies, Microbatch, Segment
 from engine.scheduler import Books, Request, Scheduler
 from scripted.subject.violation import Violation
 
@@ -59,6 +59,9 @@ class Pages:
         self._users: dict[int, int] = {}
         # A hash over all tokens up to the end of each page that is full and confirmed, wherever it was written.
         self._content: dict[int, int] = {}
+        # The same of host pages: what was copied there, and what is on its way.
+        self._on_host: dict[int, int] = {}
+        self._to_host: dict[int, int] = {}
 
     def open(self, tenancy: Tenancy) -> None:
         """A request moves into a row, which must be empty."""
@@ -66,15 +69,19 @@ class Pages:
             raise Violation(f"row {tenancy.row} is given to {tenancy.rid} while {self.rows[tenancy.row]} is in it")
         self.rows[tenancy.row] = tenancy
 
-    def launch(self, segments: Sequence[Segment], tenancies: Sequence[Tenancy]) -> None:
-        """Follow one microbatch: first every page table, then what it writes and reads."""
+    def launch(self, segments: Sequence[Segment], tenancies: Sequence[Tenancy], copies: Copies | None = None) -> None:
+        """Follow one microbatch: first its copies, then every page table, then what it writes and reads."""
+        loaded = {} if copies is None else self._carry_out(copies)
         fresh: list[tuple[int, Tenancy]] = []
         for segment, tenancy in zip(segments, tenancies, strict=True):
             tenancy.in_flight += 1
             if segment.pages:
-                fresh += [(page, tenancy) for page in self._tell(segment, tenancy)]
+                fresh += [(page, tenancy) for page in self._tell(segment, tenancy, loaded)]
         for page, tenancy in fresh:
             self._give(page, tenancy)
+        self._content.update(loaded)
+        if strange := loaded.keys() - {page for page, _ in fresh}:
+            raise Violation(f"pages {sorted(strange)} are loaded from the host for no request of the microbatch")
         for segment, tenancy in zip(segments, tenancies, strict=True):
             end = segment.start + len(segment.token_ids)
             if tenancy.lost and min(tenancy.lost) * self._size < end:
@@ -99,6 +106,29 @@ class Pages:
         if tenancy.leaving and not tenancy.in_flight:
             self.close(tenancy)
 
+    def _carry_out(self, copies: Copies) -> dict[int, int]:
+        """Note what the host holds then; returns what the pages hold that are loaded from it."""
+        for page, host in copies.out:
+            if page not in self._content:
+                raise Violation(f"page {page} is copied to host page {host}, but it is not full of confirmed tokens")
+            self._on_host.pop(host, None)
+            self._to_host[host] = self._content[page]
+        for host, page in copies.into:
+            if host not in self._on_host:
+                raise Violation(f"page {page} is loaded from host page {host}, which holds nothing that was confirmed")
+        return {page: self._on_host[host] for host, page in copies.into}
+
+    def land_copies(self, copies: Copies | None, *, failed: bool) -> None:
+        """The microbatch with these copies is back; of one that failed they are of no use."""
+        if copies is None:
+            return
+        for _, host in copies.out:
+            content = self._to_host.pop(host)
+            if not failed:
+                self._on_host[host] = content
+        for _, page in copies.into if failed else ():
+            self._content.pop(page, None)
+
     def _trim(self, tenancy: Tenancy, kept: int) -> None:
         for index, page in enumerate(tenancy.pages[kept:], kept):
             if index not in tenancy.lost:
@@ -122,6 +152,8 @@ class Pages:
     def flush(self) -> None:
         """No page can be shared with a later request any more."""
         self._content.clear()
+        self._on_host.clear()
+        self._to_host.clear()
 
     def compare(self, scheduler: Scheduler, microbatch: Microbatch | None) -> None:
         """Pages that are owned were told to the stages, and what ``microbatch`` uses is owned. Raises Violation."""
@@ -142,7 +174,7 @@ class Pages:
                 memory.sliding_window, [p for one in microbatch.segments for p in one.window_pages if p >= 0]
             )
 
-    def _tell(self, segment: Segment, tenancy: Tenancy) -> list[int]:
+    def _tell(self, segment: Segment, tenancy: Tenancy, loaded: Mapping[int, int]) -> list[int]:
         """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
         first, size = segment.page_start, self._size
         if first > len(tenancy.pages):
@@ -162,6 +194,10 @@ class Pages:
                 continue
             if index >= segment.start // size:
                 fresh.append(page)
+            elif page in loaded:
+                fresh.append(page)
+                if loaded[page] != self._hash_of(tenancy, index):
+                    raise Violation(f"{tenancy} loads page {page} at index {index}, which does not hold its tokens")
             elif self._content.get(page) != self._hash_of(tenancy, index):
                 raise Violation(f"{tenancy} shares page {page} at index {index}, which does not hold its tokens")
         return fresh

@@ -32,6 +32,7 @@ def follow_result(ledger: Ledger, completion: Completion) -> None:
                 ledger.end(life, FinishReason.ERROR, error=why)
     if completion.prompt_logprobs:
         _take_parts(ledger, flight, completion)
+    ledger.pages.land_copies(flight.copies, failed=completion.error is not None)
     came = (iter(completion.token_ids), iter(completion.accepted)) if completion.error is None else None
     for segment, life, tenancy in flight.work:
         if came is None and life.end is None:
@@ -46,7 +47,9 @@ def follow_death(ledger: Ledger, failed: PipelineFailed) -> None:
     ledger.profiles.give_up()
     ledger.adapters.lose()
     while ledger.flights:
-        for segment, _, tenancy in ledger.flights.popleft().work:
+        flight = ledger.flights.popleft()
+        ledger.pages.land_copies(flight.copies, failed=True)
+        for segment, _, tenancy in flight.work:
             ledger.pages.land(segment, tenancy, confirmed=False)
 
 

@@ -69,6 +69,7 @@ class Specification:
         retractions = self.totals["retractions"]
         mode, plan, told = self._launch()
         segments = [self._segment(*part) for part in plan]
+        copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
             self.flights.append((plan, segments, mode))
             self.launched += 1
@@ -77,7 +78,7 @@ class Specification:
         deadline = next_deadline((self.calls.deadline, self.adapters.deadline), timed, self.limits)
         again = changed and (self._may_plan() or (self._has_slot() and self.adapters.is_call_due))
         orders = self.grammars.take_orders()
-        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders)
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders, copies)
 
     def _apply(self, event: messages.Event) -> None:
         match event:
@@ -154,6 +155,7 @@ class Specification:
         if self.failure is not None:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
+        self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         self.replies += Request.told_parts(plan, segments, completion)
         for request, why in [(one, why) for rid, why in completion.errors for one, *_ in plan if one.rid == rid]:
             if request.end is None:
@@ -243,6 +245,7 @@ class Specification:
     def _on_pipeline_failed(self, why: str) -> None:
         """**Death**: nothing in flight comes back, and every request ends with an error."""
         self.failure, self.flights = self.failure or why, []
+        self.memory.land_copies(None, failed=True)
         for request in [*self.memory.owners]:
             request.in_flight = 0
             if request.end is not None:
@@ -382,9 +385,7 @@ class Specification:
             return False
         request.hit_tokens = request.planned_tokens = request.pages * self.limits.page_size
         request.goal_tokens = len(request.ids)
-        if not request.was_retracted:
-            request.cached_tokens = request.hit_tokens
-            self.totals["cached_tokens"] += request.hit_tokens
+        memory.count_hit(request, self.totals)
         return True
 
     def _choose(self, most: int) -> list[Request]:

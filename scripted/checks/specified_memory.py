@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from engine.limits import Limits
 from engine.messages import EvictCache, OperatorEvent, ReleasePressure, SetPressure
+from scripted.checks.specified_host_tier import SpecifiedHostTier
 from scripted.checks.specified_request import Page, SpecifiedRequest
 from scripted.checks.specified_window import SpecifiedWindow
 
@@ -19,13 +20,14 @@ __all__ = ["SpecifiedMemory"]
 class SpecifiedMemory:
     """All rows and pages of an engine. ``owners`` are the requests that own some of them, ended or not.
 
-    ``cache`` is the page above all cached ones, ``window`` the window pool of a model with window layers. ``evictions``
-    counts the times that something was to be evicted.
+    ``cache`` is the page above all cached ones, ``window`` the window pool of a model with window layers, ``host`` the
+    second tier, None without one. ``evictions`` counts the times that something was to be evicted.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.window = SpecifiedWindow(limits) if limits.window_tokens else None
+        self.host = SpecifiedHostTier(limits) if limits.host_pages else None
         self.cache, self._pins = Page(None, ()), list[Page]()
         self._uses = 0
         self.owners: list[SpecifiedRequest] = []
@@ -50,6 +52,7 @@ class SpecifiedMemory:
             "pages_total": limits.total_pages, "pages_free": limits.total_pages - self.cached_pages - held,
             "pages_cached": self.cached_pages, "pages_held": held, "page_size": limits.page_size,
             "rows_total": limits.rows, "rows_free": self.free_rows,
+            **({} if self.host is None else self.host.sizes()),
         }  # fmt: skip
 
     def available_pages(self, owners: Sequence[SpecifiedRequest], hit: Sequence[Page] = ()) -> int:
@@ -76,7 +79,7 @@ class SpecifiedMemory:
         parked = 0 if split is None else split.goal_tokens - split.planned_tokens
         if not waiting:
             return parked
-        return parked + sum([len(one.ids) - len(self.match_of(one)) * self._limits.page_size for one in waiting])
+        return parked + sum([len(one.ids) - self.hit_pages(one) * self._limits.page_size for one in waiting])
 
     # -- the prefix cache --
 
@@ -134,7 +137,7 @@ class SpecifiedMemory:
 
     def admit(self, request: SpecifiedRequest, spare_pages: int) -> bool:
         """Give a request a row and what it hits, if all of its tokens have room; False, and nothing done, if not."""
-        hit, window, tokens = self.match_of(request), self.window, len(request.ids)
+        hit, window, tokens, host = self.match_of(request), self.window, len(request.ids), self.host
         self.use(hit)
         if not self.has_room(tokens, spare_pages, self.owners, hit):
             if window is not None and self.pages_for(tokens) - len(hit) + spare_pages <= self.available_pages(
@@ -145,6 +148,11 @@ class SpecifiedMemory:
         self.owners.append(request)
         request.owns_memory, request.prefix, request.pages, request.told_pages = True, list(hit), len(hit), 0
         request.window_start = 0 if window is None else len(hit) - len(window.seen_of(hit))
+        if host is not None:
+            found = self.on_host(request)
+            host.protect(found)
+            self.extend(request, (len(hit) + len(found)) * self._limits.page_size)
+            host.load(found)
         return True
 
     def extend(self, request: SpecifiedRequest, tokens: int) -> bool:
@@ -183,6 +191,8 @@ class SpecifiedMemory:
             del page.above.below[page.tokens]
             page.above.ends_node = True
             self.cached_pages -= 1
+            if self.host is not None:
+                self.host.keep(page)
             if self.window is not None:
                 self.window.beside.pop(page, None)
 
@@ -206,7 +216,40 @@ class SpecifiedMemory:
         self.cache, self._pins = Page(None, ()), []
         if self.window is not None:
             self.window.beside.clear()
+        if self.host is not None:
+            self.host.flush()
         return dropped
+
+    # -- the second tier --
+
+    def on_host(self, request: SpecifiedRequest) -> list[tuple[int, ...]]:
+        """**Host hit**: what this request would load."""
+        if self.host is None:
+            return []
+        return self.host.hit(request.ids[: request.may_hit + 1], len(self.match_of(request)), request.version)
+
+    def hit_pages(self, request: SpecifiedRequest) -> int:
+        """How many pages this request need not compute."""
+        return len(self.match_of(request)) + len(self.on_host(request))
+
+    def count_hit(self, request: SpecifiedRequest, totals: dict[str, int]) -> None:
+        """**Cached tokens**: what it hit when it was admitted first; of these, those that it loads."""
+        if not request.was_retracted:
+            request.cached_tokens = request.hit_tokens
+            totals["cached_tokens"] += request.hit_tokens
+            totals["host_hit_tokens"] += request.hit_tokens - len(request.prefix) * self._limits.page_size
+
+    def launch_copies(self, number: int, totals: dict[str, int]) -> tuple[int, int]:
+        """**Copies**: how many this microbatch carries out, to the host and from it; **Counters** count them."""
+        written, read = (0, 0) if self.host is None else self.host.launch(number)
+        totals["host_pages_written"] += written
+        totals["host_pages_loaded"] += read
+        return written, read
+
+    def land_copies(self, number: int | None, *, failed: bool) -> None:
+        """**Copies**: this microbatch is back, or with None nothing comes back any more."""
+        if self.host is not None:
+            self.host.land(number, failed=failed)
 
     # -- operators --
 

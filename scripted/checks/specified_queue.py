@@ -52,7 +52,7 @@ def by_policy(waiting: Sequence[SpecifiedRequest], limits: Limits, memory: Speci
         return sorted(due, key=_by_priority) + sorted(others, key=_by_priority)
     if limits.schedule_policy == "dfs-weight":
         return due + _walked([(one, memory.match_of(one)) for one in others])
-    return due + sorted(others, key=lambda one: -len(memory.match_of(one)))
+    return due + sorted(others, key=lambda one: -memory.hit_pages(one))
 
 
 def overtake(started: SpecifiedRequest, waiting: Sequence[SpecifiedRequest], limits: Limits) -> list[SpecifiedRequest]:

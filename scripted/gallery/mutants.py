@@ -16,6 +16,7 @@ from scripted.gallery.escapes import ESCAPES
 from scripted.gallery.faults import FAULTS
 from scripted.gallery.flushing import FLUSHING
 from scripted.gallery.grammars import GRAMMARS
+from scripted.gallery.host_tier import HOST_TIER
 from scripted.gallery.limits_and_load import LIMITS_AND_LOAD
 from scripted.gallery.memory import MEMORY
 from scripted.gallery.planning import PLANNING
@@ -44,6 +45,7 @@ RACES: tuple[Mutant, ...] = (
     *QUEUE_POLICIES,
     *GRAMMARS,
     *ADAPTERS,
+    *HOST_TIER,
 )
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 

@@ -233,6 +233,7 @@ def _config_of(limits: Limits) -> EngineConfig:
         chunk_parity_tokens=limits.chunk_parity_tokens,
         max_loras=limits.max_loras or None,
         lora=",".join(f"{name}={path}" for name, path in limits.loras),
+        host_kv_tokens=limits.host_pages * limits.page_size,
     )
     try:
         window_tokens = limits_of(config).window_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.messages import EngineStats
@@ -138,6 +140,18 @@ class Queries(Asked):
     def get_all_node_lock_refs(self) -> dict[int, int]:
         """The lock refs of every node of the prefix tree, by node id."""
         return {node.id: node.lock_ref for node in self.scheduler.memory.tree.nodes()}
+
+    def host_tokens(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens of a prompt that a request would load from the host now: those after what the tree has."""
+        limits, memory = self.scheduler.limits, self.scheduler.memory
+        if memory.host is None:
+            raise BadCall("t.host_tokens(prompt_ids) needs a second tier; write EngineConfig(host_kv_tokens=...)")
+        if isinstance(prompt_ids, str) or not all(isinstance(token, int) for token in prompt_ids):
+            raise BadCall(f"t.host_tokens(prompt_ids) takes token ids, got {prompt_ids!r}")
+        ids = list(prompt_ids)
+        return memory.cached_tokens(ids) - min(
+            memory.tree.match_length(ids), (len(ids) - 1) // limits.page_size * limits.page_size
+        )
 
     def stage(self, i: int) -> StageView:
         """A stage's own view of what it has computed: last microbatch, counts, a digest of what its KV slots hold."""

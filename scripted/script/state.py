@@ -72,7 +72,8 @@ class _Snapshot(_Copy, frozen=True, kw_only=True):
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
 
-    ``drafts`` of the tokens are guesses that it verifies.
+    ``drafts`` of the tokens are guesses that it verifies. It copies ``written_pages`` pages to the host, and
+    ``loaded_pages`` pages from it.
     """
 
     id: int
@@ -82,6 +83,8 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     launched_at_step: int
     due_at_step: int
     drafts: int = 0
+    written_pages: int = 0
+    loaded_pages: int = 0
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
@@ -140,7 +143,8 @@ class State(_Snapshot, frozen=True, kw_only=True):
     step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
     stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
     both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of ``waiting``,
-    ``waiting_for_grammar`` have a grammar that is not ready.
+    ``waiting_for_grammar`` have a grammar that is not ready. ``host`` counts the pages of the second tier, None without
+    one: those that are ``cached`` can be hit, those that are ``held`` are still to be copied there.
     """
 
     step: int
@@ -161,6 +165,7 @@ class State(_Snapshot, frozen=True, kw_only=True):
     plan_digest: str
     load: LoadState
     waiting_for_grammar: tuple[str, ...] = ()
+    host: KVState | None = None
 
     @property
     def queues_clear(self) -> bool:
@@ -184,7 +189,7 @@ def take_state(rig: Rig) -> State:
     """Snapshot an engine, with what has arrived for it."""
     scheduler, due_steps = rig.scheduler, rig.results.due_steps()
     books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
-    window = scheduler.memory.sliding_window
+    window, host = scheduler.memory.sliding_window, scheduler.memory.host
     return State(
         waiting_for_grammar=Listed(
             one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
@@ -203,6 +208,8 @@ def take_state(rig: Rig) -> State:
                 tokens=launched.microbatch.tokens,
                 launched_at_step=launched.step,
                 drafts=sum(launched.microbatch.drafts),
+                written_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.out),
+                loaded_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.into),
                 due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight
@@ -213,6 +220,7 @@ def take_state(rig: Rig) -> State:
         kv=_kv_state(pages),
         rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
         window=None if window is None else _kv_state(window.pages),
+        host=None if host is None else _kv_state(host.pages),
         tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
         digest=scheduler.digests.digest,
         plan_digest=scheduler.digests.plan_digest,

@@ -71,6 +71,11 @@ class BlockPool(KVPool):
         self._arrays = [(keys[0], values[0]) for keys, values in made]
         self.caches = [(keys[1], values[1]) for keys, values in made]
 
+    def page(self, number: int) -> Sequence[torch.Tensor]:
+        """The blocks of one page, as bytes: those of 8 bits have their scales and offsets in them."""
+        blocks = slice(number * self._blocks_a_page, (number + 1) * self._blocks_a_page)
+        return [torch.from_numpy(part[blocks].view(np.uint8)) for layer in self._arrays for part in layer]
+
     def block_table(self, rows: Slots, starts: Slots, counts: Slots) -> tuple[Slots, Slots, Slots, int]:
         """For rows that go on from ``starts`` with ``counts`` tokens: tokens before them, blocks, the blocks' begins,
         and the largest number of tokens that a row sees.
