@@ -70,7 +70,8 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
         host = f" and {on_host} bytes of host_kv_tokens" if on_host else ""
         raise ConfigError(
             f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights"
-            f"{' and adapters' if config.most_loras else ''}{host} leave no room for a page of {config.page_size} tokens at "
+            f"{' and adapters' if config.most_loras else ''}{host} leave no room for a page of "
+            f"{config.page_size} tokens at "
             f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
             f"use a smaller model{' or a smaller max_loras or max_lora_rank' if config.most_loras else ''}"
         )
