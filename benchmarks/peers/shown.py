@@ -71,9 +71,10 @@ def _key(run: PeersRun) -> str:
 
 def _caption(run: PeersRun) -> str:
     after = "" if run.load_after is None else f", {run.load_after:g} after"
+    rounds = f"medians of {run.rounds} rounds" if run.rounds > 1 else "one round"
     return (
         f"**{run.machine.processor_class}, {run.shape}, {run.dtype}**: {run.machine}{after}; "
-        f"{run.prompt_tokens} prompt and {run.output_tokens} new tokens, medians of {run.rounds} rounds, {run.began}; "
+        f"{run.prompt_tokens} prompt and {run.output_tokens} new tokens, {rounds}, {run.began}; "
         f"the weights are {run.weights_mib:,.0f} MiB."
     )
 
