@@ -11,12 +11,12 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak attack recorded vllm bench gpu serve clean
+.PHONY: help install demo test lint types unit load registered soak attack recorded ray vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load registered soak attack recorded bench: export OMP_NUM_THREADS = 1
-unit load registered soak attack recorded: export HF_HUB_OFFLINE = 1
+demo unit load registered soak attack recorded ray bench: export OMP_NUM_THREADS = 1
+unit load registered soak attack recorded ray: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -55,6 +55,10 @@ recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, 
 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error
+
+ray: $(INSTALLED) ## stages that Ray places on a local cluster: the scripts, and the load with parts of it killed and cut
+	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
+	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 
 vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environment of its own, .venv-vllm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
