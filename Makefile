@@ -59,6 +59,10 @@ registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 ray: $(INSTALLED) ## what needs a Ray cluster: local ones, on loopback
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error
 
+ray: $(INSTALLED) ## stages that Ray places on a local cluster: the scripts, and the load with parts of it killed and cut
+	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
+	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
+
 vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environment of its own, .venv-vllm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 

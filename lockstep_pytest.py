@@ -26,7 +26,7 @@ __all__: list[str] = []
 Harness = Callable[..., AbstractContextManager[Any]]
 
 TIERS: Final = ("sim", "server")
-PLACEMENTS: Final = ("local", "join")
+PLACEMENTS: Final = ("local", "join", "ray")
 _DECORATOR: Final = "scripted.script.decorator"
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tier": {"choices": (*TIERS, "all"), "default": "all", "help": "run scripts in this tier only (default: all)"},
@@ -34,7 +34,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "placement": {
         "choices": PLACEMENTS,
         "default": "local",
-        "help": "where the stages of servers run: in processes that were forked, or joined by TCP (default: local)",
+        "help": "where the stages of the server tier are: forked beside the scheduler, joined over TCP through a relay "
+        "of the harness, placed by Ray (default: local, or as the script says)",
     },
     "invariants": {
         "choices": ("step", "end"),

@@ -13,6 +13,7 @@ __all__ = [
     "EngineError",
     "IntegrityError",
     "OpenVINOError",
+    "PlacementError",
     "ProcessDiedError",
     "StartupError",
     "StepFailedError",
@@ -33,6 +34,10 @@ class CheckpointError(EngineError):
 
 class StartupError(EngineError):
     """The server could not start: a port in use, a stage that failed to load, a start that took too long."""
+
+
+class PlacementError(StartupError):
+    """The stages cannot be placed: a cluster that does not answer, too little of it, a node with another engine."""
 
 
 class ProcessDiedError(EngineError):

@@ -100,10 +100,10 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
-    placement: Literal["local", "join"] = Field(
+    placement: Literal["local", "join", "ray"] = Field(
         "local",
         description="where stages run: 'local', in processes of this machine; 'join', wherever `engine stage --join` "
-        "is started",
+        "is started; 'ray', on the nodes of a Ray cluster, spread over them",
     )
     stage_listen: str = Field(
         "127.0.0.1:30001",
@@ -111,6 +111,15 @@ class ServerSettings(EngineConfig):
     )
     secret_file: str = Field(
         "", description="file with the secret that stages prove themselves with; unset: one is made for the run"
+    )
+    ray_address: str = Field(
+        "", description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one"
+    )
+    ray_cpus_per_stage: float = Field(
+        1.0, gt=0, le=1024, description="CPUs that Ray reserves for a stage, beside a GPU where the cluster has some"
+    )
+    placement_options: str = Field(
+        "", description="ways of the stages that Ray places, as a JSON list; for harnesses with a relay"
     )
     heartbeat_timeout_s: float = Field(
         5.0,

@@ -34,7 +34,8 @@ class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
     ``subject_mutant`` is switched on in the subjects that know it, the others run as they are. Servers compute on
-    ``device`` where one is given; ``placement`` is where their stages run.
+    ``device`` where one is given. With another ``placement`` than local every engine of several stages in the server
+    tier has them there.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class ScriptedSession:
         placement: str = "local",
     ) -> None:
         self.mutant = mutant
-        self.placement = placement
         self.subject_mutant = subject_mutant
         self.every_step = every_step
         self.device = device
+        self.placement = placement
         self.node_id = ""
         # Why no script can run in this process; None when they can.
         self.refusal: str | None = None
@@ -70,7 +71,7 @@ class ScriptedSession:
             self.ended = self._run_on_subject(test, options, arguments)
             return
         check_plain(arguments)
-        with self.harness(test.config, tier) as harness:
+        with self.harness(test.config, tier, placement=test.placement) as harness:
             # The failure of the script before this was reported. What it left may be more than a reset can clear.
             again = getattr(harness, "has_failed", False)
             try:
@@ -80,7 +81,7 @@ class ScriptedSession:
                     raise
             else:
                 return
-        with self.harness(test.config, tier) as fresh:
+        with self.harness(test.config, tier, placement=test.placement) as fresh:
             self.ended = fresh.run(test.script, options=options, **arguments)
 
     def _run_on_subject(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
@@ -98,7 +99,7 @@ class ScriptedSession:
         return ended.counts()
 
     def harness(
-        self, config: EngineConfig, tier: str, *, mutant: str | None = None
+        self, config: EngineConfig, tier: str, *, mutant: str | None = None, placement: str = "local"
     ) -> AbstractContextManager[ScriptedSim | ScriptedServer]:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         mutant = mutant or self.mutant
@@ -108,7 +109,9 @@ class ScriptedSession:
             return ScriptedSim.start(config, mutant=mutant)
         if self.device is not None:
             config = config.model_copy(update={"device": self.device})
-        return self._servers().lend(config, mutant)
+        if self.placement != "local" and config.pp_size > 1:
+            placement = self.placement
+        return self._servers().lend(config, mutant, placement)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -119,7 +122,7 @@ class ScriptedSession:
         if self._pool is None:
             from scripted.server.pool import ServerPool
 
-            self._pool = ServerPool(placement=self.placement)
+            self._pool = ServerPool()
         return self._pool
 
     def _replay_command(self, test: ScriptedTest, tier: str) -> str:

@@ -39,6 +39,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "stage_listen",
         "secret_file",
         "heartbeat_timeout_s",
+        "ray_address",
+        "ray_cpus_per_stage",
         "attention_backend",
         "compile",
         "compile_dir",
@@ -57,7 +59,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "flight_dir",
         "profile_dir",
     ),
-    "Harnesses": ("gate", "gate_options"),
+    "Harnesses": ("gate", "gate_options", "placement_options"),
     HELP: ("help",),
 }
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}

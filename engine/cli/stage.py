@@ -35,6 +35,7 @@ def stage(
         str | None, typer.Option(metavar="HOST:PORT", help="what the stage before is told instead, past a NAT or relay")
     ] = None,
     model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
+    node: Annotated[str, typer.Option(help="what this machine is called in errors; unset: its host name")] = "",
     timeout_s: Annotated[
         float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")
     ] = DEFAULT_TIMEOUT_S,
@@ -50,6 +51,7 @@ def stage(
             listen=parse_endpoint(listen, "--listen") if listen else None,
             advertise=parse_endpoint(advertise, "--advertise") if advertise else None,
             model=model,
+            node=node,
             timeout_s=timeout_s,
         )
     raise typer.Exit(run_agent(options))

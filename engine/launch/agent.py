@@ -72,7 +72,8 @@ class AgentOptions:
 
     ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
     ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
-    the server. ``timeout_s`` bounds the wait for a server that is not there yet.
+    the server. ``node`` is what this machine is called in causes, its own name if empty. ``timeout_s`` bounds the wait
+    for a server that is not there yet.
     """
 
     join: Endpoint
@@ -81,6 +82,7 @@ class AgentOptions:
     listen: Endpoint | None = None
     advertise: Endpoint | None = None
     model: str = ""
+    node: str = ""
     timeout_s: float = 600.0
 
 
@@ -156,7 +158,13 @@ class _Agent:
         """Join, and do what the server says until the end."""
         listens = self._options.advertise or Endpoint(*self._listener.getsockname()[:2])
         self._link.send(
-            Join(version=__version__, node=platform.node(), pid=os.getpid(), stage=self._options.stage, listens=listens)
+            Join(
+                version=__version__,
+                node=self._options.node or platform.node(),
+                pid=os.getpid(),
+                stage=self._options.stage,
+                listens=listens,
+            )
         )
         try:
             while self._over is None:

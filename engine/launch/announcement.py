@@ -95,7 +95,9 @@ class OperatorView:
         self._bars: dict[str, TaskID] = {}
 
     def gathering(self, gathering: Gathering) -> None:
-        """Say what to run on the other machines."""
+        """Say what to run on the other machines, if Ray does not."""
+        if self._settings.placement == "ray":
+            return
         command = f"engine stage --join {gathering.join} --secret-file {gathering.secret_file}"
         line = f"Waiting for {gathering.stages} stages; start each on its machine, with a copy of the secret file"
         if self._settings.log_format == "json":

@@ -12,10 +12,12 @@ from typing import Final
 
 import msgspec
 
+from engine.launch.ray_stages import RayStages
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.secret import Secret, read_secret
 from engine.pipeline.progress import Phase, StageProgress
+from engine.placement.ray_order import require_ray
 from engine.placement.rendezvous import Rendezvous
 from engine.process.control import Gathering
 from engine.process.private_dir import SECRET_FILE, PrivateDir
@@ -33,18 +35,23 @@ class Meeting(msgspec.Struct):
     gathering: Gathering
     plans: socket.socket
     progress: StageProgress
+    ray: RayStages | None = None
 
     def close(self) -> None:
         """Close all of it; idempotent."""
         self.rendezvous.close()
         self.plans.close()
         self.progress.close()
+        if self.ray is not None:
+            self.ray.close()
 
 
 class MeetingPlace:
     """A port that is taken, and a secret. Raises EngineError for what cannot be."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        if settings.placement == "ray":
+            require_ray()
         self._settings = settings
         self._secret = read_secret(Path(settings.secret_file)) if settings.secret_file else None
         self._bound = bound_at(parse_endpoint(settings.stage_listen, "stage_listen"), "stage_listen")
@@ -74,6 +81,7 @@ class MeetingPlace:
             ),
             plans=theirs,
             progress=progress,
+            ray=RayStages(settings) if settings.placement == "ray" else None,
         )
 
 

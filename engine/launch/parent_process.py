@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -174,12 +175,14 @@ def _serve(request: ServeRequest, news: socket.socket) -> int:
 
 
 def _join(request: StageRequest) -> int:
+    tempfile.tempdir = request.temp_dir or None
     options = AgentOptions(
         join=request.join,
         secret=read_secret(Path(request.secret_file)),
         stage=request.stage,
         listen=request.listen,
         advertise=request.advertise,
+        node=request.node,
     )
     return run_agent(options)
 

@@ -56,6 +56,8 @@ class StageRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stage: int | None = None
     listen: Endpoint | None = None
     advertise: Endpoint | None = None
+    node: str = ""
+    temp_dir: str = ""
 
 
 Order = ServeRequest | StageRequest
@@ -241,10 +243,13 @@ class PreloadedParent:
         stage: int | None = None,
         listen: Endpoint | None = None,
         advertise: Endpoint | None = None,
+        node: str = "",
+        temp_dir: str = "",
     ) -> ServerProcess:
         """Fork the agent of a stage that joins a server, as `engine stage --join` does. Otherwise as ``serve``.
 
-        ``gathering.join`` may be changed to the address of a relay before the server.
+        ``gathering.join`` may be changed to the address of a relay before the server. The agent's files are in
+        ``temp_dir``, so that one that is killed leaves none elsewhere.
         """
         request = StageRequest(
             join=parse_endpoint(gathering.join, "join"),
@@ -253,6 +258,8 @@ class PreloadedParent:
             stage=stage,
             listen=listen,
             advertise=advertise,
+            node=node,
+            temp_dir=temp_dir,
         )
         return self._fork(request, log_path.parent)
 

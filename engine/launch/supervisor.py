@@ -29,6 +29,7 @@ from engine.launch.meeting import Meeting, MeetingPlace
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
+from engine.placement.ray_order import RAY
 from engine.process.control import (
     STAGE_PREFIX,
     SUPERVISOR,
@@ -63,6 +64,8 @@ DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
 CULPRIT_WAIT_S = 0.1
+# After all this: a cluster of one node, which was started for this server, ends in one or two.
+RAY_END_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     try:
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
-        place = MeetingPlace(settings) if settings.placement == "join" else None
+        place = MeetingPlace(settings) if settings.placement != "local" else None
         _refuse_early(settings)
         import_models(of_torch=not _openvino_is_likely(settings))
         settings, facts, limits = _resolve(settings)
@@ -212,13 +215,16 @@ class _Supervisor:
         rendezvous = meeting.rendezvous
         self._selector.register(rendezvous, selectors.EVENT_READ, rendezvous.listen)
         self._view.gathering(meeting.gathering)
+        if meeting.ray is not None:
+            self._adopt(meeting.ray.start(meeting.gathering))
         limit_s = self._settings.start_timeout_s
         if not self._wait_for(lambda: self._leaving or rendezvous.is_prepared, limit_s):
             return self._fail_start(
                 StartupError(
                     f"every stage must have joined within start_timeout_s={limit_s}, but this is missing: "
-                    f"{rendezvous.missing()}; {'; '.join(rendezvous.refusals) or 'no agent was refused'}; start the "
-                    "missing stages with `engine stage --join`, or raise --start-timeout-s"
+                    f"{rendezvous.missing()}; {'; '.join(rendezvous.refusals) or 'no agent was refused'}; "
+                    f"{'look above for what Ray says' if meeting.ray else 'start them with `engine stage --join`'}, or "
+                    "raise --start-timeout-s"
                 )
             )
         if not self._leaving:
@@ -243,7 +249,7 @@ class _Supervisor:
             limits=self._limits,
             private_dir=self._folder.path,
             base_url=self._base_url,
-            stage_pids=tuple(child.pid for child in self._children),
+            stage_pids=tuple(child.pid for child in self._children if child.name.startswith(STAGE_PREFIX)),
             handed=plans.fileno() if plans is not None else None,
         )
         keep = [plans.fileno()] if plans is not None else []
@@ -436,10 +442,14 @@ class _Supervisor:
         # A stage has no message to send before it ends.
         self._signal([child for child in self._alive() if child.name.startswith(STAGE_PREFIX)], signal.SIGTERM)
         if not self._wait_for(self._all_ended, grace_s):
-            self._signal(self._alive(), signal.SIGTERM)
+            self._signal(self._engine(), signal.SIGTERM)
             if not self._wait_for(self._all_ended, TERMINATE_GRACE_S):
-                self._signal(self._alive(), signal.SIGKILL)
+                self._signal(self._engine(), signal.SIGKILL)
                 self._wait_for(self._all_ended, KILL_WAIT_S)
+        # Clients have their last words. The driver may have a cluster to end.
+        if not self._wait_for(lambda: not self._alive(), RAY_END_S):
+            self._signal(self._alive(), signal.SIGKILL)
+            self._wait_for(lambda: not self._alive(), KILL_WAIT_S)
 
     def _signal(self, children: list[WatchedProcess], number: signal.Signals) -> None:
         for child in children:
@@ -452,8 +462,12 @@ class _Supervisor:
     def _all_ready(self) -> bool:
         return all(child.ready for child in self._children)
 
+    def _engine(self) -> list[WatchedProcess]:
+        """What lives of the engine itself: not the driver, which ends after it."""
+        return [child for child in self._alive() if child.name != RAY]
+
     def _all_ended(self) -> bool:
-        return not self._alive()
+        return not self._engine()
 
 
 def _is_culprit(child: WatchedProcess) -> bool:

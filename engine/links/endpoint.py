@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 __all__ = ["Endpoint", "parse_endpoint"]
 
 MAX_PORT = 65_535
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -24,6 +25,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it, as far as its spelling tells."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all addresses of this machine: to listen on, not to connect to."""
+        return self.host in _WILDCARDS
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -150,7 +150,7 @@ def started(test: ScriptedTest, tier: str, mutant: str | None) -> AbstractContex
         return ScriptedSim.start(test.config, mutant=mutant)
     from scripted.server.runner import ScriptedServer
 
-    return ScriptedServer.start(test.config, mutant=mutant)
+    return ScriptedServer.start(test.config, mutant=mutant, placement=test.placement)
 
 
 def _show_in(mutant: Mutant, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> bool:

@@ -171,7 +171,8 @@ class ScriptRun:
             notes=self._notes,
             limits=rig.scheduler.limits,
             replay=self.options.replay,
-            spent=rig.is_dead or isinstance(exc, Grown),
+            # A server that has lost a stage ends in a moment: the next script must not meet it.
+            spent=rig.is_dead or rig.failure is not None or isinstance(exc, Grown),
             dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
             cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
         )

@@ -19,6 +19,7 @@ from engine.messages import (
     OperatorEvent,
     PauseGeneration,
     PauseMode,
+    PipelineEvent,
     PipelineFailed,
     Refusal,
     Reply,
@@ -64,6 +65,8 @@ class Rig:
         self.judge_refusal: Callable[[Generate, Refusal, Sequence[ClientMessage]], None] = judge_nothing
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
+        # Stages whose link a script has slowed or cut.
+        self._touched_links: set[int] = set()
 
     # -- for the queries --
 
@@ -114,10 +117,32 @@ class Rig:
 
     def kill_stage(self, stage: int) -> None:
         """Kill a stage; the next step sees the failure first."""
-        event = self.world.kill_stage(stage)
-        assert isinstance(event, PipelineFailed), f"killing stage {stage} brought {event}"
-        self.kills = True
-        self._fail(event)
+        self._lose(stage, self.world.kill_stage(stage))
+
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Slow a stage's link; its results come when they come, in the steps in which they are due."""
+        self.world.slow_link(stage, delay_s)
+        self._touched_links.add(stage)
+
+    def cut_link(self, stage: int) -> None:
+        """Cut a stage's link; nothing completes until it is healed or found to be lost."""
+        self.world.cut_link(stage)
+        self._touched_links.add(stage)
+        self.results.cut.add(stage)
+
+    def heal_link(self, stage: int) -> None:
+        """Take a delay or a cut back."""
+        self.world.heal_link(stage)
+        self._touched_links.discard(stage)
+        self.results.cut.discard(stage)
+
+    def lose_node(self, stage: int) -> None:
+        """Lose a stage's node; the next step sees the failure first."""
+        self._lose(stage, self.world.lose_node(stage))
+
+    def await_loss(self, stage: int) -> None:
+        """Wait until a cut is found; the next step sees the failure first."""
+        self._lose(stage, self.world.await_loss(stage))
 
     def kill_scheduler(self) -> None:
         """Kill the scheduler's process; no step runs after it. Raises Violation for a client that is not told so."""
@@ -172,6 +197,8 @@ class Rig:
         for stage in sorted(self.results.stalled):
             self.world.resume_stage(stage)
         self.results.stalled.clear()
+        for stage in sorted(self._touched_links):
+            self.heal_link(stage)
 
     def start_over(self) -> None:
         """Become as good as new. The engine must be fully idle."""
@@ -185,6 +212,11 @@ class Rig:
         self.history.start_over()
         self.handles.start_over()
         self.history.recording = True
+
+    def _lose(self, stage: int, event: PipelineEvent) -> None:
+        assert isinstance(event, PipelineFailed), f"losing stage {stage} brought {event}"
+        self.kills = True
+        self._fail(event)
 
     def _fail(self, failed: PipelineFailed) -> None:
         self.failure = failed

@@ -75,6 +75,26 @@ class World(Protocol):
         """Let a stopped stage go on."""
         ...
 
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Make every byte from and to a stage take longer. Without links this and the next four raise BadCall."""
+        ...
+
+    def cut_link(self, stage: int) -> None:
+        """Let no byte from or to a stage through; its connections stay open."""
+        ...
+
+    def heal_link(self, stage: int) -> None:
+        """Let bytes through at once again, those that were held back first."""
+        ...
+
+    def lose_node(self, stage: int) -> PipelineEvent:
+        """Kill a stage and its agent and reset their connections, all at once, and wait until that is known."""
+        ...
+
+    def await_loss(self, stage: int) -> PipelineEvent:
+        """Wait until the heartbeats have found that a stage's link is cut."""
+        ...
+
     def fail_next_step(self, stage: int) -> None:
         """Make the stage's next forward pass fail."""
         ...

@@ -25,6 +25,8 @@ def _of_results(rig: Rig) -> Iterator[str]:
         yield f"grammars are held, {len(rig.grammars)} are not ready until t.release_grammars()"
     for stage in sorted(results.stalled):
         yield f"stage {stage} is stalled, nothing completes until t.resume_stage({stage})"
+    for stage in sorted(results.cut):
+        yield f"the link of stage {stage} is cut, nothing completes until t.heal_link({stage})"
 
 
 def _of_memory(rig: Rig) -> Iterator[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
 
 __all__ = [
+    "PLACEMENTS",
     "TIERS",
     "TIER_PARAMETER",
     "ScriptFunction",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 TIERS: Final = ("sim", "server")
+# Where the stages of the server tier are: forked beside the scheduler, joined over TCP, placed by Ray.
+PLACEMENTS: Final = ("local", "join", "ray")
 TIER_PARAMETER: Final = "scripted_tier"
 
 ScriptFunction = Callable[..., Generator[Any, None, Any]]
@@ -55,6 +58,7 @@ class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[str, ...]
     options: ScriptOptions
     script: Callable[..., Any]
+    placement: str = "local"
 
     @property
     def file(self) -> str:
@@ -88,18 +92,20 @@ def scripted(
     max_steps: int = DEFAULT_MAX_STEPS,
     oracle: bool = True,
     must_reach: Sequence[str] = (),
+    placement: str = "local",
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
-    comparison with each request run alone. With ``subject`` it runs on that scheduler, in the sim tier only, and
-    ``settings`` are the values of its configuration that are not at their default. Raises ScriptDefinitionError, with
-    the reason, for what cannot be a script.
+    comparison with each request run alone. ``placement`` says where the stages of the server tier are. With ``subject``
+    it runs on that scheduler, in the sim tier only, and ``settings`` are the values of its configuration that are not
+    at their default. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
     """
     _check_tiers(tiers)
     if subject is None:
         _check_engine(config, settings)
+        _check_placement(placement, config)
     else:
         _check_options(subject, tiers, oracle=oracle)
     options = ScriptOptions(
@@ -113,7 +119,7 @@ def scripted(
     def decorate(given: Callable[..., Any]) -> Callable[..., None]:
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
-        made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function)
+        made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function, placement=placement)
         if subject is not None:
             made = _on_subject(made, subject, settings)
 
@@ -159,6 +165,16 @@ def _check_engine(config: object, settings: Mapping[str, Any]) -> None:
         raise ScriptDefinitionError(
             f"@scripted has no option {name!r}{nearest(name, known)}; it has {', '.join(known)}, and settings of an "
             "engine belong into its EngineConfig"
+        )
+
+
+def _check_placement(placement: object, config: EngineConfig) -> None:
+    if placement not in PLACEMENTS:
+        raise ScriptDefinitionError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    if placement != "local" and config.pp_size == 1:
+        raise ScriptDefinitionError(
+            f"placement={placement!r} places stages, and with pp_size=1 there is none beside the scheduler; "
+            "write EngineConfig(pp_size=2) or more"
         )
 
 

@@ -38,6 +38,9 @@ from scripted.subject.violation import Violation
 
 __all__ = ["Verbs"]
 
+# A longer delay would be taken for a process that hangs.
+MAX_DELAY_S = 2.0
+
 
 class Verbs(Waits):
     """The verbs of ``t``. Requests without a rid of their own are named ``<rid_prefix>-<number>``."""
@@ -297,6 +300,44 @@ class Verbs(Waits):
         self._check_stage(i)
         self._rig.world.resume_stage(i)
         self._rig.results.stalled.discard(i)
+
+    def slow_link(self, i: int, delay_s: float = 0.05) -> None:
+        """Make every byte from and to a stage take ``delay_s`` longer, in real seconds. Only for placed stages.
+
+        The steps are those of a fast link: a result that is due is waited for.
+        """
+        self._check_stage(i)
+        if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
+            raise BadCall(f"slow_link() takes delay_s in real seconds, 0 < delay_s <= {MAX_DELAY_S}, got {delay_s!r}")
+        self._rig.slow_link(i, float(delay_s))
+
+    def cut_link(self, i: int) -> None:
+        """Cut a stage off: no byte gets through, its connections stay open. Only for placed stages.
+
+        Nothing completes until ``heal_link``, or until ``await_loss`` has seen that the heartbeats found it.
+        """
+        self._check_stage(i)
+        self._rig.cut_link(i)
+
+    def heal_link(self, i: int) -> None:
+        """Let everything through again, what was held back first; ends a delay too."""
+        self._check_stage(i)
+        self._rig.heal_link(i)
+
+    def await_loss(self, i: int) -> None:
+        """Wait, in real time, until the heartbeats have found a cut. The server is not used again after this script."""
+        self._check_stage(i)
+        if i not in self._rig.results.cut:
+            raise BadCall(f"await_loss() takes a stage whose link is cut, that of stage {i} is not; use cut_link({i})")
+        self._rig.await_loss(i)
+
+    def lose_node(self, i: int) -> None:
+        """Lose a stage's node: stage and agent are killed and their connections reset. Only for placed stages.
+
+        Returns when the loss is known. Nothing in flight comes back, and the server is not used again.
+        """
+        self._check_stage(i)
+        self._rig.lose_node(i)
 
     def fail_next_step(self, i: int) -> None:
         """Make the next microbatch that a stage computes fail; the engine goes on."""

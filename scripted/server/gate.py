@@ -43,9 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the harness tells the gate through the server's settings."""
+    """What the harness tells the gate through the server's settings; ``relay`` is where that takes orders."""
 
     mutant: str | None = None
+    relay: str | None = None
 
 
 def script_address(private_dir: Path) -> str:
@@ -56,7 +57,7 @@ def script_address(private_dir: Path) -> str:
 def scripted_gate(context: GateContext) -> ScriptedGate:
     """The gate factory that a scripted server's settings name."""
     options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
-    world = ServerWorld(context)
+    world = ServerWorld(context, Path(options.relay) if options.relay is not None else None)
     return ScriptedGate(context.scheduler, world, WireSource(context, world, options))
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
+from engine.placement.ray_order import RAY
 from engine.process.control import Serving
 from scripted.subject.violation import Violation
 
@@ -41,7 +42,9 @@ class ServerGrowth:
         self._address, self._port = address.netloc, address.port
         front_end = psutil.Process(serving.pids["frontend"])
         readers = {f"{child.name()} of the front end": child for child in front_end.children()}
-        self._processes = {name: psutil.Process(pid) for name, pid in serving.pids.items()} | readers
+        # Ray's driver has connections and threads of Ray's own.
+        ours = {name: psutil.Process(pid) for name, pid in serving.pids.items() if name != RAY}
+        self._processes = ours | readers
         self._before = self._descriptors()
 
     def check(self) -> None:

@@ -12,28 +12,33 @@ from typing import Final
 
 from engine.config import EngineConfig
 from engine.launch.preload import PreloadedParent
+from scripted.server.placed import RAY_CPUS
+from scripted.server.ray_cluster import LocalCluster
 from scripted.server.runner import ScriptedServer
 
 __all__ = ["MAX_SERVERS", "ServerPool"]
 
 # Each server is up to six processes; more than two of them on one worker only take memory from each other.
 MAX_SERVERS: Final = 2
+# One for each stage of most tests.
+CLUSTER_NODES: Final = 4
 
-_Key = tuple[EngineConfig, str | None]
+_Key = tuple[EngineConfig, str | None, str]
 
 
 class ServerPool:
-    """Servers by configuration and mutant, least recently used first. All stages are placed in the same way."""
+    """Servers by configuration, mutant and placement, least recently used first."""
 
-    def __init__(self, *, placement: str = "local") -> None:
-        self._placement = placement
+    def __init__(self) -> None:
         self._parent: PreloadedParent | None = None
         self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
+        # Shared by all servers whose stages Ray places: a cluster takes seconds to start.
+        self._cluster: LocalCluster | None = None
 
     @contextlib.contextmanager
-    def lend(self, config: EngineConfig, mutant: str | None) -> Iterator[ScriptedServer]:
+    def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[ScriptedServer]:
         """A server for one script or several; it goes back to the pool unless they left it unusable."""
-        key = (config, mutant)
+        key = (config, mutant, placement)
         server = self._take(key)
         try:
             yield server
@@ -48,6 +53,9 @@ class ServerPool:
         if self._parent is not None:
             self._parent.close()
             self._parent = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
 
     def _take(self, key: _Key) -> ScriptedServer:
         if key in self._servers and not self._servers[key].is_alive:
@@ -57,9 +65,11 @@ class ServerPool:
                 self._drop(next(iter(self._servers)))
             if self._parent is None:
                 self._parent = PreloadedParent.start()
-            config, mutant = key
+            config, mutant, placement = key
+            if placement == "ray" and self._cluster is None:
+                self._cluster = LocalCluster(CLUSTER_NODES, cpus=RAY_CPUS)
             self._servers[key] = ScriptedServer.start(
-                config, mutant=mutant, parent=self._parent, placement=self._placement
+                config, mutant=mutant, parent=self._parent, placement=placement, cluster=self._cluster
             )
         self._servers.move_to_end(key)
         return self._servers[key]

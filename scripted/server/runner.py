@@ -41,6 +41,8 @@ from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
 from scripted.server.gate import GateOptions, script_address
 from scripted.server.growth import ServerGrowth
+from scripted.server.placed import PlacedStages
+from scripted.server.ray_cluster import LocalCluster
 from scripted.server.stacks import dump_stacks
 from scripted.server.survivor import result_of_survivor
 from scripted.server.wire import HookReady, Progress, RunScript, ScriptFailedReply, Shutdown, decode_reply
@@ -48,10 +50,10 @@ from scripted.subject.violation import Violation
 
 __all__ = ["ScriptedServer"]
 
-LOCAL: Final = "local"
-ANY_LOCAL_PORT: Final = "127.0.0.1:0"
 SCRIPTED_GATE: Final = "scripted.server.gate:scripted_gate"
 BOOT_TIMEOUT_S: Final = 120.0
+# Each agent of a node imports what one preloaded parent has imported for all others.
+RAY_BOOT_TIMEOUT_S: Final = 400.0
 # The gate's own timeouts fire first and say more; this is how much later the test process gives up.
 PATIENCE_S: Final = 1.0
 # A server that a death has hit is gone within 2 s.
@@ -73,11 +75,17 @@ class ScriptedServer(ScriptRunner):
     """
 
     def __init__(
-        self, config: EngineConfig, *, mutant: str | None, parent: PreloadedParent | None, placement: str = LOCAL
+        self,
+        config: EngineConfig,
+        *,
+        mutant: str | None,
+        parent: PreloadedParent | None,
+        placement: str = "local",
+        cluster: LocalCluster | None = None,
     ) -> None:
         super().__init__(config, mutant=mutant)
-        # A single stage is no process that could be elsewhere.
-        self._joins = placement != LOCAL and config.pp_size > 1
+        if config.pp_size == 1:
+            placement = "local"  # A single stage is no process that could be elsewhere.
         self.serving: Serving | None = None
         self.usable = True
         self.has_failed = False
@@ -85,17 +93,25 @@ class ScriptedServer(ScriptRunner):
         self._interrupted = False
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._limits: Limits | None = None
+        self._boot_timeout_s = RAY_BOOT_TIMEOUT_S if placement == "ray" else BOOT_TIMEOUT_S
         self._position: tuple[Frame, ...] = ()
         self._growth: ServerGrowth | None = None
         with ExitStack() as stack:
-            self._parent = parent = parent or stack.enter_context(PreloadedParent.start())
+            parent = parent or stack.enter_context(PreloadedParent.start())
             self._folder = Path(tempfile.mkdtemp(prefix="scripted-"))
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self._log = self._folder / "server.log"
+            if placement == "ray" and cluster is None:
+                cluster = stack.enter_context(LocalCluster(config.pp_size))
+            self._placed = None
+            if placement != "local":
+                over = cluster if placement == "ray" else None
+                self._placed = stack.enter_context(PlacedStages(self._folder, config.pp_size, over))
             self._socket = self._connect(stack)
             self._process = stack.enter_context(
                 contextlib.closing(parent.serve(self._settings(), self._folder, self._log, remove_private_dir=True))
             )
+            self._parent = parent
             self._stack = stack.pop_all()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -108,15 +124,16 @@ class ScriptedServer(ScriptRunner):
         *,
         mutant: str | None = None,
         parent: PreloadedParent | None = None,
-        placement: str = LOCAL,
+        placement: str = "local",
+        cluster: LocalCluster | None = None,
     ) -> ScriptedServer:
         """A server, warmed up and frozen before its first script; a context manager.
 
-        With the placement 'join' its stages join by TCP, on loopback. ``parent`` is a preloaded parent to fork it from;
-        without one, it brings its own and starts in seconds, not in a fraction of one. Raises StartupError with the
-        cause when the server does not come up.
+        ``parent`` is a preloaded parent to fork it from; without one, it brings its own and starts in seconds, not in a
+        fraction of one. ``placement`` is where its stages are, with 'ray' on ``cluster`` or on one of its own. Raises
+        StartupError with the cause when the server does not come up.
         """
-        server = cls(config, mutant=mutant, parent=parent, placement=placement)
+        server = cls(config, mutant=mutant, parent=parent, placement=placement, cluster=cluster)
         try:
             server._await_hook()
         except BaseException:
@@ -171,15 +188,16 @@ class ScriptedServer(ScriptRunner):
     # -- starting --
 
     def _settings(self) -> ServerSettings:
-        options = msgspec.json.encode(GateOptions(mutant=self.mutant)).decode()
+        relay = str(self._placed.orders_path) if self._placed is not None else None
+        options = msgspec.json.encode(GateOptions(mutant=self.mutant, relay=relay)).decode()
+        placed = self._placed.settings if self._placed is not None else {}
         return ServerSettings(
             **self.config.model_dump(),
+            **placed,
             port=0,
             gate=SCRIPTED_GATE,
             gate_options=options,
             profile_dir=str(self._folder),
-            placement="join" if self._joins else "local",
-            stage_listen=ANY_LOCAL_PORT,
         )
 
     def _connect(self, stack: ExitStack) -> zmq.Socket[bytes]:
@@ -194,17 +212,10 @@ class ScriptedServer(ScriptRunner):
 
     # -- waiting --
 
-    def _join_stages(self) -> None:
-        """Start an agent for each stage. They end with the server."""
-        gathering = self._process.wait_gathering(BOOT_TIMEOUT_S)
-        for stage in range(gathering.stages):
-            agent = self._parent.join(gathering, self._log, stage=stage)
-            self._stack.callback(_reap, agent)
-
     def _await_hook(self) -> None:
-        if self._joins:
-            self._join_stages()
-        self.serving = self._process.wait_ready(BOOT_TIMEOUT_S)
+        if self._placed is not None:
+            self._placed.start(self._parent, self._process)
+        self.serving = self._process.wait_ready(self._boot_timeout_s)
         reply = self._next_reply(time.monotonic() + BOOT_TIMEOUT_S)
         if not isinstance(reply, HookReady):
             report = read_death_report(self._folder)
@@ -349,13 +360,3 @@ class ScriptedServer(ScriptRunner):
             process.kill()
             with contextlib.suppress(TimeoutError):
                 process.wait(SHUTDOWN_TIMEOUT_S)
-
-
-def _reap(agent: ServerProcess) -> None:
-    """An agent ends with its server; one that does not is made to."""
-    try:
-        agent.wait(SHUTDOWN_TIMEOUT_S)
-    except TimeoutError:
-        agent.kill()
-        agent.wait(SHUTDOWN_TIMEOUT_S)
-    agent.close()

@@ -5,13 +5,16 @@ Lives in the scheduler process. Every wait also listens to the supervisor, so a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
+import psutil
 import zmq
 
 from engine.config import embedded_seed
@@ -23,10 +26,12 @@ from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
 from lockstep_sizes import sizes_of
-from scripted.errors import NoAnswer
+from scripted.errors import BadCall, NoAnswer
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 from scripted.server.clients import HttpClients
+from scripted.server.links import CutLink, DropLink, HealLink, LinkOrder, SlowLink
+from scripted.server.relay import order_link
 from scripted.server.survivor import survive
 
 __all__ = ["ServerWorld", "ShutdownAsked"]
@@ -79,8 +84,10 @@ class ServerWorld:
 
     tier = "server"
 
-    def __init__(self, context: GateContext) -> None:
+    def __init__(self, context: GateContext, relay_path: Path | None = None) -> None:
         self._context = context
+        # Where the relay of the stages' links takes orders; None for stages that were forked beside this process.
+        self._relay_path = relay_path
         self._control = context.control
         self._pipeline = cast(StagePipeline, context.pipeline)
         self._dead_stage: PipelineFailed | None = None
@@ -165,13 +172,22 @@ class ServerWorld:
     def kill_stage(self, stage: int) -> PipelineEvent:
         """Kill the process and wait until the supervisor says so."""
         os.kill(self._pid(stage), signal.SIGKILL)
-        deadline = time.monotonic() + DEATH_TIMEOUT_S
-        while self._dead_stage is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise EngineError(f"stage {stage} was killed, but the supervisor said nothing for {DEATH_TIMEOUT_S} s")
-            self._pause(left_s)
-        return self._dead_stage
+        return self._await_death(f"stage {stage} was killed", DEATH_TIMEOUT_S)
+
+    def lose_node(self, stage: int) -> PipelineEvent:
+        """Reset the connections and kill the processes: what comes first is chance, as on a machine that fails."""
+        self._order("lose_node", DropLink(stage=stage))
+        stage_process = psutil.Process(self._pid(stage))
+        for process in (stage_process.parent(), stage_process):
+            if process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+                    process.kill()
+        return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
+
+    def await_loss(self, stage: int) -> PipelineEvent:
+        """As long as the heartbeats may take, and what a death takes."""
+        within_s = self._context.settings.heartbeat_timeout_s + DEATH_TIMEOUT_S
+        return self._await_death(f"the link of stage {stage} was cut", within_s)
 
     def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
         """Kill this process; a copy of it goes on with the clients alone."""
@@ -195,6 +211,18 @@ class ServerWorld:
         """Let the process go on."""
         if self._context.stage_pids:
             os.kill(self._pid(stage), signal.SIGCONT)
+
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Tell the relay."""
+        self._order("slow_link", SlowLink(stage=stage, delay_s=delay_s))
+
+    def cut_link(self, stage: int) -> None:
+        """Tell the relay."""
+        self._order("cut_link", CutLink(stage=stage))
+
+    def heal_link(self, stage: int) -> None:
+        """Tell the relay."""
+        self._order("heal_link", HealLink(stage=stage))
 
     def fail_next_step(self, stage: int) -> None:
         """Make the stage's next forward raise."""
@@ -222,6 +250,23 @@ class ServerWorld:
 
     def close(self) -> None:
         self.clients.close()
+
+    def _await_death(self, cause: str, within_s: float) -> PipelineEvent:
+        deadline = time.monotonic() + within_s
+        while self._dead_stage is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise EngineError(f"{cause}, but the supervisor said nothing for {within_s} s")
+            self._pause(left_s)
+        return self._dead_stage
+
+    def _order(self, verb: str, order: LinkOrder) -> None:
+        if self._relay_path is None:
+            raise BadCall(
+                f"{verb}() needs stages that joined over TCP, and those of this server were forked beside it; write "
+                "@scripted(config, placement='join'), or run pytest with --placement join"
+            )
+        order_link(self._relay_path, order)
 
     def _pid(self, stage: int) -> int:
         """The process of a stage; a single stage lives in this very process."""

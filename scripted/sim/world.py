@@ -85,6 +85,22 @@ class SimWorld:
         """Let a stage go on."""
         self.pipeline.resume_stage(stage)
 
+    def slow_link(self, stage: int, delay_s: float) -> None:  # noqa: ARG002 - there are no links, as below
+        """Refused: the stages are objects here."""
+        raise _without_links("slow_link")
+
+    def cut_link(self, stage: int) -> None:  # noqa: ARG002
+        raise _without_links("cut_link")
+
+    def heal_link(self, stage: int) -> None:  # noqa: ARG002
+        raise _without_links("heal_link")
+
+    def lose_node(self, stage: int) -> PipelineEvent:  # noqa: ARG002
+        raise _without_links("lose_node")
+
+    def await_loss(self, stage: int) -> PipelineEvent:  # noqa: ARG002
+        raise _without_links("await_loss")
+
     def fail_next_step(self, stage: int) -> None:
         """Make the stage's next microbatch fail."""
         self.pipeline.fail_next_step(stage)
@@ -104,3 +120,10 @@ class SimWorld:
     def start_over(self) -> None:
         """Clear the pipeline; no request owns any KV of it now."""
         self.pipeline.forget()
+
+
+def _without_links(verb: str) -> BadCall:
+    return BadCall(
+        f"{verb}() needs stages that joined over TCP, and in sim the stages are objects in the test's process; "
+        "write @scripted(config, tiers=('server',), placement='join')"
+    )

@@ -1,7 +1,7 @@
 """Completions that a script controls: when the result of each microbatch in flight becomes visible to the scheduler.
 
 By default a microbatch launched in step n completes in step n + depth. A script may hold results and release them,
-and a stalled stage holds all of them.
+and a stalled stage, or one that is cut off, holds all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Results:
         self._held = False
         self._released = 0
         self.stalled: set[int] = set()
+        self.cut: set[int] = set()
 
     def launched(self, microbatch_id: int, step: int) -> None:
         self._in_flight.append((microbatch_id, step + self._depth))
@@ -27,7 +28,7 @@ class Results:
     def take_due(self, step: int) -> list[int]:
         """The ids of the microbatches whose completions this step gets, in launch order; they leave the flight."""
         taken: list[int] = []
-        while self._in_flight and not self.stalled:
+        while self._in_flight and not self.stalled and not self.cut:
             microbatch_id, due = self._in_flight[0]
             if due > step or (self._held and not self._released):
                 break
@@ -70,4 +71,5 @@ class Results:
         """Forget all that was held, stalled or launched."""
         self._in_flight.clear()
         self.stalled.clear()
+        self.cut.clear()
         self.release(None)

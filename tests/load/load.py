@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,12 @@ from rich.table import Table
 from workload import Workload
 
 from engine.launch.preload import PreloadedParent
+from scripted.server.placed import PlacedStages
 
-__all__ = ["LoadResult", "run_death", "run_load"]
+__all__ = ["Fault", "LoadResult", "run_death", "run_load"]
+
+# Given a stage's number and its process; returns for how many seconds what it did may go unnoticed.
+Fault = Callable[[int, int], float]
 
 # Greedy answers that are compared with the same request alone on an idle server.
 COMPARED_ANSWERS = 12
@@ -53,6 +57,7 @@ class LoadResult:
     compared: int = 0
     ties: int = 0
     final_message_s: float = 0.0
+    cut_streams: int = 0
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -70,10 +75,14 @@ def run_load(
     seconds: float,
     seed: int,
     record: Path | None = None,
+    placed: PlacedStages | None = None,
 ) -> LoadResult:
-    """Load a server for ``seconds``, let it come to rest, compare, end it; ``record`` keeps its every step."""
+    """Load a server for ``seconds``, let it come to rest, compare, end it; ``record`` keeps its every step.
+
+    With ``placed`` its stages are there.
+    """
     result = LoadResult(stages)
-    server = _server(parent, folder, stages, clients, record)
+    server = _server(parent, folder, stages, clients, record, placed)
     try:
         asyncio.run(_load(server, result, clients, seconds, seed))
         server.end()
@@ -84,31 +93,60 @@ def run_load(
 
 
 def run_death(
-    parent: PreloadedParent, folder: Path, *, stages: int, clients: int, seconds: float, seed: int
+    parent: PreloadedParent,
+    folder: Path,
+    *,
+    stages: int,
+    clients: int,
+    seconds: float,
+    seed: int,
+    placed: PlacedStages | None = None,
+    fault: Fault | None = None,
 ) -> LoadResult:
-    """Load a server, kill a process that computes after ``seconds``, check that every client is told."""
+    """Load a server, kill a process that computes after ``seconds``, check that every client is told.
+
+    ``fault`` does something else to the stage with this number, whose process has this pid; it returns how long that
+    may go unnoticed.
+    """
     result = LoadResult(stages)
-    server = _server(parent, folder, stages, clients)
-    victim = f"stage-{random.Random(seed).randrange(stages)}" if stages > 1 else "scheduler"
+    server = _server(parent, folder, stages, clients, placed=placed)
+    number = random.Random(seed).randrange(stages)
+    victim = f"stage-{number}" if stages > 1 else "scheduler"
+    unnoticed_s = 0.0
+
+    def kill() -> None:
+        nonlocal unnoticed_s
+        if fault is None:
+            os.kill(server.serving.pids[victim], signal.SIGKILL)
+        else:
+            unnoticed_s = fault(number, server.serving.pids[victim])
+
     try:
-        died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, victim))
+        died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, kill))
         server.check_death()
     finally:
         server.kill()
         result.complaints += server.complaints
-    found = (complaint_after_death(outcome, victim, died) for outcome in result.outcomes)
+    found = (complaint_after_death(outcome, victim, died + unnoticed_s) for outcome in result.outcomes)
     result.complaints += [complaint for complaint in found if complaint]
     result.final_message_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
+    result.cut_streams = sum(outcome.started < died < outcome.ended for outcome in result.outcomes)
     return result
 
 
 def _server(
-    parent: PreloadedParent, folder: Path, stages: int, clients: int, record: Path | None = None
+    parent: PreloadedParent,
+    folder: Path,
+    stages: int,
+    clients: int,
+    record: Path | None = None,
+    placed: PlacedStages | None = None,
 ) -> LoadedServer:
     """A server whose queue is full when most of the clients are in it."""
     return LoadedServer(
         parent,
         folder,
+        placed,
         pp_size=stages,
         pp_async_depth=stages // 2,
         max_queued_requests=max(1, clients * 2 // 3),
@@ -144,7 +182,7 @@ async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResu
 
 
 async def _load_until_death(
-    server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int, victim: str
+    server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int, kill: Callable[[], None]
 ) -> float:
     """Load until a while after the death; the time of the death."""
     async with server.http() as http:
@@ -153,7 +191,8 @@ async def _load_until_death(
         tasks = [asyncio.create_task(client.run(no_end)) for client in crowd]
         await asyncio.sleep(seconds)
         died = time.monotonic()
-        os.kill(server.serving.pids[victim], signal.SIGKILL)
+        # In a thread: streams are read while it takes its time.
+        await asyncio.to_thread(kill)
         await asyncio.gather(*tasks)
         result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
     return died

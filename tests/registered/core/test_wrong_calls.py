@@ -122,6 +122,45 @@ def waits_too_short(t):
     yield from t.run_until_finished(r, max_steps=5)
 
 
+# -- links that are not there --
+
+
+@refused("slow_link() needs stages that joined over TCP.*placement='join'")
+def slows_a_link_of_no_network(t):
+    t.slow_link(0)
+    yield
+
+
+@refused("slow_link() takes delay_s in real seconds, 0 < delay_s <= 2.0, got 9")
+def slows_a_link_without_bound(t):
+    t.slow_link(0, delay_s=9)
+    yield
+
+
+@refused("cut_link() needs stages that joined over TCP.*placement='join'")
+def cuts_a_link_of_no_network(t):
+    t.cut_link(0)
+    yield
+
+
+@refused("heal_link() needs stages that joined over TCP.*placement='join'")
+def heals_a_link_of_no_network(t):
+    t.heal_link(0)
+    yield
+
+
+@refused("lose_node() needs stages that joined over TCP.*placement='join'")
+def loses_a_node_of_no_network(t):
+    t.lose_node(0)
+    yield
+
+
+@refused("await_loss() takes a stage whose link is cut, that of stage 0 is not; use cut_link(0)")
+def awaits_a_loss_of_nothing(t):
+    t.await_loss(0)
+    yield
+
+
 # -- how each is refused --
 
 

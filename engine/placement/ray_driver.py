@@ -1,0 +1,352 @@
+"""The driver: the process that talks to Ray for the supervisor. ``python -m engine.placement.ray_driver FD FD``.
+
+Connects to a cluster or starts one, reserves a bundle a stage, runs an actor in each, and removes all of it at the end.
+It computes nothing and carries nothing of a request. Ray's threads are here, so that no other process has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import current_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from engine import __version__
+from engine.errors import PlacementError
+from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.placement.ray_actor import AgentEnd, Place, StageHost
+from engine.placement.ray_order import RAY, RayOrder
+from engine.placement.stage_order import StageOrder
+from engine.process.control import Control, Dying, Ready, Serving
+from engine.process.inheritance import name_process
+from engine.process.logs import configure_logging
+from engine.process.signals import STACK_SIGNAL
+from engine.settings import ServerSettings
+
+__all__ = ["main"]
+
+LOOPBACK: Final = "127.0.0.1"
+LOCAL: Final = "local"
+CONNECT_TIMEOUT_S: Final = 10.0
+# How often a wait for a placement looks whether the supervisor still wants it.
+LOOK_INTERVAL_S: Final = 1.0
+# The supervisor has a bound of its own for the start; this one is told first and says more.
+HEADSTART_S: Final = 1.0
+# Agents that were told to end have this long before their actors are killed.
+AGENTS_GRACE_S: Final = 0.3
+RAY_GRACE_S: Final = 5.0
+EXIT_FAILED: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+def main(control_fd: int, order_fd: int) -> None:
+    """Place the stages, hold them until the supervisor says otherwise or is gone, remove everything."""
+    # The supervisor ends this process by its pipe, and by force where that takes too long. What a terminal or a command
+    # such as `timeout` sends to a whole group would end the processes of a cluster of ours before anything else.
+    os.setsid()
+    _ignore_signals()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    current_process().name = RAY
+    name_process(RAY)
+    control = Control(Connection(control_fd))
+    with open(order_fd, "rb") as pipe:
+        order = msgspec.json.decode(pipe.read(), type=RayOrder)
+    settings = ServerSettings.model_validate_json(order.settings)
+    configure_logging(settings)
+    status = 0
+    try:
+        with _connected(settings, order.temp_dir), _placed(order, settings, control) as stages:
+            control.send(Ready(about={RAY: str(stages)}))
+            stages.watch(control)
+    except BaseException as exc:  # noqa: BLE001 - whatever ends this process is reported as its cause
+        control.send(Dying.of(exc))
+        status = EXIT_FAILED
+    finally:
+        sys.stderr.flush()
+        # Threads of Ray do not keep a process that is done.
+        os._exit(status)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _Stages:
+    """The actors of all stages, each with the call that lasts as long as its agent."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any], places: Sequence[Place]) -> None:
+        self._ray = ray
+        self._actors = actors
+        self._places = places
+        self._runs: list[Any] = []
+
+    def __str__(self) -> str:
+        """Which stage is where."""
+        return ", ".join(f"stage {stage} on {place}" for stage, place in enumerate(self._places))
+
+    def start(self, order: RayOrder) -> None:
+        """Start every agent."""
+        secret = Path(order.secret_file).read_text().strip()
+        for stage, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
+            one = StageOrder(way=order.ways[stage], stage=stage, secret=secret, node=str(place))
+            self._runs.append(actor.run.remote(one))
+
+    def watch(self, control: Control) -> None:
+        """Wait for the end that the supervisor orders. Raises PlacementError when an agent ends before all is open.
+
+        Later an agent's end is the supervisor's to see, by its connection; what Ray knows of it is logged.
+        """
+        ended, wakeup = os.pipe()
+        threading.Thread(target=self._await_end, args=(wakeup,), name="actors", daemon=True).start()
+        sources = [control.fileno(), ended]
+        serving = False
+        while True:
+            ready = wait(sources)
+            if control.fileno() in ready:
+                message = control.receive()
+                serving = serving or isinstance(message, Serving)
+                if message is not None and not isinstance(message, Serving):
+                    return
+            if ended in ready:
+                sources.remove(ended)
+                self._tell_end(serving)
+
+    def kill(self) -> None:
+        """Kill the actors that are left, after a moment for their agents."""
+        self._ray.wait(self._runs, num_returns=len(self._runs), timeout=AGENTS_GRACE_S)
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+    def _await_end(self, wakeup: int) -> None:
+        self._ray.wait(self._runs, num_returns=1)
+        os.close(wakeup)
+
+    def _tell_end(self, serving: bool) -> None:
+        done, _ = self._ray.wait(self._runs, num_returns=1, timeout=0)
+        stage = self._runs.index(done[0])
+        place = self._places[stage]
+        try:
+            end: AgentEnd = self._ray.get(done[0])
+        except self._ray.exceptions.RayError as exc:
+            # What the supervisor sees is a connection that was closed; Ray may know why.
+            logger.warning("Ray lost the actor of stage %s on %s: %s", stage, place, exc)
+            if not serving:
+                raise PlacementError(f"the actor of stage {stage} on {place} died before the server was open") from exc
+            return
+        if not serving:
+            last = "; its last lines: " + " | ".join(end.said) if end.said else ""
+            raise PlacementError(f"the agent of stage {stage} on {place} ended with status {end.status}{last}")
+
+
+# -- the cluster --
+
+
+@contextlib.contextmanager
+def _connected(settings: ServerSettings, temp_dir: str) -> Iterator[None]:
+    """Connect to the cluster of the settings, else to a running one, else to one of our own that ends with this."""
+    import ray
+
+    started_here = not _connect(ray, settings.ray_address)
+    if started_here:
+        _start(ray, settings, temp_dir)
+    _ignore_signals()  # Ray has handlers of its own, which end the process.
+    try:
+        yield
+    finally:
+        ours = _processes_of(temp_dir) if started_here else []
+        ray.shutdown()
+        # Ray returns before its processes have ended.
+        _, left = psutil.wait_procs(ours, timeout=RAY_GRACE_S)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _connect(ray: Any, address: str) -> bool:
+    """Connect; False when there is no cluster and none was named. Raises PlacementError when a named one is silent."""
+    if address == LOCAL:
+        return False
+    try:
+        _knock(address)
+        ray.init(address=address or "auto", **_quiet())
+    except (OSError, RuntimeError, ValueError) as exc:
+        if not address and isinstance(exc, ConnectionError):
+            return False
+        raise PlacementError(
+            f"ray_address must be 'local' or the HOST:PORT of a Ray cluster that answers, got {address!r}: {exc}; "
+            "`ray start --head` starts one and prints its address"
+        ) from exc
+    return True
+
+
+def _knock(address: str) -> None:
+    """Raise OSError when nothing listens at HOST:PORT, where Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+
+
+def _start(ray: Any, settings: ServerSettings, temp_dir: str) -> None:
+    """Start a cluster of one node, on loopback, with CPUs for all stages whatever the machine has."""
+    needed = math.ceil(settings.pp_size * settings.ray_cpus_per_stage)
+    ray.init(
+        num_cpus=max(needed, os.cpu_count() or 1),
+        include_dashboard=False,
+        _temp_dir=temp_dir,
+        _node_ip_address=LOOPBACK,
+        **_quiet(),
+    )
+
+
+def _quiet() -> dict[str, Any]:
+    return {"logging_level": "ERROR", "log_to_driver": True}
+
+
+def _processes_of(temp_dir: str) -> list[psutil.Process]:
+    """The processes of the cluster that this one has started."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(temp_dir in word for word in child.cmdline()) or child.name().startswith("ray::"):
+                found.append(child)
+    return found
+
+
+# -- the placement --
+
+
+@contextlib.contextmanager
+def _placed(order: RayOrder, settings: ServerSettings, control: Control) -> Iterator[_Stages]:
+    """A bundle and an actor for each stage, and its agent started. All are removed at the end."""
+    import ray
+    from ray.util import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    deadline = order.deadline - HEADSTART_S
+    bundle = _bundle(ray, settings)
+    group = placement_group([bundle] * settings.pp_size, strategy="SPREAD")
+    try:
+        _await_group(ray, group, bundle, settings, control, deadline)
+        host = ray.remote(StageHost)
+        actors = [
+            host.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=stage),
+            ).remote()
+            for stage in range(settings.pp_size)
+        ]
+        places = _places(ray, actors, deadline)
+        order = _with_address(ray, order, settings)
+        _require_reachable(order, places)
+        stages = _Stages(ray, actors, places)
+        stages.start(order)
+        try:
+            yield stages
+        finally:
+            stages.kill()
+    finally:
+        remove_placement_group(group)
+
+
+def _bundle(ray: Any, settings: ServerSettings) -> dict[str, float]:
+    """What one stage asks for: a GPU where the cluster has some and the device may be one, and CPUs."""
+    gpus = 1 if settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
+    return {"CPU": settings.ray_cpus_per_stage} | ({"GPU": gpus} if gpus else {})
+
+
+def _await_group(
+    ray: Any, group: Any, bundle: dict[str, float], settings: ServerSettings, control: Control, deadline: float
+) -> None:
+    """Wait for the bundles. Raises PlacementError, with what there is and what is asked for, when they do not come."""
+    told = False
+    while not group.wait(min(LOOK_INTERVAL_S, max(0.1, deadline - time.monotonic()))):
+        there, free = _amount(ray.cluster_resources()), _amount(ray.available_resources())
+        lack = (
+            f"{settings.pp_size} bundles of {_amount(bundle)} cannot be placed now: the cluster has {there} on "
+            f"{_nodes(ray)}, of which {free} are free"
+        )
+        if not told:
+            logger.warning("%s; waiting up to start_timeout_s=%s", lack, settings.start_timeout_s)
+            told = True
+        if time.monotonic() >= deadline:
+            raise PlacementError(
+                f"every stage must have a bundle of its own within start_timeout_s={settings.start_timeout_s}, but "
+                f"{lack}; add nodes, end what uses them, or lower --pp-size or --ray-cpus-per-stage"
+            )
+        if wait([control.fileno()], timeout=0):
+            control.receive()
+            raise PlacementError("the supervisor ended the server before the stages had a place")
+
+
+def _amount(resources: dict[str, float]) -> str:
+    return " and ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU"))
+
+
+def _nodes(ray: Any) -> str:
+    alive = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    return f"{len(alive)} nodes ({', '.join(alive)})"
+
+
+def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
+    """Where the actors are. Raises PlacementError for one that cannot start, or has another engine."""
+    try:
+        places: list[Place] = ray.get(
+            [actor.place.remote() for actor in actors], timeout=max(0.0, deadline - time.monotonic())
+        )
+    except ray.exceptions.RayError as exc:
+        raise PlacementError(
+            f"every actor of a stage must start on its node, but {type(exc).__name__}: {exc}; "
+            "lockstep-engine[ray] must be installed there, in the version and the Python of this machine"
+        ) from exc
+    for stage, place in enumerate(places):
+        if place.version != __version__:
+            raise PlacementError(
+                f"all nodes must have the engine's version {__version__}, got {place.version} for stage {stage} on "
+                f"{place}; install lockstep-engine[ray]=={__version__} there"
+            )
+    return places
+
+
+def _with_address(ray: Any, order: RayOrder, settings: ServerSettings) -> RayOrder:
+    """The order with this machine's address in the cluster where the server listens on all of its addresses."""
+    endpoint = parse_endpoint(settings.stage_listen, "stage_listen")
+    if not endpoint.is_wildcard:
+        return order
+    address = ray.util.get_node_ip_address()
+    ways = [
+        msgspec.structs.replace(way, join=str(Endpoint(address, parse_endpoint(way.join, "join").port)))
+        for way in order.ways
+    ]
+    return msgspec.structs.replace(order, ways=tuple(ways))
+
+
+def _require_reachable(order: RayOrder, places: Sequence[Place]) -> None:
+    """Raise PlacementError when stages of other machines would be sent to this machine's loopback."""
+    far = next((place for place in places if place.host != socket.gethostname()), None)
+    join = order.ways[0].join
+    if far is not None and parse_endpoint(join, "stage_listen").is_loopback:
+        raise PlacementError(
+            f"stage_listen must be an address that {far} can reach, got {join}, which is loopback; "
+            "listen on all addresses with --stage-listen 0.0.0.0:0"
+        )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,63 @@
+"""The supervisor's side of placing stages with Ray: what the driver is told, and how its process begins.
+
+Imports nothing of Ray, whose threads a process that forks must not have.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.placement.stage_order import StageWay
+from engine.process.control import Control
+
+__all__ = ["RAY", "RayOrder", "become_driver", "require_ray"]
+
+# The driver's process is named so.
+RAY: Final = "ray"
+DRIVER_MODULE: Final = "engine.placement.ray_driver"
+
+
+class RayOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver needs. ``settings`` is JSON of ServerSettings without keys; ``ways`` has one for each stage.
+
+    The stages must have a place by ``deadline``, on the monotonic clock. The run's secret is in ``secret_file``.
+    ``temp_dir`` is an empty folder for a cluster of our own; the supervisor removes it.
+    """
+
+    settings: str
+    ways: tuple[StageWay, ...]
+    secret_file: str
+    deadline: float
+    temp_dir: str
+
+
+def require_ray() -> None:
+    """Raise ConfigError when Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "placement='ray' needs Ray, which is not installed; install lockstep-engine[ray], or use placement='join'"
+        )
+
+
+def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
+    """The main function of a forked process that replaces itself with the driver, which has none of its memory."""
+
+    def become(control: Control) -> NoReturn:
+        orders, ours = os.pipe()
+        # A pipe takes 64 KiB without a reader; an order has a few.
+        os.write(ours, msgspec.json.encode(order))
+        os.close(ours)
+        for fd in (control.fileno(), orders):
+            os.set_inheritable(fd, True)
+        environment = {"RAY_USAGE_STATS_ENABLED": "0"} | os.environ
+        command = [sys.executable, "-m", DRIVER_MODULE, str(control.fileno()), str(orders)]
+        os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter and module
+
+    return become

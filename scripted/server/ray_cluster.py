@@ -1,0 +1,150 @@
+"""A Ray cluster of several nodes on this machine, each with a loopback address of its own, for tests.
+
+Owns the nodes' processes and their folder; connects to nothing, so no thread of Ray is in this process. Ray is an
+optional extra and imported here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psutil
+
+from engine.errors import StartupError
+
+__all__ = ["LocalCluster"]
+
+# Ray's own sockets are in the folder, under names of 70 characters, and a socket's path may have 107.
+SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
+# Stages share nothing by it; the smallest that Ray takes.
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
+GONE_TIMEOUT_S: Final = 10.0
+
+
+class LocalCluster:
+    """``nodes`` nodes of ``cpus`` CPUs each, the head among them. A context manager."""
+
+    def __init__(self, nodes: int, *, cpus: int = 1) -> None:
+        """Raises StartupError where Ray is not installed."""
+        try:
+            from ray.cluster_utils import Cluster
+        except ImportError as exc:
+            raise StartupError(
+                "a local cluster needs Ray, which is not installed; install lockstep-engine[ray]"
+            ) from exc
+        before = set(_children())
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)
+        self._nodes: dict[str, Any] = {}
+        self._processes: list[psutil.Process] = []
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            with _environment(self._folder):
+                self._cluster: Any = Cluster()
+                try:
+                    with _quiet():
+                        self._start(nodes, cpus)
+                finally:
+                    self._processes = [one for one in _children() if one not in before]
+            stack.pop_all()
+
+    @property
+    def address(self) -> str:
+        """Where drivers connect."""
+        return str(self._cluster.address)
+
+    def node_of(self, pid: int) -> str:
+        """Ray's id of the node on which a process runs that it started, or that such a process did."""
+        raylets = {node.all_processes["raylet"][0].process.pid: node_id for node_id, node in self._nodes.items()}
+        family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+        return next(raylets[one] for one in family if one in raylets)
+
+    def can_lose(self, node_id: str) -> bool:
+        """Whether the cluster outlives this node: all but the head."""
+        return self._cluster.head_node is not self._nodes[node_id]
+
+    def kill_node(self, node_id: str) -> None:
+        """Kill all processes of a node, as the loss of a machine does."""
+        with _quiet():
+            self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+
+    def close(self) -> None:
+        """End all nodes, and remove what they wrote; idempotent."""
+        with (
+            _quiet(),
+            contextlib.suppress(Exception),
+        ):  # a node that is half dead, or never came up, must not keep the others
+            self._cluster.shutdown()
+        _, left = psutil.wait_procs(self._processes, timeout=GONE_TIMEOUT_S)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=GONE_TIMEOUT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, nodes: int, cpus: int) -> None:
+        for number in range(nodes):
+            # Not 127.0.0.1, which Ray's drivers replace by an address that others reach.
+            node = self._cluster.add_node(
+                node_ip_address=f"127.0.0.{number + 2}",
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+            )
+            self._nodes[node.node_id] = node
+        self._cluster.wait_for_nodes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _environment(folder: str) -> Iterator[None]:
+    """What the nodes' processes inherit: their folder, and nothing that reports or measures."""
+    # What is killed leaves its files: those of agents are in the folder too.
+    settings = {
+        "TMPDIR": folder,
+        "RAY_TMPDIR": folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_enable_metrics_collection": "0",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    # Ray notes the address of the newest cluster there, for drivers that are given none.
+    (Path(folder) / "ray").mkdir()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray leaves sockets to the garbage collector, which warns of each: in a test that has nothing to do with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
+
+
+def _children() -> list[psutil.Process]:
+    children: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return children

@@ -1,0 +1,179 @@
+"""The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it go.
+
+Run: ``python tests/load/cluster.py --clients 64 --seconds 60``; ``--placement join`` does without Ray. Prints a table,
+and exits with status 1 when anything was not as it must be. Every address is on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from load import LoadResult, run_death, run_load
+from rich.console import Console
+from rich.table import Table
+
+from engine.launch.preload import PreloadedParent
+from engine.settings import ServerSettings
+from scripted.server.links import CutLink, SlowLink
+from scripted.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
+from scripted.server.ray_cluster import LocalCluster
+from scripted.server.relay import order_link
+
+__all__ = ["FAULTS", "Scene", "different_tokens", "run_scene"]
+
+STAGES = 4
+START_BOUND_S = 400.0
+DELAY_S = 0.05
+SLOW_STAGE = 2
+# Each node takes the actors of one server at a time, and of one that is ending.
+NODE_CPUS = 4
+PROMPTS = ("the first", "a second one", "and the third, which is longer than the others are", "x")
+NEW_TOKENS = 24
+
+
+@dataclass
+class Scene:
+    """Where servers run, and for how long they are loaded. ``cluster`` is None for stages that join by themselves."""
+
+    parent: PreloadedParent
+    cluster: LocalCluster | None
+    clients: int
+    seconds: float
+    seed: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[PlacedStages]:
+        """Stages for one server."""
+        with tempfile.TemporaryDirectory() as folder, PlacedStages(Path(folder), STAGES, self.cluster) as placed:
+            yield placed
+
+
+def run_scene(scene: Scene, name: str) -> LoadResult:
+    """One server under load: left alone ('calm'), on a slow link ('slow'), or with one of ``FAULTS``."""
+    seen = {"stages": STAGES, "clients": scene.clients, "seconds": scene.seconds, "seed": scene.seed}
+    with scene.placed() as placed, tempfile.TemporaryDirectory() as folder:
+        if name in ("calm", "slow"):
+            slowing = threading.Timer(scene.seconds / 3, _slow, [placed]) if name == "slow" else None
+            if slowing is not None:
+                slowing.start()
+            try:
+                return run_load(scene.parent, Path(folder), placed=placed, **seen)
+            finally:
+                if slowing is not None:
+                    slowing.cancel()
+        do = FAULTS[name]
+        fault = lambda stage, pid: do(scene, placed, stage, pid)  # noqa: E731 - one line of binding
+        return run_death(scene.parent, Path(folder), placed=placed, fault=fault, **seen)
+
+
+def different_tokens(scene: Scene) -> list[str]:
+    """The prompts for which the placed stages say something else than one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone = _tokens(scene.parent, Path(folder), None)
+    with scene.placed() as placed, tempfile.TemporaryDirectory() as folder:
+        there = _tokens(scene.parent, Path(folder), placed)
+    return [f"{prompt!r}: {a} and {b}" for prompt, a, b in zip(PROMPTS, alone, there, strict=True) if a != b]
+
+
+def _tokens(parent: PreloadedParent, folder: Path, placed: PlacedStages | None) -> list[list[int]]:
+    where = placed.settings | {"pp_size": STAGES} if placed is not None else {}
+    process = parent.serve(ServerSettings(port=0, **where), folder, folder / "log")
+    try:
+        if placed is not None:
+            placed.start(parent, process)
+        url = process.wait_ready(START_BOUND_S).base_url
+        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        bodies = [{"text": prompt, "sampling_params": sampling} for prompt in PROMPTS]
+        return [httpx.post(f"{url}/generate", json=body, timeout=60).json()["output_ids"] for body in bodies]
+    finally:
+        process.terminate()
+        process.wait(START_BOUND_S)
+        process.close()
+
+
+# -- faults: each is given a stage and its process, and returns for how long it may go unnoticed --
+
+
+def _kill_actor(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
+    """The actor on Ray, the agent without."""
+    agent = psutil.Process(pid).ppid()
+    os.kill(psutil.Process(agent).ppid() if scene.cluster is not None else agent, signal.SIGKILL)
+    return 0.0
+
+
+def _kill_node(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
+    """All processes of a node of Ray; a node that is not the head has the stage."""
+    assert scene.cluster is not None, "there are no nodes without Ray"
+    node = scene.cluster.node_of(pid)
+    assert scene.cluster.can_lose(node), f"stage {stage} is on the head; choose another --seed"
+    scene.cluster.kill_node(node)
+    return 0.0
+
+
+def _cut_link(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
+    order_link(placed.orders_path, CutLink(stage=stage))
+    return HEARTBEAT_TIMEOUT_S
+
+
+FAULTS: dict[str, Callable[[Scene, PlacedStages, int, int], float]] = {
+    "actor": _kill_actor,
+    "cut": _cut_link,
+    "node": _kill_node,
+}
+
+
+def _slow(placed: PlacedStages) -> None:
+    order_link(placed.orders_path, SlowLink(stage=SLOW_STAGE, delay_s=DELAY_S))
+
+
+def main() -> None:
+    """Run what the flags say and show it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the calm load, in seconds")
+    parser.add_argument("--fault-seconds", type=float, default=8.0, help="load before each fault, in seconds")
+    parser.add_argument("--placement", choices=("ray", "join"), default="ray", help="who starts the stages")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all that clients do, and of the stage that is hit")
+    parser.add_argument("--scenes", nargs="+", help="only these of tokens, calm, slow, actor, cut, node")
+    flags = parser.parse_args()
+    scenes = flags.scenes or ["tokens", "calm", "slow", *FAULTS]
+    if flags.placement == "join":
+        scenes = [name for name in scenes if name != "node"]
+    console, wrong = Console(width=150), 0
+    table = Table(title=f"{STAGES} stages, placement {flags.placement}, {flags.clients} clients", title_justify="left")
+    for column in ("scene", "requests", "open at the fault", "last word after", "complaints", "load average"):
+        table.add_column(column)
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(PreloadedParent.start())
+        cluster = stack.enter_context(LocalCluster(STAGES, cpus=NODE_CPUS)) if flags.placement == "ray" else None
+        for name in scenes:
+            calm = name in ("calm", "slow")
+            scene = Scene(parent, cluster, flags.clients, flags.seconds if calm else flags.fault_seconds, flags.seed)
+            result = (
+                LoadResult(STAGES, complaints=different_tokens(scene)) if name == "tokens" else run_scene(scene, name)
+            )
+            wrong += len(result.complaints)
+            cut = (str(result.cut_streams), f"{result.final_message_s:.2f} s") if name in FAULTS else ("", "")
+            load = f"{os.getloadavg()[0]:.1f}"
+            table.add_row(name, str(len(result.outcomes)), *cut, str(len(result.complaints)), load)
+            for complaint in result.complaints[:5]:
+                console.print(f"[red]{name}[/red]: {complaint}", highlight=False)
+            console.print(f"{name} done, {len(result.complaints)} complaints")
+    console.print(table)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Placing stages with Ray, without a cluster: what is asked for, what is refused and in which words, how an agent runs.
+
+The cluster is a stand-in here; a real one is in the suite ``ray-cpu``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import os
+import socket
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import __version__
+from engine.errors import ConfigError, PlacementError
+from engine.placement import ray_actor, ray_driver
+from engine.placement.ray_actor import Place, StageHost
+from engine.placement.ray_order import RayOrder, require_ray
+from engine.placement.stage_order import StageOrder, StageWay
+from engine.process.control import Control, Shutdown
+from engine.settings import ServerSettings
+
+SECRET = "0123456789abcdef0123456789abcdef"
+HERE = Place(node_id="a" * 56, address="127.0.0.2", host=socket.gethostname(), version=__version__)
+FAR = Place(node_id="b" * 56, address="10.0.0.7", host="far-away", version=__version__)
+
+
+class Cluster:
+    """A stand-in for the module ``ray``: numbers of a cluster, and values for what ``get`` is asked."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+
+    def __init__(self, **resources: float) -> None:
+        self.resources = resources
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeManagerAddress": f"10.0.0.{number}", "Alive": number < 3} for number in (1, 2, 3)]
+
+    def get(self, values: list[Any], timeout: float) -> list[Any]:
+        assert timeout > 0
+        return values
+
+
+class Group:
+    """A placement group that has its bundles after so many looks."""
+
+    def __init__(self, looks: float) -> None:
+        self.looks = looks
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(min(seconds, 0.01))
+        self.looks -= 1
+        return self.looks < 0
+
+
+def settings(**fields: Any) -> ServerSettings:
+    return ServerSettings(pp_size=4, placement="ray", **fields)
+
+
+def order(*joins: str) -> RayOrder:
+    ways = tuple(StageWay(join=join) for join in joins)
+    return RayOrder(settings="{}", ways=ways, secret_file="", deadline=0.0, temp_dir="")
+
+
+def control() -> tuple[Control, Any]:
+    ours, theirs = Pipe()
+    return Control(theirs), ours
+
+
+@pytest.mark.parametrize(
+    ("device", "resources", "asked"),
+    [
+        ("auto", {"CPU": 8.0}, {"CPU": 2.0}),
+        ("auto", {"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0, "GPU": 1}),
+        ("cpu", {"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0}),
+    ],
+)
+def test_a_stage_asks_for_a_gpu_where_there_are_some(device: str, resources: Any, asked: Any) -> None:
+    given = settings(device=device, ray_cpus_per_stage=2)
+    assert ray_driver._bundle(Cluster(**resources), given) == asked
+
+
+def test_a_placement_that_comes_late_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    listening, _ = control()
+    deadline = time.monotonic() + 60
+    with caplog.at_level(logging.WARNING):
+        ray_driver._await_group(Cluster(CPU=2.0), Group(3), {"CPU": 1.0}, settings(), listening, deadline)
+    assert len(caplog.messages) == 1
+    assert "4 bundles of 1 CPUs and 0 GPUs cannot be placed now" in caplog.text
+
+
+def test_a_placement_that_never_comes_says_what_is_there_and_what_was_asked() -> None:
+    listening, _ = control()
+    with pytest.raises(PlacementError) as caught:
+        ray_driver._await_group(
+            Cluster(CPU=2.0), Group(float("inf")), {"CPU": 1.0}, settings(), listening, time.monotonic() + 0.05
+        )
+    said = str(caught.value)
+    assert "within start_timeout_s=600.0" in said
+    assert "4 bundles of 1 CPUs" in said
+    assert "2 CPUs and 0 GPUs on 2 nodes (10.0.0.1, 10.0.0.2), of which 1 CPUs and 0 GPUs are free" in said
+    assert "lower --pp-size or --ray-cpus-per-stage" in said
+
+
+def test_a_wait_for_a_placement_ends_with_the_server() -> None:
+    listening, supervisor = control()
+    supervisor.send_bytes(msgspec.msgpack.encode(Shutdown()))
+    with pytest.raises(PlacementError, match="the supervisor ended the server"):
+        ray_driver._await_group(
+            Cluster(CPU=2.0), Group(float("inf")), {"CPU": 1.0}, settings(), listening, time.monotonic() + 60
+        )
+
+
+def test_a_node_with_another_engine_is_refused() -> None:
+    old = msgspec.structs.replace(FAR, version="0.0.1")
+    actors = [SimpleNamespace(place=SimpleNamespace(remote=lambda place=place: place)) for place in (HERE, old)]
+    with pytest.raises(PlacementError, match=r"version .*got 0\.0\.1 for stage 1 on node b{12} at 10\.0\.0\.7"):
+        ray_driver._places(Cluster(), actors, time.monotonic() + 1)
+
+
+def test_loopback_is_refused_for_other_machines_and_taken_for_this_one() -> None:
+    ray_driver._require_reachable(order("127.0.0.1:5"), [HERE, HERE])
+    ray_driver._require_reachable(order("10.0.0.1:5"), [HERE, FAR])
+    with pytest.raises(PlacementError, match=r"node b{12} at 10\.0\.0\.7 can reach, got 127\.0\.0\.1:5"):
+        ray_driver._require_reachable(order("127.0.0.1:5"), [HERE, FAR])
+
+
+def test_stages_are_sent_to_an_address_and_not_to_a_wildcard() -> None:
+    given = order("machine:5", "machine:5")
+    everywhere = ray_driver._with_address(Cluster(), given, settings(stage_listen="0.0.0.0:0"))
+    assert [way.join for way in everywhere.ways] == ["10.0.0.1:5", "10.0.0.1:5"]
+    assert ray_driver._with_address(Cluster(), given, settings(stage_listen="127.0.0.1:0")) is given
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
+def test_a_cluster_that_does_not_answer_is_refused_at_once(address: str) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is an optional extra")
+    with pytest.raises(PlacementError, match=f"ray_address must be .*, got '{address}'"):
+        ray_driver._connect(ray, address)
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install lockstep-engine\[ray\], or use placement='join'"):
+        require_ray()
+
+
+CHILD = """
+import sys
+given = sys.stdin.read()
+sys.stderr.write("".join(f"line {number}\\n" for number in range(20)))
+sys.stderr.write(f"{sys.argv[1:]} {given}\\n")
+sys.exit(3)
+"""
+
+
+def test_an_agent_is_told_everything_by_a_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The secret is in no argument and no file; the last lines of stderr and the status come back."""
+    (tmp_path / "child_of_an_actor.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ray_actor, "CHILD_MODULE", "child_of_an_actor")
+    given = StageOrder(way=StageWay(join="127.0.0.1:5"), stage=2, secret=SECRET, node=str(FAR))
+    end = StageHost().run(given)
+    assert end.status == 3
+    arguments, _, told = end.said[-1].partition(" ")
+    assert arguments == f"['{os.getpid()}']"
+    assert msgspec.json.decode(told, type=StageOrder) == given
+    assert end.said[:-1] == tuple(f"line {number}" for number in itertools.islice(range(20), 9, 20))
