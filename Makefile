@@ -56,10 +56,7 @@ recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, 
 registered: $(INSTALLED) ## the registered tests, in both tiers, as CI runs them
 	$(BIN)/python -m ci suite --hw cpu --suite base-cpu --continue-on-error -- -n $(WORKERS) --dist loadgroup
 
-ray: $(INSTALLED) ## what needs a Ray cluster: local ones, on loopback
-	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error
-
-ray: $(INSTALLED) ## stages that Ray places on a local cluster: the scripts, and the load with parts of it killed and cut
+ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, and a load with parts of it killed and cut
 	$(BIN)/python -m ci suite --hw cpu --suite ray-cpu --continue-on-error -- --placement ray --tier server
 	$(BIN)/python tests/load/cluster.py --clients 64 --seconds 60
 

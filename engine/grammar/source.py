@@ -90,6 +90,8 @@ def _dead_end(definition: str) -> str:
     from llguidance import LLMatcher, LLTokenizer
 
     matcher = LLMatcher(LLTokenizer("byte"), definition)
+    if matcher.is_error():
+        return ""  # It names tokens of a vocabulary by number, which bytes are not.
     for _ in range(_FIRST_BYTES):
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))

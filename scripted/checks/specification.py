@@ -66,8 +66,7 @@ class Specification:
             self._answer_all(self.calls.due(now, self._busy()))
         if self.adapters.unload is not None:
             self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
-        retractions = self.totals["retractions"]
-        mode, plan, told = self._launch()
+        retractions, (mode, plan, told) = self.totals["retractions"], self._launch()
         segments = [self._segment(*part) for part in plan]
         copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
@@ -157,8 +156,8 @@ class Specification:
         (plan, segments, mode), error = self.flights.pop(0), completion.error
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         self.replies += Request.told_parts(plan, segments, completion)
-        for request, why in [(one, why) for rid, why in completion.errors for one, *_ in plan if one.rid == rid]:
-            if request.end is None:
+        for rid, why in completion.errors:
+            for request in [one for one, *_ in plan if one.rid == rid and one.end is None]:
                 self._end(request, FinishReason.ERROR, error=why)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
@@ -199,10 +198,10 @@ class Specification:
             self.running.append(request)
         request.ids.append(token)
         self.totals["generated_tokens"] += 1
-        if (reason := request.why_ended(token)) is not None:
-            self._end(request, reason, token, logprob)
-        else:
+        if (reason := request.why_ended(token)) is None:
             self.replies.append(request.output(token, logprob))
+        else:
+            self._end(request, reason, token, logprob)
 
     def _end(self, request: Request, reason: FinishReason, *news: Any, error: str | None = None) -> None:
         """**End**: one terminal reply; the memory is free as soon as nothing with the request is in flight."""

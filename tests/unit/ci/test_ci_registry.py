@@ -171,7 +171,7 @@ def test_files_of_one_engine_configuration_have_one_key(tree: SampleTree) -> Non
         (('error = "AddressInUseError"', 'error = "AssertionError"'), "never retried"),
         (("timeout_per_file_s = 600", "timeout_per_file_s = 0"), "timeout_per_file_s"),
         (("timeout_per_file_s", "timeout"), "timeout"),
-        (('["tests/registered"]', '["../elsewhere"]'), "inside the repository"),
+        (('["tests/registered", "tests/ray"]', '["../elsewhere"]'), "inside the repository"),
         (("cpu = [", "cpus = ["), "'cpu'"),
     ],
 )
