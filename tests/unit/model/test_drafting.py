@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
@@ -33,7 +34,7 @@ def told(*tokens: int) -> Completion:
 
 
 def guesses(*prompts: tuple[int, ...], never: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
-    batch, model = prefill(*prompts), DraftModel(CONFIG, LIMITS, never=never)
+    batch, model = prefill(*prompts), DraftModel(CONFIG, LIMITS, never=never, device=torch.device("cpu"))
     model.adopt(batch)
     return model.guess(batch, told(*[33] * len(prompts)))
 
@@ -59,7 +60,7 @@ def test_a_token_that_is_never_sampled_is_not_guessed(guessed: tuple[tuple[int, 
 
 def test_guesses_go_on_from_the_last_token_that_was_accepted(guessed: tuple[tuple[int, ...], ...]) -> None:
     """Two drafts were planned and one held: the KV of the other is computed over."""
-    model, batch = DraftModel(CONFIG, LIMITS, never=()), prefill(SHORT)
+    model, batch = DraftModel(CONFIG, LIMITS, never=(), device=torch.device("cpu")), prefill(SHORT)
     model.adopt(batch)
     model.guess(batch, told(33))
     right, wrong = guessed[0][0], 99

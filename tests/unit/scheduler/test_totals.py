@@ -40,6 +40,9 @@ def test_totals_of_a_life_of_everything() -> None:
         "accepted_tokens": 0,
         "grammars_compiled": 0,
         "grammar_hits": 0,
+        "host_hit_tokens": 0,
+        "host_pages_written": 0,
+        "host_pages_loaded": 0,
     }
     assert [microbatch.id for microbatch in engine.microbatches] == list(range(len(engine.microbatches)))
 

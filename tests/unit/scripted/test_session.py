@@ -70,11 +70,11 @@ def test_what_a_failed_script_left_is_not_the_next_ones_fault(session_on) -> Non
 def test_servers_compute_where_the_session_says(
     monkeypatch: pytest.MonkeyPatch, device: str | None, tier: str, expected: str
 ) -> None:
-    lent: list[tuple[EngineConfig, str | None]] = []
+    lent: list[tuple[EngineConfig, str | None, str]] = []
     session = ScriptedSession(device=device)
     monkeypatch.setattr(session, "_servers", lambda: SimpleNamespace(lend=lambda *given: lent.append(given)))
     session.harness(EngineConfig(seed=3), tier)
-    assert lent == [(EngineConfig(seed=3, device=expected), None)]
+    assert lent == [(EngineConfig(seed=3, device=expected), None, "local")]
 
 
 def test_a_device_that_is_none_is_refused() -> None:
