@@ -43,6 +43,9 @@ __all__ = ["run_frontend"]
 LAST_WORDS_S = 0.25
 # A connection that does not take its last bytes by then is cut.
 DRAIN_TIMEOUT_S = 1
+# Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): one that the server closes first may be closed
+# just as the next request is on its way.
+KEEP_ALIVE_S = 75
 # What forks a process for each long body.
 READER = "reader"
 
@@ -202,4 +205,5 @@ def _uvicorn_config(front: FrontEnd) -> uvicorn.Config:
         date_header=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
