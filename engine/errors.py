@@ -17,6 +17,7 @@ __all__ = [
     "ProcessDiedError",
     "StartupError",
     "StepFailedError",
+    "death_words",
 ]
 
 
@@ -41,12 +42,21 @@ class PlacementError(StartupError):
 
 
 class ProcessDiedError(EngineError):
-    """A process of the engine died. ``process`` is its name, ``cause`` its traceback or its signal."""
+    """A process of the engine died. ``process`` is its name, ``cause`` its traceback or its signal.
 
-    def __init__(self, process: str, cause: str) -> None:
-        super().__init__(f"the {process} process died: {cause}")
+    ``node`` is the name of its machine, empty where that is the server's.
+    """
+
+    def __init__(self, process: str, cause: str, node: str = "") -> None:
+        super().__init__(death_words(process, cause, node))
         self.process = process
         self.cause = cause
+        self.node = node
+
+
+def death_words(process: str, cause: str, node: str = "") -> str:
+    """A death in one sentence: which process, of what, and on which machine if that is not the server's."""
+    return f"the {process} process died: {f'on {node}: ' if node else ''}{cause}"
 
 
 class OpenVINOError(EngineError):

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from engine.errors import death_words
 from engine.frames import decoder_of
 
 __all__ = [
@@ -306,13 +307,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The pipeline is gone for good (a stage died): nothing in flight will ever complete."""
+    """The pipeline is gone for good (a stage died): nothing in flight will ever complete.
+
+    ``node`` is the machine of the process, empty where that is the scheduler's.
+    """
 
     process: str
     cause: str
+    node: str = ""
 
     def __str__(self) -> str:
-        return f"the {self.process} process died: {self.cause}"
+        return death_words(self.process, self.cause, self.node)
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):

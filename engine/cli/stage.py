@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from engine.cli.flags import refuse_bad_configuration
+from engine.errors import ConfigError
 from engine.links.endpoint import parse_endpoint
 from engine.links.secret import read_secret
 
 __all__ = ["stage"]
 
 DEFAULT_TIMEOUT_S = 600.0
+MAX_NODE_CHARS = 80
 
 
 def stage(
@@ -35,7 +37,10 @@ def stage(
         str | None, typer.Option(metavar="HOST:PORT", help="what the stage before is told instead, past a NAT or relay")
     ] = None,
     model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
-    node: Annotated[str, typer.Option(help="what this machine is called in errors; unset: its host name")] = "",
+    node: Annotated[
+        str,
+        typer.Option(help="what this machine is called in errors, which clients read; unset: its host name"),
+    ] = "",
     timeout_s: Annotated[
         float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")
     ] = DEFAULT_TIMEOUT_S,
@@ -44,6 +49,7 @@ def stage(
     from engine.launch.agent import AgentOptions, run_agent  # --help and bad flags need none of it
 
     with refuse_bad_configuration():
+        _check_node(node)
         options = AgentOptions(
             join=parse_endpoint(join, "--join"),
             secret=read_secret(secret_file),
@@ -55,3 +61,11 @@ def stage(
             timeout_s=timeout_s,
         )
     raise typer.Exit(run_agent(options))
+
+
+def _check_node(node: str) -> None:
+    if not node.isprintable() or ":" in node or len(node) > MAX_NODE_CHARS:
+        raise ConfigError(
+            f"--node must be up to {MAX_NODE_CHARS} printable characters without a colon, "
+            f"got {node[:MAX_NODE_CHARS]!r}; give a short name"
+        )

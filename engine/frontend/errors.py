@@ -16,9 +16,10 @@ __all__ = ["ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "public", "short
 # A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 256
-DIED = " process died: "
 TRACEBACK = "Traceback (most recent call last)"
 SEE_LOG = "the server's log says why"
+# A death as engine.errors.death_words says it.
+_DEATH = re.compile(r"(?P<who>.*? process died(?:: on [^:\n]+)?): (?P<cause>.*)", re.DOTALL)
 # The folders of an absolute path, up to the last part of it.
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)+")
 
@@ -125,11 +126,11 @@ def shortened(text: str, limit_chars: int) -> str:
 def public(text: str) -> str:
     """An internal error as a client may read it: one sentence, without tracebacks and without folders.
 
-    How a process died is said only where the engine worded it: 'it was killed by signal 9 (SIGKILL)'.
+    How a process died is said only where the engine worded it: 'it was killed by signal 9 (SIGKILL)'. The name of its
+    machine is said always, where that is not the server's.
     """
-    death, died, cause = text.partition(DIED)
-    if died:
-        return text if cause.startswith("it ") and "\n" not in cause else f"{death} process died; {SEE_LOG}"
+    if (death := _DEATH.match(text)) is not None:
+        return text if death["cause"].startswith(("it ", "its ")) and "\n" not in text else f"{death['who']}; {SEE_LOG}"
     before, found, _ = text.partition(TRACEBACK)
     if found:
         return f"{before.rstrip(': ').strip()}; {SEE_LOG}".removeprefix("; ")

@@ -123,7 +123,7 @@ class _Life:
                 self._front.pids = message.pids
                 self._front.serving = True
             case ProcessDied():
-                self._die(ProcessDiedError(message.process, message.cause))
+                self._die(ProcessDiedError(message.process, message.cause, message.node))
             case Drain():
                 self._front.client.close_to_requests(ApiError.unavailable("the server is draining; ask another one"))
                 self._draining = asyncio.create_task(self._drain())

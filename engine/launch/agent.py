@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine import __version__
-from engine.errors import EngineError, StartupError
+from engine.errors import EngineError, StartupError, death_words
 from engine.frames import BadFrameError
 from engine.launch.child import Child, fork_child
 from engine.launch.imports import import_stage
@@ -72,8 +72,8 @@ class AgentOptions:
 
     ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
     ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
-    the server. ``node`` is what this machine is called in causes, its own name if empty. ``timeout_s`` bounds the wait
-    for a server that is not there yet.
+    the server. ``node`` is what this machine is called in causes, its own name if empty, and ``address`` where its
+    cluster has it. ``timeout_s`` bounds the wait for a server that is not there yet.
     """
 
     join: Endpoint
@@ -83,6 +83,7 @@ class AgentOptions:
     advertise: Endpoint | None = None
     model: str = ""
     node: str = ""
+    address: str = ""
     timeout_s: float = 600.0
 
 
@@ -164,6 +165,7 @@ class _Agent:
                 pid=os.getpid(),
                 stage=self._options.stage,
                 listens=listens,
+                address=self._options.address,
             )
         )
         try:
@@ -216,7 +218,7 @@ class _Agent:
             case _:
                 self._was_told = self._was_told or isinstance(message, Shutdown | ProcessDied)
                 if isinstance(message, ProcessDied):
-                    self._fail(f"the server ended: the {message.process} process died: {message.cause}")
+                    self._fail(f"the server ended: {death_words(message.process, message.cause, message.node)}")
                 elif self._child is not None:
                     self._child.send(message)
                 elif isinstance(message, Shutdown):

@@ -36,6 +36,7 @@ def run_ordered_agent(order: StageOrder) -> int:
             secret=Secret(order.secret),
             stage=order.stage,
             node=order.node,
+            address=order.address,
             listen=parse_endpoint(way.listen, "listen") if way.listen else None,
             advertise=parse_endpoint(way.advertise, "advertise") if way.advertise else None,
             timeout_s=order.timeout_s,

@@ -353,7 +353,11 @@ class _Supervisor:
         if not in_time:
             return self._fail_late_start()
         if not self._leaving:
-            serving = Serving(base_url=self._base_url, pids={child.name: child.pid for child in self._children})
+            serving = Serving(
+                base_url=self._base_url,
+                pids={child.name: child.pid for child in self._children},
+                nodes={child.name: child.node for child in self._children if child.node},
+            )
             self._tell(serving)
             for child in self._children:
                 self._view.learned(child.about)
@@ -400,7 +404,7 @@ class _Supervisor:
     def _fail_by_death(self) -> int:
         report = self._first_death()
         self._leave(report)
-        self._take_down(ProcessDied(process=report.process, cause=report.cause), DEATH_GRACE_S)
+        self._take_down(ProcessDied(process=report.process, cause=report.cause, node=report.node), DEATH_GRACE_S)
         return EXIT_FAILED
 
     def _first_death(self) -> DeathReport:
@@ -414,17 +418,9 @@ class _Supervisor:
         stuck = next((one for one in self._alive() if one.name in blame), None)
         if stuck is not None and not _is_culprit(child):
             # This process is not dead yet, but the others cannot wait for it any longer.
-            cause = stuck.located(blame[stuck.name])
-            return DeathReport(process=stuck.name, pid=stuck.pid, cause=cause, when=time.time())
+            return _report_of(stuck, blame[stuck.name])
         status = child.status if child.status is not None else EXIT_FAILED
-        return DeathReport(
-            process=child.name,
-            pid=child.pid,
-            cause=child.located(_cause_of(child, status)),
-            when=time.time(),
-            exit_code=status if status >= 0 else None,
-            signal=-status if status < 0 else None,
-        )
+        return _report_of(child, _cause_of(child, status), status)
 
     def _leave(self, report: DeathReport) -> None:
         _report(report, self._folder.path if self._folder.lent else None, self._settings)
@@ -473,6 +469,19 @@ class _Supervisor:
 def _is_culprit(child: WatchedProcess) -> bool:
     """A process that ended in order, or names another one as its reason, is a victim."""
     return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
+
+
+def _report_of(child: WatchedProcess, cause: str, status: int | None = None) -> DeathReport:
+    return DeathReport(
+        process=child.name,
+        pid=child.pid,
+        cause=cause,
+        when=time.time(),
+        exit_code=status if status is not None and status >= 0 else None,
+        signal=-status if status is not None and status < 0 else None,
+        node=child.node,
+        place=child.place,
+    )
 
 
 def _cause_of(child: WatchedProcess, status: int) -> str:

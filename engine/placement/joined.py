@@ -60,10 +60,16 @@ class JoinedStage(WatchedProcess):
         return f"{self.name} on {self.place}"
 
     @property
+    def node(self) -> str:
+        """The name of its machine, which clients may be told."""
+        return self.join.node
+
+    @property
     def place(self) -> str:
-        """Its machine and processes, for people."""
+        """Its machine, with its address and processes, for people."""
+        address = f" at {self.join.address}" if self.join.address else ""
         stage = f", pid {self.pid}" if self.pid else ""
-        return f"{self.join.node} ({self._peer}, agent {self.join.pid}{stage})"
+        return f"{self.join.node}{address} ({self._peer}, agent {self.join.pid}{stage})"
 
     def take_number(self, stage: int) -> None:
         """Be this stage from now on."""
@@ -103,7 +109,7 @@ class JoinedStage(WatchedProcess):
         if self._link.owes_pulse(now):
             self._link.send(Pulse())
         if self._link.is_silent(now):
-            self.end(f"no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
+            self.end(f"it sent no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
             return None
         if self._link.unsendable is not None:
             self.end(self._link.unsendable)
@@ -126,10 +132,6 @@ class JoinedStage(WatchedProcess):
     def close(self) -> None:
         """Close the control connection; an agent that still lives then ends its stage."""
         self._link.close()
-
-    def located(self, cause: str) -> str:
-        """The cause, after the machine and the process there."""
-        return f"on {self.place}: {cause}"
 
     def _lose(self, why: str) -> None:
         self.dying = self.dying or Dying(error=why, traceback="", expected=True)

@@ -47,7 +47,7 @@ __all__ = [
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message of an agent. ``stage`` is None where any number will do; ``listens`` is for the stage before.
 
-    ``node`` names the machine and ``pid`` the agent's process there.
+    ``node`` names the machine and ``pid`` the agent's process there. ``address`` is the machine's in its cluster.
     """
 
     version: str
@@ -55,6 +55,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     stage: int | None
     listens: Endpoint
+    address: str = ""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):

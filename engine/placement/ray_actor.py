@@ -34,8 +34,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
     def __str__(self) -> str:
-        """The node as causes and logs name it."""
-        return f"node {self.node_id[:12]} at {self.address}"
+        """The node as logs name it."""
+        return f"{self.name} at {self.address}"
+
+    @property
+    def name(self) -> str:
+        """The node without its address."""
+        return f"node {self.node_id[:12]}"
 
 
 class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,7 +104,8 @@ class _Stages:
         """Start every agent."""
         secret = Path(order.secret_file).read_text().strip()
         for stage, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
-            one = StageOrder(way=order.ways[stage], stage=stage, secret=secret, node=str(place))
+            way = order.ways[stage]
+            one = StageOrder(way=way, stage=stage, secret=secret, node=place.name, address=place.address)
             self._runs.append(actor.run.remote(one))
 
     def watch(self, control: Control) -> None:

@@ -22,10 +22,11 @@ class StageWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent needs beside its way: its number, the run's secret, and the name of its node for people."""
+    """What one agent needs beside its way: its number, the run's secret, and its node's name and address for people."""
 
     way: StageWay
     stage: int
     secret: str
     node: str
+    address: str = ""
     timeout_s: float = 60.0

@@ -97,10 +97,14 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Every process is ready: the server is open at ``base_url``. ``pids`` are the engine's processes by name."""
+    """Every process is ready: the server is open at ``base_url``. ``pids`` are the engine's processes by name.
+
+    ``nodes`` are the machines of those that are not on the server's.
+    """
 
     base_url: str
     pids: dict[str, int]
+    nodes: dict[str, str] = {}
 
 
 class Gathering(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -112,10 +116,14 @@ class Gathering(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ProcessDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A process of the engine died; everything is about to end. ``cause`` is its traceback, signal or status."""
+    """A process of the engine died; everything is about to end. ``cause`` is its traceback, signal or status.
+
+    ``node`` is the name of its machine, empty where that is the server's.
+    """
 
     process: str
     cause: str
+    node: str = ""
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -183,7 +191,7 @@ class Control:
             if isinstance(message, Serving):
                 return message
             if isinstance(message, ProcessDied):
-                raise ProcessDiedError(message.process, message.cause)
+                raise ProcessDiedError(message.process, message.cause, message.node)
             raise ProcessDiedError(SUPERVISOR, "it was told to shut down before every process was ready")
         raise TimeoutError(f"not every process was ready within {timeout_s} s; the supervisor's log names which")
 

@@ -20,7 +20,8 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``cause`` is a traceback, or a sentence about a signal or a status. One of ``exit_code`` and ``signal`` (its
     number) is set where the supervisor saw the end. ``when`` is in seconds since the epoch.
-    ``pid`` is 0 where it is not known.
+    ``pid`` is 0 where it is not known. ``node`` is the name of the process's machine and ``place`` that machine's
+    address and what ran there, both empty where it is the server's.
     """
 
     process: str
@@ -29,11 +30,13 @@ class DeathReport(msgspec.Struct, frozen=True, kw_only=True):
     when: float
     exit_code: int | None = None
     signal: int | None = None
+    node: str = ""
+    place: str = ""
 
     def sentence(self) -> str:
         """The report as a sentence, with the cause after it."""
         who = f"{self.process} process" + (f" (pid {self.pid})" if self.pid else "")
-        return f"the {who} died and the server with it: {self.cause}"
+        return f"the {who} died and the server with it: {f'on {self.place}: ' if self.place else ''}{self.cause}"
 
     def write(self, folder: Path) -> None:
         """Write ``death.json`` into a folder, atomically: a reader sees all of it or nothing."""

@@ -69,9 +69,15 @@ class WatchedProcess(ABC):
     def close(self) -> None:
         """Close the supervisor's end of what joins the two."""
 
-    def located(self, cause: str) -> str:
-        """A cause of death with the place where it happened, if that is not this machine."""
-        return cause
+    @property
+    def node(self) -> str:
+        """The name of its machine, empty if that is this one."""
+        return ""
+
+    @property
+    def place(self) -> str:
+        """Its machine, with its address and what runs there, for people; empty if it is this one."""
+        return ""
 
     def _take(self, message: ChildMessage) -> None:
         if isinstance(message, Ready):

@@ -53,6 +53,7 @@ class LiveGate:
         self._poller = zmq.Poller()
         self._readable: dict[Any, int] = {}
         self._dead: ProcessDied | None = None
+        self._nodes: dict[str, str] = {}
         self._ended = False
         self.wakeups = 0
 
@@ -79,7 +80,7 @@ class LiveGate:
         Raises IntegrityError when the books of an idle engine do not balance: serving on would serve wrong tokens.
         """
         if self._dead is not None:
-            raise ProcessDiedError(self._dead.process, self._dead.cause)
+            raise ProcessDiedError(self._dead.process, self._dead.cause, self._dead.node)
         busy = previous is not None and previous.again
         deadline = previous.deadline if previous is not None else None
         if previous is not None and not busy:
@@ -137,8 +138,9 @@ class LiveGate:
         self._control.send(Dying(error=error, traceback=error, expected=True))
 
     def _die_with(self, process: str, cause: str) -> PipelineFailed:
-        self._dead = ProcessDied(process=process, cause=cause)
-        return PipelineFailed(process=process, cause=cause)
+        node = self._nodes.get(process, "")
+        self._dead = ProcessDied(process=process, cause=cause, node=node)
+        return PipelineFailed(process=process, cause=cause, node=node)
 
     def _wait(self, deadline: float | None, work_is_there: bool) -> None:
         """Block until a source is readable or the deadline is due; only look when there is work to do already."""
@@ -162,8 +164,10 @@ class LiveGate:
             case ProcessDied() as death if death.process.startswith(STAGE_PREFIX):
                 self._dead = death
             case ProcessDied() as death:
-                raise ProcessDiedError(death.process, death.cause)
-            case Serving() | None:
+                raise ProcessDiedError(death.process, death.cause, death.node)
+            case Serving() as serving:
+                self._nodes = serving.nodes
+            case None:
                 return
 
     def _take_events(self) -> list[Event]:
@@ -172,7 +176,7 @@ class LiveGate:
         A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
         """
         if self._dead is not None:
-            return [PipelineFailed(process=self._dead.process, cause=self._dead.cause)]
+            return [PipelineFailed(process=self._dead.process, cause=self._dead.cause, node=self._dead.node)]
         readable, sources = self._readable, self._completion_sources
         computes = self._pipeline.ready
         events: list[Event] = []
@@ -189,10 +193,10 @@ class LiveGate:
             completion = self._next_completion()
             if completion is None:
                 return
-            events.append(completion)
             if isinstance(completion, PipelineFailed):
-                self._die_with(completion.process, completion.cause)
+                events.append(self._die_with(completion.process, completion.cause))
                 return
+            events.append(completion)
             if self._launched:
                 self._launched.popleft()
             # Without a source the next one is computed in this process: messages must not wait for all of them.

@@ -103,7 +103,7 @@ class ScriptedGate:
         """A stage that died fails this script, unless the script killed it."""
         failure = self.rig.scheduler.failure
         if failure is not None and not self.rig.kills:
-            raise ProcessDiedError(failure.process, failure.cause)
+            raise ProcessDiedError(failure.process, failure.cause, failure.node)
 
     def _as_found(self, exc: Exception) -> Exception:
         """A failure before a script begins is the fault of what ran before it."""

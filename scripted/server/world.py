@@ -286,8 +286,8 @@ class ServerWorld:
             return
         message = self._control.receive()
         if isinstance(message, ProcessDied) and message.process.startswith(STAGE_PREFIX):
-            self._dead_stage = PipelineFailed(process=message.process, cause=message.cause)
+            self._dead_stage = PipelineFailed(process=message.process, cause=message.cause, node=message.node)
         elif isinstance(message, ProcessDied):
-            raise ProcessDiedError(message.process, message.cause)
+            raise ProcessDiedError(message.process, message.cause, message.node)
         elif isinstance(message, Shutdown):
             raise ShutdownAsked("the supervisor ended the server in the middle of a script")

@@ -145,6 +145,18 @@ def test_no_error_is_long() -> None:
             "the scheduler process died: engine.errors.X: /srv/secret",
             "the scheduler process died; the server's log says why",
         ),
+        (
+            "the stage-1 process died: on node-7: it was killed by signal 9 (SIGKILL)",
+            "the stage-1 process died: on node-7: it was killed by signal 9 (SIGKILL)",
+        ),
+        (
+            "the stage-1 process died: on node-7: its connection was closed: its agent was ended",
+            "the stage-1 process died: on node-7: its connection was closed: its agent was ended",
+        ),
+        (
+            "the stage-1 process died: on node-7: Traceback (most recent call last):\n  File x",
+            "the stage-1 process died: on node-7; the server's log says why",
+        ),
         ("it failed: Traceback (most recent call last):\n  File x", "it failed; the server's log says why"),
         ("stage 0 failed: OSError: cannot read /srv/secret/w.bin\nmore", "stage 0 failed: OSError: cannot read w.bin"),
         ("ask http://127.0.0.1:30000/docs/it or /v1/models", "ask http://127.0.0.1:30000/docs/it or models"),

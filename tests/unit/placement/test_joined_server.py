@@ -175,18 +175,20 @@ def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> 
         assert left == [], gone
         if victim == "supervisor":
             return
-        where = f"on {platform.node()} (127.0.0.1:"
+        where = f"{platform.node()} (127.0.0.1:"
         cause = {
             "stage": "it was killed by signal 9 (SIGKILL)",
             "agent": "its agent was ended, or its machine is gone",
-            "silent agent": f"no word for {heartbeat_s} s: its machine is gone or the network path is cut",
+            "silent agent": f"it sent no word for {heartbeat_s} s: its machine is gone or the network path is cut",
         }[victim]
-        # A client is told which process; the machine is for the operator alone.
-        assert "the stage-2 process died; the server's log says why" in message
+        # A client is told which process on which machine, and of what; addresses and pids are for the operator alone.
+        assert f"the stage-2 process died: on {platform.node()}: " in message
+        assert message.endswith(cause)
+        assert "127.0.0.1" not in message
         report = read_death_report(joined.folder)
         assert report is not None
         assert (report.process, report.pid) == ("stage-2", stage)
-        assert report.cause.startswith(where)
-        assert f"agent {agent.pid}, pid {stage}): " in report.cause
-        assert cause in report.cause
-        assert report.cause in joined.server_log()
+        assert (report.node, report.cause.endswith(cause)) == (platform.node(), True)
+        assert report.place.startswith(where)
+        assert report.place.endswith(f"agent {agent.pid}, pid {stage})")
+        assert f"on {report.place}: {report.cause}" in joined.server_log()

@@ -230,8 +230,9 @@ def test_a_joined_stage_is_a_process_like_any_other(meeting: Meeting) -> None:
     while stage.alive:
         stage.listen()
     assert stage.status == -9
-    assert stage.located("it was killed").startswith("on n (127.0.0.1:")
-    assert stage.located("it was killed").endswith(", agent 7, pid 70): it was killed")
+    assert stage.node == "n"
+    assert stage.place.startswith("n (127.0.0.1:")
+    assert stage.place.endswith(", agent 7, pid 70)")
     for one in meeting.rendezvous.stages:
         one.close()
 
@@ -251,7 +252,7 @@ def test_silence_is_an_end_and_a_pulse_is_none(meeting: Meeting) -> None:
     assert silent.tend(late) is None
     assert (live.alive, silent.alive) == (True, False)
     assert silent.dying is not None
-    assert silent.dying.error == f"no word for {limit_s} s: its machine is gone or the network path is cut"
+    assert silent.dying.error == f"it sent no word for {limit_s} s: its machine is gone or the network path is cut"
     for one in (silent, live):
         one.close()
 
