@@ -36,7 +36,7 @@ types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 unit: $(INSTALLED) ## the unit tests
-	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadfile
 
 load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant checked, for seconds
 	$(BIN)/python -m pytest tests/load -q

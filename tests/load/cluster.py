@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
+from engine.process.control import STAGE_PREFIX
 from engine.settings import ServerSettings
 from scripted.server.links import CutLink, SlowLink
 from scripted.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
@@ -73,8 +75,7 @@ def run_scene(scene: Scene, name: str) -> LoadResult:
             finally:
                 if slowing is not None:
                     slowing.cancel()
-        do = FAULTS[name]
-        fault = lambda stage, pid: do(scene, placed, stage, pid)  # noqa: E731 - one line of binding
+        fault = functools.partial(FAULTS[name], scene, placed)
         return run_death(scene.parent, Path(folder), placed=placed, fault=fault, **seen)
 
 
@@ -103,31 +104,33 @@ def _tokens(parent: PreloadedParent, folder: Path, placed: PlacedStages | None) 
         process.close()
 
 
-# -- faults: each is given a stage and its process, and returns for how long it may go unnoticed --
+# -- faults: each is given the stages' pids, and returns which stage it hit and for how long that may go unnoticed --
 
 
-def _kill_actor(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
+def _kill_actor(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
     """The actor on Ray, the agent without."""
+    name, pid = next(iter(pids.items()))
     agent = psutil.Process(pid).ppid()
     os.kill(psutil.Process(agent).ppid() if scene.cluster is not None else agent, signal.SIGKILL)
-    return 0.0
+    return name, 0.0
 
 
-def _kill_node(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
-    """All processes of a node of Ray; a node that is not the head has the stage."""
+def _kill_node(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
+    """All processes of a node of Ray that has a stage. Not of the head, with which the cluster ends."""
     assert scene.cluster is not None, "there are no nodes without Ray"
-    node = scene.cluster.node_of(pid)
-    assert scene.cluster.can_lose(node), f"stage {stage} is on the head; choose another --seed"
-    scene.cluster.kill_node(node)
-    return 0.0
+    nodes = {name: scene.cluster.node_of(pid) for name, pid in pids.items()}
+    name = next(name for name, node in nodes.items() if scene.cluster.can_lose(node))
+    scene.cluster.kill_node(nodes[name])
+    return name, 0.0
 
 
-def _cut_link(scene: Scene, placed: PlacedStages, stage: int, pid: int) -> float:
-    order_link(placed.orders_path, CutLink(stage=stage))
-    return HEARTBEAT_TIMEOUT_S
+def _cut_link(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
+    name = next(iter(pids))
+    order_link(placed.orders_path, CutLink(stage=int(name.removeprefix(STAGE_PREFIX))))
+    return name, HEARTBEAT_TIMEOUT_S
 
 
-FAULTS: dict[str, Callable[[Scene, PlacedStages, int, int], float]] = {
+FAULTS: dict[str, Callable[[Scene, PlacedStages, dict[str, int]], tuple[str, float]]] = {
     "actor": _kill_actor,
     "cut": _cut_link,
     "node": _kill_node,

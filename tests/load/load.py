@@ -35,8 +35,9 @@ from scripted.server.placed import PlacedStages
 
 __all__ = ["Fault", "LoadResult", "run_death", "run_load"]
 
-# Given a stage's number and its process; returns for how many seconds what it did may go unnoticed.
-Fault = Callable[[int, int], float]
+# Given the pids of processes by their names, in order of preference; returns the name of the one that it hit, and for
+# how many seconds that may go unnoticed.
+Fault = Callable[[dict[str, int]], tuple[str, float]]
 
 # Greedy answers that are compared with the same request alone on an idle server.
 COMPARED_ANSWERS = 12
@@ -105,21 +106,22 @@ def run_death(
 ) -> LoadResult:
     """Load a server, kill a process that computes after ``seconds``, check that every client is told.
 
-    ``fault`` does something else to the stage with this number, whose process has this pid; it returns how long that
-    may go unnoticed.
+    ``fault`` does something else to one of the stages, which it is given in an order by ``seed``.
     """
     result = LoadResult(stages)
     server = _server(parent, folder, stages, clients, placed=placed)
-    number = random.Random(seed).randrange(stages)
-    victim = f"stage-{number}" if stages > 1 else "scheduler"
-    unnoticed_s = 0.0
+    victims = [f"stage-{number}" for number in random.Random(seed).sample(range(stages), stages)]
+    if stages == 1:
+        victims = ["scheduler"]
+    victim, unnoticed_s = victims[0], 0.0
 
     def kill() -> None:
-        nonlocal unnoticed_s
+        nonlocal victim, unnoticed_s
+        pids = {name: server.serving.pids[name] for name in victims}
         if fault is None:
-            os.kill(server.serving.pids[victim], signal.SIGKILL)
+            os.kill(pids[victim], signal.SIGKILL)
         else:
-            unnoticed_s = fault(number, server.serving.pids[victim])
+            victim, unnoticed_s = fault(pids)
 
     try:
         died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, kill))

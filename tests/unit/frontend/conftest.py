@@ -168,12 +168,6 @@ def byte_tokenizer() -> ByteTokenizer:
     return ByteTokenizer()
 
 
-@pytest.fixture(scope="session")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
-
-
 @pytest.fixture(scope="module")
 def server(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """One server of the embedded model a module."""

@@ -99,12 +99,6 @@ class Listener:
         return [token for event in self.events() for token in event["output_ids"]]
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
-
-
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as started:

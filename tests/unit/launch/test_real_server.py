@@ -35,12 +35,6 @@ CLIENT_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 2.0
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
-
-
 class Server:
     """A running server and its client."""
 

@@ -1,4 +1,4 @@
-"""One stage farm a module, a private cache for the embedded checkpoint, short socket folders, one torch thread."""
+"""One stage farm, a private cache for the embedded checkpoint, short socket folders, one torch thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import pytest
 from stage_farm import StageFarm
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _private_cache(cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
 
 
@@ -24,9 +29,10 @@ def _one_torch_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def farm(_private_cache: None) -> Iterator[StageFarm]:
-    farm = StageFarm()
+@pytest.fixture(scope="session")
+def farm(cache: Path) -> Iterator[StageFarm]:
+    """One a session: it imports torch, which takes longer than to fork a stage."""
+    farm = StageFarm(cache)
     yield farm
     farm.close()
 

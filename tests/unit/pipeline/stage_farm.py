@@ -45,12 +45,12 @@ class Reaped(msgspec.Struct, frozen=True, tag=True):
 class StageFarm:
     """The test's side: a child process that forks stages."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "XDG_CACHE_HOME": str(cache)},
         )
 
     def start(self, config: EngineConfig, private_dir: Path, *, transport: str = "socket") -> list[int]:

@@ -38,12 +38,6 @@ HEARTBEAT_S: Final = 1.0
 TOLD_WITHIN_S: Final = 2.0
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
-
-
 def started(parent: PreloadedParent, **settings: object) -> JoinedServer:
     joined = JoinedServer(parent, **settings)
     try:

@@ -25,12 +25,6 @@ CLIENT_TIMEOUT_S = 30.0
 MOST_FLUSHES = 2000
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
-
-
 @pytest.fixture
 def launch(parent: PreloadedParent, tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     processes: list[ServerProcess] = []

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from engine import EngineConfig
+from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ServerDied
 
 REPOSITORY = Path(__file__).parents[3]
@@ -118,7 +119,7 @@ def kills_the_supervisor(t):
     yield from t.run_until_finished(r)
 
 
-def test_a_script_that_kills_the_supervisor_is_the_one_that_fails() -> None:
+def test_a_script_that_kills_the_supervisor_is_the_one_that_fails(parent: PreloadedParent) -> None:
     """D06"""
-    with ScriptedServer.start(EngineConfig()) as server, pytest.raises(ServerDied, match="supervisor"):
+    with ScriptedServer.start(EngineConfig(), parent=parent) as server, pytest.raises(ServerDied, match="supervisor"):
         server.run(kills_the_supervisor)

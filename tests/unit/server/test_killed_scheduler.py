@@ -73,9 +73,9 @@ def ends_in_the_copy(t):
 # -- tests --
 
 
-def test_the_script_goes_on_with_its_clients_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_goes_on_with_its_clients_alone(capsys: pytest.CaptureFixture[str], parent: PreloadedParent) -> None:
     """A06, C06."""
-    with ScriptedServer.start(CONFIG) as server:
+    with ScriptedServer.start(CONFIG, parent=parent) as server:
         done = server.run(kills)
         assert not server.usable
     assert (done.reached, done.spent, done.loose_ends) == ({"told": 1}, True, {"windows not in must_reach": 1})
@@ -84,7 +84,7 @@ def test_the_script_goes_on_with_its_clients_alone(capsys: pytest.CaptureFixture
     )
 
 
-def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
     seen: list[str] = []
 
     def noting(folder: Path, timeout_s: float) -> object:
@@ -92,7 +92,7 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         return result_of_survivor(folder, timeout_s)
 
     monkeypatch.setattr("scripted.server.runner.result_of_survivor", noting)
-    with ScriptedServer.start(CONFIG) as server:
+    with ScriptedServer.start(CONFIG, parent=parent) as server:
         server.run(kills)
     (pid,) = map(int, seen)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -107,15 +107,15 @@ def test_nothing_is_left_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         (kills_twice, r"kill_scheduler\(\) was called before"),
     ],
 )
-def test_what_fails_after_it_is_reported_with_its_line(script, error: str) -> None:
-    with ScriptedServer.start(CONFIG) as server:
+def test_what_fails_after_it_is_reported_with_its_line(script, error: str, parent: PreloadedParent) -> None:
+    with ScriptedServer.start(CONFIG, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=error):
             server.run(script)
         assert not server.usable
 
 
-def test_a_copy_that_leaves_no_result_has_not_passed() -> None:
-    with ScriptedServer.start(CONFIG) as server, pytest.raises(ServerDied):
+def test_a_copy_that_leaves_no_result_has_not_passed(parent: PreloadedParent) -> None:
+    with ScriptedServer.start(CONFIG, parent=parent) as server, pytest.raises(ServerDied):
         server.run(ends_in_the_copy)
 
 
@@ -123,8 +123,8 @@ def test_a_front_end_that_does_not_name_the_scheduler_is_found(tmp_path: Path, m
     (tmp_path / "sitecustomize.py").write_text(TELLS_TOO_LITTLE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with (
-        PreloadedParent.start() as parent,
-        ScriptedServer.start(CONFIG, parent=parent) as server,
+        PreloadedParent.start() as broken,
+        ScriptedServer.start(CONFIG, parent=broken) as server,
         pytest.raises(ScriptFailed, match=r"these clients were not told so in time: scripted-1;.*something is wrong"),
     ):
         server.run(kills)

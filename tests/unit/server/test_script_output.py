@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from engine import EngineConfig
+from engine.launch.preload import PreloadedParent
 from scripted import ScriptedServer, ScriptFailed, ServerDied
 
 
@@ -58,9 +59,9 @@ class Scripts:
         yield
 
 
-def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_come_back_in_order(capsys: pytest.CaptureFixture[str], parent: PreloadedParent) -> None:
     """D02: also of a script that fails, and of one under which its process is killed, with its line."""
-    with ScriptedServer.start(EngineConfig()) as server:
+    with ScriptedServer.start(EngineConfig(), parent=parent) as server:
         server.run(prints)
         assert capsys.readouterr().out == "before the first step\nafter it\nat the end\n"
         with pytest.raises(ScriptFailed):

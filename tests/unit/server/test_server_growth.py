@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,56 +14,52 @@ from scripted import ScriptedServer, ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
-# Run by every interpreter that starts with this folder on its path: the front end's is one of them.
-KEEPS_ANSWERED_CALLS = """
+# Run by every interpreter that starts with this folder on its path. A file says what is kept: by the front end its
+# answered calls or a descriptor; by a stage's process, which with one stage is the scheduler's, every spec; by the
+# scheduler's process what it told the stages to do.
+KEEPERS = """
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from engine.frontend import engine_client
+from engine.model import sampling
+from engine.pipeline import staged
+
+def keeps(what):
+    return Path(os.environ["WHAT_IS_KEPT"]).read_text() == what
 
 class Kept(dict):
     def pop(self, key, default=None):
         return self.get(key, default)
 
-start = engine_client.EngineClient.__init__
+start_client = engine_client.EngineClient.__init__
+start_call = engine_client.EngineClient.start
+adopt = sampling.Sampler.adopt
+note = staged.StagedPipeline._note_completion
 
 def start_and_keep(client, private_dir):
-    start(client, private_dir)
-    client._calls = Kept()
-
-engine_client.EngineClient.__init__ = start_and_keep
-"""
-KEEPS_A_DESCRIPTOR = """
-import os
-from engine.frontend import engine_client
-
-start = engine_client.EngineClient.start
+    start_client(client, private_dir)
+    if keeps("answered calls"):
+        client._calls = Kept()
 
 def start_and_open(client, message):
-    os.dup(0)
-    return start(client, message)
-
-engine_client.EngineClient.start = start_and_open
-"""
-# A stage's process, which with one stage is the scheduler's.
-KEEPS_EVERY_SPEC = """
-from engine.model import sampling
-
-adopt = sampling.Sampler.adopt
+    if keeps("a descriptor"):
+        os.dup(0)
+    return start_call(client, message)
 
 def adopt_and_keep(sampler, segment):
     adopt(sampler, segment)
-    sampler.__dict__.setdefault("_seen", {})[len(sampler.__dict__.get("_seen", ()))] = segment.sampling
-
-sampling.Sampler.adopt = adopt_and_keep
-"""
-# The scheduler's process, which keeps what it told the stages to do.
-KEEPS_EVERY_RESULT = """
-from engine.pipeline import staged
-
-note = staged.StagedPipeline._note_completion
+    if keeps("every spec"):
+        sampler.__dict__.setdefault("_seen", {})[len(sampler.__dict__.get("_seen", ()))] = segment.sampling
 
 def note_and_keep(pipeline, completion):
     note(pipeline, completion)
-    pipeline._awaited[min(0, *pipeline._awaited, 0) - 1] = completion.microbatch_id
+    if keeps("every result"):
+        pipeline._awaited[min(0, *pipeline._awaited, 0) - 1] = completion.microbatch_id
 
+engine_client.EngineClient.__init__ = start_and_keep
+engine_client.EngineClient.start = start_and_open
+sampling.Sampler.adopt = adopt_and_keep
 staged.StagedPipeline._note_completion = note_and_keep
 """
 
@@ -89,54 +86,55 @@ def keeps_a_file(t):
 # -- tests --
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that says what is kept."""
+    file = tmp_path_factory.mktemp("kept") / "what"
+    file.write_text("nothing")
+    return file
+
+
+@pytest.fixture(scope="module")
+def keepers(kept: Path) -> Iterator[PreloadedParent]:
+    (kept.parent / "sitecustomize.py").write_text(KEEPERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{kept.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("WHAT_IS_KEPT", str(kept))
+        started = PreloadedParent.start()
+    with started:
+        yield started
+
+
 @pytest.mark.parametrize("config", [CONFIG, STAGED], ids=["one stage", "two stages"])
-def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig) -> None:
-    with ScriptedServer.start(config) as server:
+def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig, parent: PreloadedParent) -> None:
+    with ScriptedServer.start(config, parent=parent) as server:
         for _ in range(3):
             server.run(does_everything)
         assert server.usable
 
 
-def test_a_scheduler_process_that_keeps_a_descriptor_is_named() -> None:
-    with ScriptedServer.start(CONFIG) as server:
+def test_a_scheduler_process_that_keeps_a_descriptor_is_named(parent: PreloadedParent) -> None:
+    with ScriptedServer.start(CONFIG, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=r"it has grown: scheduler has \d+ open descriptors"):
             server.run(keeps_a_file)
         assert not server.usable
 
 
 @pytest.mark.parametrize(
-    ("bug", "found"),
+    ("config", "what", "found"),
     [
-        (KEEPS_ANSWERED_CALLS, "it has grown: the front end has 1 open calls"),
-        (KEEPS_A_DESCRIPTOR, r"it has grown: frontend has \d+ open descriptors"),
+        (CONFIG, "answered calls", "it has grown: the front end has 1 open calls"),
+        (CONFIG, "a descriptor", r"it has grown: frontend has \d+ open descriptors"),
+        (CONFIG, "every spec", r"stage 0\._runner\._sampler\._seen has \d+ entries, before the first script"),
+        (STAGED, "every spec", r"stage 1\._runner\._sampler\._seen has \d+ entries, before the first script"),
+        (STAGED, "every result", r"pipeline\._awaited has \d+ entries, before the first script"),
     ],
 )
-def test_a_front_end_that_keeps_something_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str, found: str
+def test_a_process_that_keeps_something_is_named(
+    config: EngineConfig, what: str, found: str, kept: Path, keepers: PreloadedParent
 ) -> None:
-    check_that_it_is_named(tmp_path, monkeypatch, CONFIG, bug, found)
-
-
-@pytest.mark.parametrize(
-    ("config", "bug", "found"),
-    [
-        (CONFIG, KEEPS_EVERY_SPEC, r"stage 0\._runner\._sampler\._seen has \d+ entries, before the first script"),
-        (STAGED, KEEPS_EVERY_SPEC, r"stage 1\._runner\._sampler\._seen has \d+ entries, before the first script"),
-        (STAGED, KEEPS_EVERY_RESULT, r"pipeline\._awaited has \d+ entries, before the first script"),
-    ],
-)
-def test_a_stage_that_keeps_something_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, bug: str, found: str
-) -> None:
-    check_that_it_is_named(tmp_path, monkeypatch, config, bug, found)
-
-
-def check_that_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, bug: str, found: str
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(bug)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with PreloadedParent.start() as parent, ScriptedServer.start(config, parent=parent) as server:
+    kept.write_text(what)
+    with ScriptedServer.start(config, parent=keepers) as server:
         with pytest.raises(ScriptFailed, match=found):
             server.run(does_everything)
         assert not server.usable

@@ -29,12 +29,6 @@ GONE_WITHIN_S = 10.0
 HANG_OPTIONS = ScriptOptions(result_timeout_s=1.0, timeout_s=30.0)
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as parent:
-        yield parent
-
-
 @pytest.fixture
 def server(parent: PreloadedParent) -> Iterator[ScriptedServer]:
     """A server, and afterwards the certainty that its processes and its folder are gone."""
