@@ -1,20 +1,22 @@
 """What TCP costs between the scheduler and its stages, beside Unix sockets; on loopback, where a hop takes no time.
 
-One frame there and back between two processes; then two servers of four stages, asked in turn. On a busy machine read
-the processor time a token: agents are sessions of their own, to which Linux gives shares of their own.
+One frame there and back between two processes; then servers of four stages, asked in turn: forked, joined by hand, and
+placed by Ray where that is installed. On a busy machine read the processor time a token: agents are sessions of their
+own, to which Linux gives shares of their own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import psutil
@@ -35,32 +37,36 @@ from engine.settings import ServerSettings
 __all__ = ["measure"]
 
 STAGES: Final = 4
-ROUNDS: Final = 8
+ROUNDS: Final = 16
 STREAMS: Final = 8
-TOKENS: Final = 64
+TOKENS: Final = 128
 FRAMES: Final = 2000
 FRAME_BYTES: Final = 200
+# A cluster of its own on loopback, whatever else runs here.
+_OF: Final[dict[str, dict[str, Any]]] = {"local": {}, "join": {}, "ray": {"ray_address": "local"}}
 SECRET: Final = Secret.new()
 SILENCE_S: Final = 5.0
 START_TIMEOUT_S: Final = 120.0
-END_TIMEOUT_S: Final = 5.0
-PLACEMENTS: Final = {"Unix sockets": "local", "TCP": "join"}
+# A cluster of Ray ends with its server.
+END_TIMEOUT_S: Final = 60.0
+UNIX, TCP, RAY = "Unix sockets", "TCP", "TCP, placed by Ray"
+PLACEMENTS: Final = {UNIX: "local", TCP: "join"} | ({RAY: "ray"} if importlib.util.find_spec("ray") else {})
 
 
 def measure() -> Iterator[Measurement]:
     """A frame's way; tokens a second of eight streams, time between tokens of one, processor time a token."""
-    frames = _found()
+    frames = _found((UNIX, TCP))
     for number in range(ROUNDS):
-        for name in _in_turn(number):
+        for name in _in_turn(frames, number):
             frames[name].append(_frame_us(name))
-    rates, gaps, costs = _found(), _found(), _found()
+    rates, gaps, costs = _found(PLACEMENTS), _found(PLACEMENTS), _found(PLACEMENTS)
     with ExitStack() as stack:
         parent = stack.enter_context(PreloadedParent.start())
         servers = {name: _started(parent, placement, stack) for name, placement in PLACEMENTS.items()}
         for server in servers.values():
             _rate(server.base_url)
         for number in range(ROUNDS):
-            for name in _in_turn(number):
+            for name in _in_turn(rates, number):
                 server = servers[name]
                 before = _processor_s(server)
                 gaps[name].append(_gap_ms(server.base_url))
@@ -79,22 +85,23 @@ def measure() -> Iterator[Measurement]:
                 unit=unit,
                 spread=f"median of {ROUNDS} rounds in turn, {min(values):.2f} to {max(values):.2f}",
             )
-        ratios = [tcp / unix for tcp, unix in zip(found["TCP"], found["Unix sockets"], strict=True)]
-        yield Measurement(
-            name=f"{what}, TCP to Unix sockets",
-            value=statistics.median(ratios),
-            unit="ratio",
-            spread=f"median of {ROUNDS} rounds, {min(ratios):.2f} to {max(ratios):.2f}",
-        )
+        for name in [name for name in found if name != UNIX]:
+            ratios = [one / unix for one, unix in zip(found[name], found[UNIX], strict=True)]
+            yield Measurement(
+                name=f"{what}, {name} to {UNIX}",
+                value=statistics.median(ratios),
+                unit="ratio",
+                spread=f"median of {ROUNDS} rounds, {min(ratios):.2f} to {max(ratios):.2f}",
+            )
 
 
-def _found() -> dict[str, list[float]]:
-    return {name: [] for name in PLACEMENTS}
+def _found(names: Iterable[str]) -> dict[str, list[float]]:
+    return {name: [] for name in names}
 
 
-def _in_turn(number: int) -> list[str]:
-    """The one that was second is first in the next round."""
-    return sorted(PLACEMENTS, reverse=bool(number % 2))
+def _in_turn(names: Iterable[str], number: int) -> list[str]:
+    """The one that was last is first in the next round."""
+    return sorted(names, reverse=bool(number % 2))
 
 
 def _frame_us(name: str) -> float:
@@ -104,10 +111,10 @@ def _frame_us(name: str) -> float:
         handed, passed_on = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener = LinkListener(bound_at(Endpoint("127.0.0.1", 0), "listen"), SECRET, silence_s=SILENCE_S)
         claim = Claim(Role.PLANS, 0)
-        address = path if name == "Unix sockets" else LinkAddress(listener.endpoint, SECRET, claim, SILENCE_S)
-        channels = StageChannels([path if name == "Unix sockets" else None], handed)
+        address = path if name == UNIX else LinkAddress(listener.endpoint, SECRET, claim, SILENCE_S)
+        channels = StageChannels([path if name == UNIX else None], handed)
         echo = fork_child("echo", lambda _: _echo(address))
-        if name == "TCP":
+        if name == TCP:
             hand_over(passed_on, 0, listener.wait_for(claim))
         times = []
         for _ in range(FRAMES):
@@ -139,7 +146,7 @@ def _processor_s(server: Serving) -> float:
 def _started(parent: PreloadedParent, placement: str, stack: ExitStack) -> Serving:
     """A server with four stages. It ends with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="links-")))
-    settings = ServerSettings(port=0, pp_size=STAGES, placement=placement, stage_listen="127.0.0.1:0")
+    settings = ServerSettings(port=0, pp_size=STAGES, placement=placement, stage_listen="127.0.0.1:0", **_OF[placement])
     server = stack.enter_context(closing(parent.serve(settings, folder, folder / "log")))
     agents: list[ServerProcess] = []
     if placement == "join":

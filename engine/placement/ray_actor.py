@@ -26,12 +26,16 @@ KEPT_LINES: Final = 12
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an actor is: Ray's id of the node, its address, its host name, and the engine that is installed there."""
+    """Where an actor is: Ray's id of the node, its address, its host name, and the engine that is installed there.
+
+    ``nice`` is the niceness that the stage inherits.
+    """
 
     node_id: str
     address: str
     host: str
     version: str
+    nice: int = 0
 
     def __str__(self) -> str:
         """The node as logs name it."""
@@ -62,7 +66,13 @@ class StageHost:
         node_id = ray.get_runtime_context().get_node_id()
         # As the cluster knows it: a node may have been given another address than the machine's first one.
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes()}
-        return Place(node_id=node_id, address=addresses[node_id], host=socket.gethostname(), version=__version__)
+        return Place(
+            node_id=node_id,
+            address=addresses[node_id],
+            host=socket.gethostname(),
+            version=__version__,
+            nice=os.nice(0),
+        )
 
     def run(self, order: StageOrder) -> AgentEnd:
         """Run an agent until it ends. What it needs, the secret too, goes to it by a pipe."""

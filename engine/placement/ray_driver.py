@@ -29,7 +29,7 @@ from engine import __version__
 from engine.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
-from engine.placement.ray_order import RAY, RayOrder
+from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.placement.stage_order import StageOrder
 from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.inheritance import name_process
@@ -322,6 +322,13 @@ def _places(ray: Any, actors: Sequence[Any], deadline: float) -> list[Place]:
                 f"all nodes must have the engine's version {__version__}, got {place.version} for stage {stage} on "
                 f"{place}; install lockstep-engine[ray]=={__version__} there"
             )
+    if nice := sorted({place.name for place in places if place.nice > os.nice(0)}):
+        logger.warning(
+            "stages on %s run at a lower priority than the server, as Ray starts its workers: other work there delays "
+            "every token; start the node with %s=0",
+            ", ".join(nice),
+            NICENESS,
+        )
     return places
 
 

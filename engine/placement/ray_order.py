@@ -17,10 +17,12 @@ from engine.errors import ConfigError
 from engine.placement.stage_order import StageWay
 from engine.process.control import Control
 
-__all__ = ["RAY", "RayOrder", "become_driver", "require_ray"]
+__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "require_ray"]
 
 # The driver's process is named so.
 RAY: Final = "ray"
+# How nice Ray makes its workers, and so what they start: 15 unless a node was started with this.
+NICENESS: Final = "RAY_worker_niceness"
 DRIVER_MODULE: Final = "engine.placement.ray_driver"
 
 
@@ -56,7 +58,8 @@ def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
         os.close(ours)
         for fd in (control.fileno(), orders):
             os.set_inheritable(fd, True)
-        environment = {"RAY_USAGE_STATS_ENABLED": "0"} | os.environ
+        # A cluster of our own inherits this: its stages share the machine with the scheduler, as forked ones do.
+        environment = {"RAY_USAGE_STATS_ENABLED": "0", NICENESS: "0"} | os.environ
         command = [sys.executable, "-m", DRIVER_MODULE, str(control.fileno()), str(orders)]
         os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter and module
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import psutil
 
 from engine.errors import StartupError
+from engine.placement.ray_order import NICENESS
 
 __all__ = ["LocalCluster"]
 
@@ -121,6 +122,7 @@ def _environment(folder: str) -> Iterator[None]:
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
+        NICENESS: "0",
     }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

@@ -52,6 +52,7 @@ class ServedApp:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_enable_metrics_collection": "0",
             "RAY_BACKEND_LOG_LEVEL": "warning",
+            "RAY_worker_niceness": "0",
             "PYTHONPATH": str(REPOSITORY),
             "TMPDIR": str(folder / "files"),
             "OMP_NUM_THREADS": "1",

@@ -126,9 +126,22 @@ def test_a_wait_for_a_placement_ends_with_the_server() -> None:
         )
 
 
+def actors_on(*places: Place) -> list[SimpleNamespace]:
+    return [SimpleNamespace(place=SimpleNamespace(remote=lambda place=place: place)) for place in places]
+
+
+def test_a_node_that_makes_its_workers_nice_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """As Ray does unless it is told otherwise: the stages there yield to all other work."""
+    ray_driver._places(Cluster(), actors_on(HERE, FAR), time.monotonic() + 1)
+    assert caplog.text == ""
+    ray_driver._places(Cluster(), actors_on(HERE, msgspec.structs.replace(FAR, nice=15)), time.monotonic() + 1)
+    assert f"stages on node {'b' * 12} run at a lower priority" in caplog.text
+    assert "RAY_worker_niceness=0" in caplog.text
+
+
 def test_a_node_with_another_engine_is_refused() -> None:
     old = msgspec.structs.replace(FAR, version="0.0.1")
-    actors = [SimpleNamespace(place=SimpleNamespace(remote=lambda place=place: place)) for place in (HERE, old)]
+    actors = actors_on(HERE, old)
     with pytest.raises(PlacementError, match=r"version .*got 0\.0\.1 for stage 1 on node b{12} at 10\.0\.0\.7"):
         ray_driver._places(Cluster(), actors, time.monotonic() + 1)
 
