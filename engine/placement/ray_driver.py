@@ -187,6 +187,11 @@ def _connect(ray: Any, address: str) -> bool:
         _knock(address)
         ray.init(address=address or "auto", **_quiet())
     except (OSError, RuntimeError, ValueError) as exc:
+        if "AuthenticationError" in f"{exc.__cause__}":
+            raise PlacementError(
+                f"the Ray cluster at {address or 'the address that it noted here'} must accept this user's token, but "
+                "does not; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token with which it was started"
+            ) from exc
         if not address and isinstance(exc, ConnectionError):
             return False
         raise PlacementError(

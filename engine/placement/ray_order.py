@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
@@ -17,12 +18,14 @@ from engine.errors import ConfigError
 from engine.placement.stage_order import StageWay
 from engine.process.control import Control
 
-__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "require_ray"]
+__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "ray_defaults", "require_ray"]
 
 # The driver's process is named so.
 RAY: Final = "ray"
 # How nice Ray makes its workers, and so what they start: 15 unless a node was started with this.
 NICENESS: Final = "RAY_worker_niceness"
+_TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TOKEN_FILE: Final = Path("~/.ray/auth_token")
 DRIVER_MODULE: Final = "engine.placement.ray_driver"
 
 
@@ -48,6 +51,17 @@ def require_ray() -> None:
         )
 
 
+def ray_defaults() -> dict[str, str]:
+    """The environment of a process that uses Ray, where the user's says nothing: no reports of usage, and the token.
+
+    `ray start` asks for a token wherever its user has one, and drivers do not look for it by themselves.
+    """
+    defaults = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if any(name in os.environ for name in _TOKEN_VARIABLES) or _TOKEN_FILE.expanduser().is_file():
+        defaults["RAY_AUTH_MODE"] = "token"
+    return defaults
+
+
 def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
     """The main function of a forked process that replaces itself with the driver, which has none of its memory."""
 
@@ -59,7 +73,7 @@ def become_driver(order: RayOrder) -> Callable[[Control], NoReturn]:
         for fd in (control.fileno(), orders):
             os.set_inheritable(fd, True)
         # A cluster of our own inherits this: its stages share the machine with the scheduler, as forked ones do.
-        environment = {"RAY_USAGE_STATS_ENABLED": "0", NICENESS: "0"} | os.environ
+        environment = ray_defaults() | {NICENESS: "0"} | os.environ
         command = [sys.executable, "-m", DRIVER_MODULE, str(control.fileno()), str(orders)]
         os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter and module
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from engine.placement.ray_order import ray_defaults
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.named import subject_named
 
@@ -51,7 +52,7 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
     # Set before the import, which reads it.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.update(ray_defaults() | os.environ)
     try:
         import ray
     except ModuleNotFoundError as exc:

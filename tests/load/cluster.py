@@ -1,7 +1,8 @@
 """The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it go.
 
 Run: ``python tests/load/cluster.py --clients 64 --seconds 60``; ``--placement join`` does without Ray. Prints a table,
-and exits with status 1 when anything was not as it must be. Every address is on loopback.
+and exits with status 1 when anything was not as it must be. Every address is on loopback. With ``--machines`` each
+stage has a network namespace of its own, and a link that is cut loses packets in silence.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 from load import LoadResult, run_death, run_load
+from machines import IN_A_NAMESPACE, MachineCluster, MachineStages, Network, inside_a_namespace
 from rich.console import Console
 from rich.table import Table
 
@@ -43,23 +45,33 @@ NODE_CPUS = 4
 PROMPTS = ("the first", "a second one", "and the third, which is longer than the others are", "x")
 NEW_TOKENS = 24
 
+Stages = PlacedStages | MachineStages
+
 
 @dataclass
 class Scene:
-    """Where servers run, and for how long they are loaded. ``cluster`` is None for stages that join by themselves."""
+    """Where servers run, and for how long they are loaded. ``cluster`` is None for stages that join by themselves.
+
+    With ``network`` each stage is on a machine of it.
+    """
 
     parent: PreloadedParent
-    cluster: LocalCluster | None
+    cluster: LocalCluster | MachineCluster | None
     clients: int
     seconds: float
     seed: int = 0
-    lost: list[str] = field(default_factory=list)
+    network: Network | None = None
 
     @contextlib.contextmanager
-    def placed(self) -> Iterator[PlacedStages]:
+    def placed(self) -> Iterator[Stages]:
         """Stages for one server."""
-        with tempfile.TemporaryDirectory() as folder, PlacedStages(Path(folder), STAGES, self.cluster) as placed:
-            yield placed
+        with tempfile.TemporaryDirectory() as folder:
+            if self.network is not None:
+                stages = MachineStages(self.network, Path(folder), STAGES, self.cluster)
+            else:
+                stages = PlacedStages(Path(folder), STAGES, self.cluster)
+            with stages as placed:
+                yield placed
 
 
 def run_scene(scene: Scene, name: str) -> LoadResult:
@@ -88,7 +100,7 @@ def different_tokens(scene: Scene) -> list[str]:
     return [f"{prompt!r}: {a} and {b}" for prompt, a, b in zip(PROMPTS, alone, there, strict=True) if a != b]
 
 
-def _tokens(parent: PreloadedParent, folder: Path, placed: PlacedStages | None) -> list[list[int]]:
+def _tokens(parent: PreloadedParent, folder: Path, placed: Stages | None) -> list[list[int]]:
     where = placed.settings | {"pp_size": STAGES} if placed is not None else {}
     process = parent.serve(ServerSettings(port=0, **where), folder, folder / "log")
     try:
@@ -107,7 +119,7 @@ def _tokens(parent: PreloadedParent, folder: Path, placed: PlacedStages | None) 
 # -- faults: each is given the stages' pids, and returns which stage it hit and for how long that may go unnoticed --
 
 
-def _kill_actor(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
+def _kill_actor(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, float]:
     """The actor on Ray, the agent without."""
     name, pid = next(iter(pids.items()))
     agent = psutil.Process(pid).ppid()
@@ -115,7 +127,7 @@ def _kill_actor(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tup
     return name, 0.0
 
 
-def _kill_node(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
+def _kill_node(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, float]:
     """All processes of a node of Ray that has a stage. Not of the head, with which the cluster ends."""
     assert scene.cluster is not None, "there are no nodes without Ray"
     nodes = {name: scene.cluster.node_of(pid) for name, pid in pids.items()}
@@ -124,13 +136,16 @@ def _kill_node(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tupl
     return name, 0.0
 
 
-def _cut_link(scene: Scene, placed: PlacedStages, pids: dict[str, int]) -> tuple[str, float]:
-    name = next(iter(pids))
-    order_link(placed.orders_path, CutLink(stage=int(name.removeprefix(STAGE_PREFIX))))
+def _cut_link(scene: Scene, placed: Stages, pids: dict[str, int]) -> tuple[str, float]:
+    name, pid = next(iter(pids.items()))
+    if isinstance(placed, MachineStages):
+        placed.network.cut(placed.network.machine_of(pid))
+    else:
+        order_link(placed.orders_path, CutLink(stage=int(name.removeprefix(STAGE_PREFIX))))
     return name, HEARTBEAT_TIMEOUT_S
 
 
-FAULTS: dict[str, Callable[[Scene, PlacedStages, dict[str, int]], tuple[str, float]]] = {
+FAULTS: dict[str, Callable[[Scene, Stages, dict[str, int]], tuple[str, float]]] = {
     "actor": _kill_actor,
     "cut": _cut_link,
     "node": _kill_node,
@@ -149,21 +164,31 @@ def main() -> None:
     parser.add_argument("--fault-seconds", type=float, default=8.0, help="load before each fault, in seconds")
     parser.add_argument("--placement", choices=("ray", "join"), default="ray", help="who starts the stages")
     parser.add_argument("--seed", type=int, default=0, help="seed of all that clients do, and of the stage that is hit")
+    parser.add_argument("--machines", action="store_true", help="each stage in a network namespace of its own")
     parser.add_argument("--scenes", nargs="+", help="only these of tokens, calm, slow, actor, cut, node")
     flags = parser.parse_args()
-    scenes = flags.scenes or ["tokens", "calm", "slow", *FAULTS]
-    if flags.placement == "join":
-        scenes = [name for name in scenes if name != "node"]
+    # A slow link needs the relay, and a node needs Ray.
+    left_out = {"node"} if flags.placement == "join" else set()
+    if flags.machines:
+        left_out.add("slow")
+        if not inside_a_namespace():
+            os.execvp(IN_A_NAMESPACE[0], [*IN_A_NAMESPACE, sys.executable, *sys.argv])
+    scenes = flags.scenes or [name for name in ("tokens", "calm", "slow", *FAULTS) if name not in left_out]
     console, wrong = Console(width=150), 0
     table = Table(title=f"{STAGES} stages, placement {flags.placement}, {flags.clients} clients", title_justify="left")
-    for column in ("scene", "requests", "open at the fault", "last word after", "complaints", "load average"):
+    for column in ("scene", "requests", "open at the fault", "final message after", "complaints", "load average"):
         table.add_column(column)
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(PreloadedParent.start())
-        cluster = stack.enter_context(LocalCluster(STAGES, cpus=NODE_CPUS)) if flags.placement == "ray" else None
+        network = stack.enter_context(contextlib.closing(Network(STAGES))) if flags.machines else None
+        cluster = None
+        if flags.placement == "ray":
+            by_network = network is not None and MachineCluster(network, STAGES, cpus=NODE_CPUS)
+            cluster = stack.enter_context(by_network or LocalCluster(STAGES, cpus=NODE_CPUS))
         for name in scenes:
             calm = name in ("calm", "slow")
-            scene = Scene(parent, cluster, flags.clients, flags.seconds if calm else flags.fault_seconds, flags.seed)
+            seconds = flags.seconds if calm else flags.fault_seconds
+            scene = Scene(parent, cluster, flags.clients, seconds, flags.seed, network)
             result = (
                 LoadResult(STAGES, complaints=different_tokens(scene)) if name == "tokens" else run_scene(scene, name)
             )

@@ -23,7 +23,7 @@ from engine import __version__
 from engine.errors import ConfigError, PlacementError
 from engine.placement import ray_actor, ray_driver
 from engine.placement.ray_actor import Place, StageHost
-from engine.placement.ray_order import RayOrder, require_ray
+from engine.placement.ray_order import RayOrder, ray_defaults, require_ray
 from engine.placement.stage_order import StageOrder, StageWay
 from engine.process.control import Control, Shutdown
 from engine.settings import ServerSettings
@@ -194,3 +194,30 @@ def test_an_agent_is_told_everything_by_a_pipe(monkeypatch: pytest.MonkeyPatch, 
     assert arguments == f"['{os.getpid()}']"
     assert msgspec.json.decode(told, type=StageOrder) == given
     assert end.said[:-1] == tuple(f"line {number}" for number in itertools.islice(range(20), 9, 20))
+
+
+def test_a_cluster_that_wants_another_token_is_not_replaced_by_one_of_our_own() -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("Failed to connect") from RuntimeError("AuthenticationError: InvalidAuthToken")
+
+    with pytest.raises(PlacementError, match="must accept this user's token, but does not; set RAY_AUTH_TOKEN"):
+        ray_driver._connect(SimpleNamespace(init=refuse), "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "mode"),
+    [({}, False, None), ({}, True, "token"), ({"RAY_AUTH_TOKEN": "t"}, False, "token")],
+    ids=["no token", "file", "variable"],
+)
+def test_a_token_is_used_where_there_is_one(
+    environment: dict[str, str], file: bool, mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ray start` asks for it there, and a driver that does not look for it cannot connect."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (environment | {"HOME": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    if file:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray/auth_token").write_text("t")
+    assert ray_defaults().get("RAY_AUTH_MODE") == mode
