@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from engine.frontend.errors import ApiError, shortened
+from engine.frontend.errors import ApiError, FieldError, shortened
 from engine.wording import broken_rule, joined_rules
 
 __all__ = ["invalid_body"]
@@ -45,6 +45,8 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
     if count > MAX_SHOWN_ERRORS:
         told.append(f"and {count - MAX_SHOWN_ERRORS} more")
     path, _ = _locate(errors[0]["loc"], model)
+    broken = (errors[0].get("ctx") or {}).get("error")
+    path += [broken.field] if isinstance(broken, FieldError) else []
     return ApiError.invalid("; ".join(told), param=_joined(path) or None)
 
 

@@ -19,8 +19,8 @@ from scripted.checks.specified_request import SpecifiedRequest as Request
 __all__ = ["SpecifiedAdapters", "SpecifiedChange", "Told"]
 
 _Call = LoadAdapter | UnloadAdapter
-# A call, whether it was done, what its answer says; and one thing more where it names what is not there.
-Told = tuple[_Call, bool, str] | tuple[_Call, bool, str, bool]
+# A call, whether it was done, what its answer says, and the field that is at fault where one is.
+Told = tuple[_Call, bool, str] | tuple[_Call, bool, str, str | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,11 @@ class SpecifiedAdapters:
                 *[self.flight.says.name for _ in "1" if self.flight],
             ]
             if call.name in coming:
-                yield call, False, "already been loaded"
+                yield call, False, "already been loaded", "name"
             else:
                 self.due.append(call)
         elif adapter is None:
-            yield call, False, "cannot be found", True
+            yield call, False, "cannot be found", "name"
         elif adapter.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
             yield call, False, "being unloaded" if adapter.is_leaving else waiting
         else:
@@ -146,7 +146,8 @@ class SpecifiedAdapters:
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
         call, adapter, says, victim = landed.call, landed.adapter, landed.says, landed.victim
-        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully")]
+        fault = None if error is None or says.path is None else "path"
+        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", fault)]
         if error is not None:
             adapter.is_leaving = adapter.is_leaving and says.path is not None
             if victim is not None:
