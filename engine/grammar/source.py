@@ -118,7 +118,7 @@ def _place_in(text: str, message: str) -> str:
     """The pointer to the innermost part of a schema about which the library says the same."""
     try:
         schema = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     shared = {name: schema[name] for name in _SHARED if name in schema} if isinstance(schema, dict) else {}
     place, looks = "", 0

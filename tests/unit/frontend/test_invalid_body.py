@@ -170,6 +170,30 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
             ["did you mean 'include_usage'"],
         ),
         (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be an integer, got 'x'"]),
+        (
+            CompletionBody,
+            '{"prompt": "x", "structured_outputs": {"json": 3}}',
+            "structured_outputs.json",
+            ["structured_outputs.json must be an object, true or false or a string, got 3"],
+        ),
+        (
+            CompletionBody,
+            '{"prompt": "x", "structured_outputs": {"jsom": 3}}',
+            "structured_outputs.jsom",
+            ["did you mean 'json'?"],
+        ),
+        (
+            CompletionBody,
+            '{"prompt": "x", "guided_json": "' + "[" * 5000 + '"}',
+            "guided_json",
+            ["guided_json must be JSON: recursion limit exceeded"],
+        ),
+        (
+            GenerateBody,
+            '{"text": "x", "sampling_params": {"json_schema": "{"}}',
+            "sampling_params.json_schema",
+            ["sampling_params.json_schema must be JSON: EOF while parsing an object"],
+        ),
     ],
 )
 def test_an_error_names_the_key_as_it_was_written_and_the_fields_that_stand_there(
