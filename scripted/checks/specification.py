@@ -270,16 +270,13 @@ class Specification:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
 
-    def _answer(self, call: Any, *, ok: bool, says: str = "", fault: str | None = None) -> None:
+    def _answer(self, call: Any, *, ok: bool, says: str = "", **more: Any) -> None:
         if call.call_id is not None:
-            missing = fault is not None and isinstance(call, messages.UnloadAdapter)
-            self.replies.append(
-                messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing, fault=fault)
-            )
+            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, **more))
 
     def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
         for answer in answers:
-            self._answer(answer[0], ok=answer[1], says=answer[2], fault=answer[3] if len(answer) > 3 else None)
+            self._answer(answer[0], ok=answer[1], says=answer[2], **dict(answer[3:]))
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode

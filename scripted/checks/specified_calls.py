@@ -14,8 +14,8 @@ from scripted.checks.specified_memory import SpecifiedMemory
 
 __all__ = ["Answer", "SpecifiedCalls"]
 
-# A call, whether it was done, what its answer says, and the field that is at fault where one is.
-Answer = tuple[Any, bool, str] | tuple[Any, bool, str, str | None]
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Answer = tuple[Any, ...]
 
 
 class SpecifiedCalls:
@@ -72,7 +72,7 @@ class SpecifiedCalls:
         self._totals["weights_version"] += error is None
         if error is None:
             return [(update, True, self._flush())]
-        return [(update, False, error, None if update is None or update.model_path is None else "model_path")]
+        return [(update, False, error, ("fault", "model_path" if update and update.model_path else None))]
 
     def give_up(self, failure: str) -> list[Answer]:
         """**Death**: nothing is launched any more."""

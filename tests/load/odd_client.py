@@ -41,10 +41,16 @@ SERVERS: dict[str, dict[str, Any]] = {
     "plain": {"mixed_chunk": False, "priority_preemption": False, "schedule_policy": "fcfs"},
     "look-up": {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "tool_call_parser": "llama3"},
     "draft": {**DRAFTS, "tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
-    "adapters": {**LORAS, "pp_size": 2, "tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3"},
+    "adapters": {
+        **LORAS,
+        "pp_size": 2,
+        "dynamic_chunking": True,
+        "tool_call_parser": "qwen3_coder",
+        "reasoning_parser": "qwen3",
+    },
     "host": {"host_kv_tokens": 4096, "max_total_tokens": 1024, "tool_call_parser": "glm45"},
     "window": {"model": "embedded-window", "tool_call_parser": "deepseek"},
-    "all": {**DRAFTS, **LORAS, "host_kv_tokens": 2048, "dynamic_chunking": True, "tool_call_parser": "llama4"},
+    "all": {**DRAFTS, **LORAS, "host_kv_tokens": 2048, "tool_call_parser": "llama4"},
 }
 
 

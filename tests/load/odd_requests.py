@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 __all__ = ["GENERATING", "OddRequest", "odd_requests"]
 
@@ -19,16 +20,14 @@ GENERATING = (NATIVE, COMPLETIONS, CHAT)
 JSON = "application/json"
 TYPES = ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "", "application/JSON;")
 # One in so many requests: changed in places, with bytes changed, as another type, left by its client.
-CHANGED, DAMAGED, RETYPED, LEFT = 3, 12, 25, 8
+CHANGED, DAMAGED, RETYPED, LEFT = 5, 25, 40, 8
 MOST_NEW_TOKENS = 12
 
 TEXTS = (
     "hello",
-    "",
     " ",
     "\x00",
     "a\x00b",
-    "\ud800",
     "caf\u00e9 \u20ac",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467",
     "\u202eright to left",
@@ -63,6 +62,8 @@ VALUES: tuple[Any, ...] = (
     float("nan"),
     float("inf"),
     *TEXTS,
+    "",
+    "\ud800",
     "1",
     "true",
     "x" * 3000,
@@ -228,13 +229,16 @@ class _Maker:
             content, known = self._damaged(content), None
         headers = {"content-type": chance.choice(TYPES) if self._one_in(RETYPED) else JSON}
         return OddRequest(
-            path if path != "/flush_cache" or chance.random() < 0.7 else f"{path}?timeout={chance.choice(VALUES)}",
+            path if path != "/flush_cache" or self._one_in(2) else f"{path}?timeout={self._in_query()}",
             content,
             headers,
             known,
             leaves_after=chance.randint(0, 4) if streams and self._one_in(LEFT) else None,
             pattern=None if changed or known is None else _pattern_of(fields),
         )
+
+    def _in_query(self) -> str:
+        return quote(str(self._chance.choice(VALUES)).encode(errors="surrogatepass"))[:500]
 
     # -- bodies --
 
@@ -243,8 +247,8 @@ class _Maker:
         fields |= {"input_ids": self._ids()} if self._one_in(3) else {"text": self._text()}
         self._maybe(fields, "return_logprob", True)
         if fields.get("return_logprob"):
-            self._maybe(fields, "top_logprobs_num", 0, 1, 20, 21)
-            self._maybe(fields, "logprob_start_len", -1, 0, 2, 500)
+            self._maybe(fields, "top_logprobs_num", 0, 1, 20)
+            self._maybe(fields, "logprob_start_len", -1, 0, 0, 500)
         self._maybe(fields, "lora_path", *MODELS, rare=True)
         return self._shared(fields)
 
@@ -252,9 +256,9 @@ class _Maker:
         several = [[self._text() for _ in range(2)], [self._ids(), self._ids()]]
         prompt = self._chance.choice([self._text(), self._text(), self._ids(), *several])
         fields = {"prompt": prompt} | self._sampling(self._openai_sampling())
-        self._maybe(fields, "logprobs", 0, 1, 5, 20, 21)
+        self._maybe(fields, "logprobs", 0, 1, 5, 20)
         self._maybe(fields, "echo", True)
-        self._maybe(fields, "n", 1, 2, 3, 129)
+        self._maybe(fields, "n", 1, 2, 3)
         self._maybe(fields, "prompt_logprobs", 0, 2, 20, rare=True)
         return self._openai(fields)
 
@@ -262,7 +266,7 @@ class _Maker:
         fields = {"messages": self._messages()} | self._sampling(self._openai_sampling())
         self._maybe(fields, "logprobs", True)
         if fields.get("logprobs"):
-            self._maybe(fields, "top_logprobs", 0, 1, 20, 21)
+            self._maybe(fields, "top_logprobs", 0, 1, 20)
         self._maybe(fields, "n", 1, 2, 3)
         self._maybe(fields, "reasoning_effort", "low", "none", "very", rare=True)
         variables = ({"enable_thinking": False}, {"x": [{}]}, {"tools": 1}, {"\ud800": 1})
@@ -379,7 +383,7 @@ class _Maker:
         )
 
     def _grammar(self, *fields: tuple[str, Any]) -> dict[str, Any]:
-        if self._one_in(2):
+        if not self._one_in(3):
             return {}
         name, values = self._chance.choice(fields)
         return {name: copy.deepcopy(self._chance.choice(values))}
@@ -387,7 +391,7 @@ class _Maker:
     def _sampling(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._maybe(fields, "temperature", 0, 0, 1e-9, 0.7, 2, 1e308)
         self._maybe(fields, "top_p", 1, 1e-9, 0.5)
-        self._maybe(fields, "top_k", -1, 1, 5, 2**31 - 1, 0)
+        self._maybe(fields, "top_k", -1, 1, 5, 2**31 - 1)
         self._maybe(fields, "min_p", 0, 0.1, 1)
         self._maybe(fields, "frequency_penalty", -2, 2, 0.5)
         self._maybe(fields, "presence_penalty", -2, 2)
@@ -404,10 +408,11 @@ class _Maker:
         return "".join(chance.choice(TEXTS) for _ in range(chance.choices((1, 2, 4), (6, 2, 1))[0]))
 
     def _ids(self) -> list[int]:
-        return [self._chance.choice((0, 1, 97, 98, 255, 256, 300)) for _ in range(self._chance.randint(0, 40))]
+        ids = [self._chance.choice((0, 1, 97, 98, 255, 256)) for _ in range(self._chance.randint(1, 40))]
+        return ids if not self._one_in(12) else self._chance.choice([[], [-1], [*ids, 10**6]])
 
     def _maybe(self, fields: dict[str, Any], name: str, *values: Any, rare: bool = False) -> None:
-        if self._one_in(10 if rare else 4):
+        if self._one_in(24 if rare else 4):
             fields[name] = copy.deepcopy(self._chance.choice(values))
 
     def _one_in(self, number: int) -> bool:

@@ -13,7 +13,7 @@ from odd_requests import OddRequest, odd_requests
 
 from engine.launch.preload import PreloadedParent
 
-REQUESTS = 250
+REQUESTS = 100
 SEED = 3
 HEADERS = {"x-request-id": "q"}
 EVENTS = HEADERS | {"content-type": "text/event-stream"}
