@@ -109,7 +109,7 @@ async def _ask(http: httpx.AsyncClient, request: OddRequest) -> OddAnswer:
     try:
         async with (
             asyncio.timeout(HANG_S),
-            http.stream("POST", request.path, content=request.content, headers=request.headers) as response,
+            http.stream(request.method, request.path, content=request.content, headers=request.headers) as response,
         ):
             answer.status, answer.headers = response.status_code, dict(response.headers)
             if not answer.streams:

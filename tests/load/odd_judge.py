@@ -14,11 +14,12 @@ from odd_requests import GENERATING, OddRequest
 
 __all__ = ["OddAnswer", "complaint_about"]
 
-REFUSED = frozenset({400, 404, 409, 413, 415, 429})
+REFUSED = frozenset({400, 404, 405, 409, 413, 415, 429})
 # By status: what an error may be called.
 TYPES = {
     400: {"invalid_request_error"},
     404: {"not_found"},
+    405: {"invalid_request_error"},
     409: {"duplicate_request"},
     413: {"request_too_large"},
     415: {"unsupported_media_type"},
@@ -71,7 +72,7 @@ def complaint_about(request: OddRequest, answer: OddAnswer) -> str | None:
     if "x-request-id" not in answer.headers:
         return "it has no X-Request-Id"
     if answer.status != 200:
-        return _about_error(request, _json(answer.body), answer.status)
+        return None if request.method == "HEAD" else _about_error(request, _json(answer.body), answer.status)
     if request.path not in GENERATING:
         return None
     if request.fields is not None and answer.streams is not (request.fields.get("stream") is True):

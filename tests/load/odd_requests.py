@@ -21,6 +21,10 @@ JSON = "application/json"
 TYPES = ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "", "application/JSON;")
 # One in so many requests: changed in places, with bytes changed, as another type, left by its client.
 CHANGED, DAMAGED, RETYPED, LEFT = 5, 25, 40, 8
+# One in so many: padded, so that a process of its own reads it; a question instead of a body.
+PADDED, ASKED = 20, 16
+PADDING = b" " * 33_000
+QUESTIONS = ("/v1/models", "/model_info", "/get_load", "/version", "/health", "/metrics", "/docs", "/generate", "/nope")
 MOST_NEW_TOKENS = 12
 
 TEXTS = (
@@ -181,6 +185,7 @@ class OddRequest:
     headers: dict[str, str] = field(default_factory=dict)
     fields: dict[str, Any] | None = None
     leaves_after: int | None = None
+    method: str = "POST"
     pattern: str | None = None
 
     @property
@@ -217,6 +222,8 @@ class _Maker:
 
     def next_request(self) -> OddRequest:
         chance = self._chance
+        if self._one_in(ASKED):
+            return self._question()
         path, make, _ = chance.choices(self._routes, [weight for *_, weight in self._routes])[0]
         fields = make()
         changed = self._one_in(CHANGED)
@@ -227,6 +234,7 @@ class _Maker:
         known: dict[str, Any] | None = fields
         if self._one_in(DAMAGED):
             content, known = self._damaged(content), None
+        content += PADDING if self._one_in(PADDED) else b""
         headers = {"content-type": chance.choice(TYPES) if self._one_in(RETYPED) else JSON}
         return OddRequest(
             path if path != "/flush_cache" or self._one_in(2) else f"{path}?timeout={self._in_query()}",
@@ -236,6 +244,11 @@ class _Maker:
             leaves_after=chance.randint(0, 4) if streams and self._one_in(LEFT) else None,
             pattern=None if changed or known is None else _pattern_of(fields),
         )
+
+    def _question(self) -> OddRequest:
+        paths = (*QUESTIONS, f"/v1/models/{self._in_query()}", f"/server_info?timeout={self._in_query()}")
+        method = self._chance.choice(("GET", "GET", "GET", "HEAD", "PUT", "DELETE", "PROPFIND"))
+        return OddRequest(self._chance.choice(paths), b"", method=method)
 
     def _in_query(self) -> str:
         return quote(str(self._chance.choice(VALUES)).encode(errors="surrogatepass"))[:500]
