@@ -11,12 +11,12 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak attack recorded ray vllm bench gpu serve clean
+.PHONY: help install demo test lint types unit load registered soak attack odd recorded ray vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
-demo unit load registered soak attack recorded ray bench: export OMP_NUM_THREADS = 1
-unit load registered soak attack recorded ray: export HF_HUB_OFFLINE = 1
+demo unit load registered soak attack odd recorded ray bench: export OMP_NUM_THREADS = 1
+unit load registered soak attack odd recorded ray: export HF_HUB_OFFLINE = 1
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / /' | awk '{ name = $$1; $$1 = ""; printf "make %-11s%s\n", name, $$0 }'
@@ -47,6 +47,9 @@ soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage ki
 
 attack: $(INSTALLED) ## bad, large, slow and leaving clients, web pages, kills and a soak, for minutes, on loopback
 	$(BIN)/python tests/load/attack.py
+
+odd: $(INSTALLED) ## chance requests, right, wrong and damaged, to servers of seven configurations, each answer judged
+	$(BIN)/python tests/load/odd_client.py
 
 recorded: $(INSTALLED) ## the same load for ten minutes, or RECORDED_S seconds, recorded and replayed
 	mkdir -p out

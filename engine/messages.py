@@ -43,6 +43,7 @@ __all__ = [
     "RefusalKind",
     "ReleasePressure",
     "Reply",
+    "RequestError",
     "SamplingParams",
     "SetPressure",
     "StartProfile",
@@ -69,13 +70,18 @@ _TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ``error`` is never shown as a normal end; ``timeout`` is the end of its time."""
+    """Why a request ended. ``timeout`` is the end of its time.
+
+    ``error`` and ``invalid`` are never shown as a normal end: ``error`` is the engine's failure, ``invalid`` the
+    request's own, which shows only while it is computed.
+    """
 
     LENGTH = "length"
     STOP = "stop"
     ABORT = "abort"
     ERROR = "error"
     TIMEOUT = "timeout"
+    INVALID = "invalid"
 
 
 class PauseMode(StrEnum):
@@ -285,6 +291,14 @@ class PromptLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class RequestError(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that cannot go on while the others of its microbatch do: why, and what its end is called."""
+
+    rid: str
+    error: str
+    reason: FinishReason = FinishReason.ERROR
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """The result of one microbatch: one token for each of its segments that samples, in the order of the segments.
 
@@ -292,8 +306,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     microbatch failed: no token is valid and its requests end with that error. ``accepted`` has the number of guesses
     that hold for each segment that has drafts, in the order of the segments; such a segment has one token more.
     ``guesses`` is empty, or has what a draft model guesses next for each segment that emits. ``prompt_logprobs`` has
-    one entry for each segment with targets, with a value for each of them. ``errors`` has the rids of requests that end
-    by themselves, with the reasons; their tokens are not valid.
+    one entry for each segment with targets, with a value for each of them. ``errors`` has the requests that end by
+    themselves; their tokens are not valid.
     """
 
     microbatch_id: int
@@ -303,7 +317,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     accepted: tuple[_Count, ...] = ()
     guesses: tuple[tuple[_TokenId, ...], ...] = ()
     prompt_logprobs: tuple[tuple[PromptLogprob, ...], ...] = ()
-    errors: tuple[tuple[str, str], ...] = ()
+    errors: tuple[RequestError, ...] = ()
 
 
 class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -321,10 +335,14 @@ class PipelineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why."""
+    """The last stage can mask with a grammar; with ``error`` it never will, and the error says why.
+
+    ``reason`` is then the end of the requests that wait for it.
+    """
 
     grammar_id: int
     error: str | None = None
+    reason: FinishReason = FinishReason.ERROR
 
 
 PipelineEvent = Completion | PipelineFailed | GrammarReady
@@ -391,13 +409,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to an administrative call; ``ok=False`` means refused, and ``message`` says what refused it.
 
-    ``not_found`` says that what it names is not there.
+    ``not_found`` says that what it names is not there, ``fault`` which field of the call is at fault, if one is.
     """
 
     call_id: str
     ok: bool
     message: str
     not_found: bool = False
+    fault: str | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Grammars of the simulated pipeline: which tokens may come at each place of an output.
 
-A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says; any other grammar
-is one of some length that its text makes up. Pure: equal grammars allow the same in every process.
+A regular expression of literals and classes with counts, such as ``[a-c]{5}x``, means what it says, and so does a
+grammar of one that goes on with a rule that needs itself: ``DEAD_END``. Any other is of some length that its text makes
+up. Pure: equal grammars allow the same in every process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["SimulatedGrammar"]
+__all__ = ["DEAD_END", "SimulatedGrammar"]
 
 # Printable ASCII, as all tokens of the simulated model are.
 _FIRST: Final = 33
@@ -22,17 +23,24 @@ _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
 _ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
 _REGEX: Final = re.compile(rf"(?:{_ATOM.pattern})+")
+# In Lark: what follows can begin, but never be complete. No compiler says so, as far as it does not look ahead.
+DEAD_END: Final = "start: /{regex}/ more\nmore: more"
+_DEAD_END: Final = re.compile(re.escape(DEAD_END).replace(r"\{regex\}", "(.+)"))
 
 
 class SimulatedGrammar:
     """One grammar. ``ends`` are the tokens that end an output."""
 
     def __init__(self, grammar: Grammar, ends: Sequence[int]) -> None:
-        self._ends = tuple(ends)
-        self._parts = _parts_of(grammar)
+        dead_end = _DEAD_END.fullmatch(grammar.text) if grammar.kind is GrammarKind.EBNF else None
+        self._ends = None if dead_end is not None else tuple(ends)
+        self._parts = _parts_of(grammar if dead_end is None else Grammar(GrammarKind.REGEX, dead_end[1]))
 
-    def allowed(self, said: Sequence[int]) -> tuple[int, ...]:
-        """What may follow an output: only an end where it is complete, nothing after one that the grammar forbids."""
+    def allowed(self, said: Sequence[int]) -> tuple[int, ...] | None:
+        """What may follow an output: only an end where it is complete, nothing after one that the grammar forbids.
+
+        None where an output that it allows cannot go on.
+        """
         place = 0
         for tokens, count in self._parts:
             here = said[place : place + count]

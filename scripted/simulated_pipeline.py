@@ -23,7 +23,16 @@ from engine.config import (
     has_embedded_window,
 )
 from engine.limits import Limits
-from engine.messages import Completion, GrammarReady, PipelineEvent, PipelineFailed, PromptLogprob, TokenLogprob
+from engine.messages import (
+    Completion,
+    FinishReason,
+    GrammarReady,
+    PipelineEvent,
+    PipelineFailed,
+    PromptLogprob,
+    RequestError,
+    TokenLogprob,
+)
 from engine.pipeline.wire import StageView
 from engine.plan import AdapterChange, Copies, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
 from scripted.simulated_grammar import SimulatedGrammar
@@ -255,6 +264,7 @@ class SimulatedPipeline:
         guesses: list[tuple[int, ...]] = []
         wanted = False
         parts: list[tuple[PromptLogprob, ...]] = []
+        errors: list[RequestError] = []
         for segment in microbatch.segments:
             links, row = self._forward(segment)
             if segment.logprobs_from >= 0:
@@ -267,14 +277,21 @@ class SimulatedPipeline:
             for draft in range(segment.drafts, -1, -1):
                 end = segment.start + len(segment.token_ids) - draft
                 fingerprint = links[-1 - draft]
-                value, allowed = fingerprint ^ row.salt, None
+                value, allowed, is_stuck = fingerprint ^ row.salt, None, False
                 if row.looks_back and not row.poisoned:
                     value ^= self._penalty(end, row) if _has_penalty(spec) else 0
                     allowed = self._allowed(segment, end, row) if spec.grammar_id else None
+                    is_stuck = spec.grammar_id > 0 and allowed is None
+                if is_stuck and len(tokens) > before:
+                    # The draft before is not accepted: the next decode meets this end by itself.
+                    end, fingerprint = end - 1, links[-2 - draft]
+                    break
+                if is_stuck:
+                    errors.append(_stuck(segment, end - spec.prompt_tokens))
                 token = _choose(value, end, spec, self._alphabet, allowed)
                 tokens.append(token)
                 logprobs.append(_logprob(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
-                if draft and token != segment.token_ids[-draft]:
+                if is_stuck or (draft and token != segment.token_ids[-draft]):
                     break
             if segment.drafts:
                 accepted.append(len(tokens) - before - 1)
@@ -287,6 +304,7 @@ class SimulatedPipeline:
             accepted=tuple(accepted),
             guesses=tuple(guesses),
             prompt_logprobs=tuple(parts),
+            errors=tuple(errors),
         )
 
     def _control(self, microbatch: Microbatch) -> str | None:
@@ -412,8 +430,11 @@ class SimulatedPipeline:
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
         return _salt(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
-    def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...]:
-        """What the grammar of a row allows at ``end``: a function of its output, which is read from its KV."""
+    def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...] | None:
+        """What the grammar of a row allows at ``end``: a function of its output, which is read from its KV.
+
+        None where the grammar leads nowhere.
+        """
         number, tokens = row.spec.grammar_id, self._tokens_of(end, row)
         grammar = self._grammars.get(number)
         if grammar is None or number in self._unanswered:
@@ -422,6 +443,8 @@ class SimulatedPipeline:
             return self._ends
         said = () if tokens is None else tuple(tokens[row.spec.prompt_tokens :])
         allowed = grammar.allowed(said)
+        if allowed is None:
+            return None
         if not allowed:
             self.corruptions.append(f"{segment.rid} (row {segment.row}) has said {said}, which its grammar forbids")
         return allowed or self._ends
@@ -528,6 +551,12 @@ def _choose(
         return token
     others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % alphabet for step in range(1, alphabet))
     return next((other for other in others if other not in never), token)
+
+
+def _stuck(segment: Segment, said: int) -> RequestError:
+    """The end of a request whose grammar leads nowhere after so many tokens of output."""
+    why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
+    return RequestError(segment.rid, why, FinishReason.INVALID)
 
 
 def _prompt_logprobs(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from engine.frontend.answer import is_shown, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ApiError
+from engine.frontend.errors import ADAPTER_PARAM, ApiError
 from engine.frontend.generation import Generation, TimedOut
 from engine.frontend.metrics import Metrics
+from engine.frontend.order import Order
 from engine.frontend.protocol import GenerateAnswer
-from engine.messages import Generate, TokenOutput
+from engine.messages import TokenOutput
 
 __all__ = ["OUTPUTS_A_TURN", "TOKENS_A_TURN", "Choices", "IndexedPiece"]
 
@@ -32,15 +33,16 @@ IndexedPiece = tuple[int, GenerateAnswer]
 
 
 class Choices:
-    """The answers of one or more requests, which ``send`` sends.
+    """The answers of the requests of ``order``, which ``send`` sends.
 
     ``on_output`` is called when an output has come, or a failure.
     """
 
-    def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics) -> None:
+    def __init__(self, client: EngineClient, decoder: Decoder, metrics: Metrics, order: Order) -> None:
         self._client = client
         self._decoder = decoder
         self._metrics = metrics
+        self._order = order
         self._generations: list[Generation] = []
         self._aborted = False
         self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
@@ -50,7 +52,7 @@ class Choices:
         self._failure: ApiError | None = None
         self.on_output: Callable[[], None] = _ignore
 
-    async def send(self, messages: Sequence[Generate]) -> bool:
+    async def send(self) -> bool:
         """Send all in order; the event loop turns in between when prompts are long. False when ``abort`` came first.
 
         What was sent by then is aborted, and nothing else is sent. Raises ApiError when one is refused: the others are
@@ -58,14 +60,17 @@ class Choices:
         """
         tokens = 0
         try:
-            for index, message in enumerate(messages):
+            for index, message in enumerate(self._order.messages):
                 if tokens >= TOKENS_A_TURN:
                     tokens = 0
                     await asyncio.sleep(0)
                 if self._aborted:
                     return False
                 times, hand_over = self._metrics.begin(), partial(self._take, index)
-                self._generations.append(Generation(self._client, self._decoder, message, times, hand_over))
+                generation = Generation(
+                    self._client, self._decoder, message, times, hand_over, grammar_field=self._order.grammar_field
+                )
+                self._generations.append(generation)
                 tokens += len(message.prompt_ids)
         except (ApiError, asyncio.CancelledError):
             self.abort()
@@ -142,7 +147,7 @@ class Choices:
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
         """What an output shows. Raises ApiError."""
         if isinstance(output, ApiError):
-            raise output
+            raise output.naming(self._order.lora_field) if output.body.error.param == ADAPTER_PARAM else output
         self._ended += output.finish_reason is not None
         try:
             piece = self._generations[index].piece(output)

@@ -6,7 +6,6 @@ the framework cannot see these types by itself.
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -70,9 +69,7 @@ class Description:
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
         failure: dict[str, Any] = {"application/json": {"schema": self._answer(ErrorBody)}}
         for status in sorted({401, 403, 503, *errors, *((400, 408, 413, 429) if body or query else ())}):
-            # The scheduler refuses with the shape of an answer; a body that breaks a rule gets the shape of an error.
-            plain = content if answer is None and status == HTTPStatus.BAD_REQUEST else {}
-            responses[str(status)] = {"description": ERRORS[status], "content": plain | failure}
+            responses[str(status)] = {"description": ERRORS[status], "content": failure}
         operation: dict[str, Any] = {"responses": responses, "security": [{}, {"bearer": []}]}
         if body is not None:
             self._bodies.add(body)

@@ -9,9 +9,9 @@ import re
 
 import msgspec
 
-from engine.messages import Refusal, RefusalKind
+from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
-__all__ = ["ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "public", "shortened"]
+__all__ = ["ADAPTER_PARAM", "ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "FieldError", "public", "shortened"]
 
 # A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
@@ -49,7 +49,9 @@ _OF_REFUSAL = {
     RefusalKind.NOT_FOUND: (404, ErrorType.NOT_FOUND),
 }
 
-_PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: "model"}
+# The field that asks for an adapter in the OpenAI protocol; the native one has another.
+ADAPTER_PARAM = "model"
+_PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: ADAPTER_PARAM}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class FieldError(ValueError):
+    """A rule between the fields of one body that is broken by one of them, which ``field`` names."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class ApiError(Exception):
     """Ends the handling of a request with an error body."""
 
@@ -84,6 +94,10 @@ class ApiError(Exception):
     def body_for(self, request_id: str | None) -> ErrorBody:
         """The body for one request; an error may be the answer to many."""
         return ErrorBody(msgspec.structs.replace(self.body.error, request_id=request_id))
+
+    def naming(self, param: str) -> ApiError:
+        """The same error of another field."""
+        return ApiError.of_detail(msgspec.structs.replace(self.body.error, param=param))
 
     @classmethod
     def invalid(cls, message: str, *, param: str | None = None) -> ApiError:
@@ -116,6 +130,24 @@ class ApiError(Exception):
         """The scheduler's refusal, with the status of its kind."""
         status, kind = _OF_REFUSAL[refusal.kind]
         return cls(status, kind, refusal.message, param=_PARAM_OF_REFUSAL.get(refusal.kind))
+
+    @classmethod
+    def of_call(cls, answer: CallAnswer, *, param: str | None) -> ApiError:
+        """The refusal of an operator's call: 400, or 404 for what is not there."""
+        if answer.not_found:
+            return cls(404, ErrorType.NOT_FOUND, answer.message, param=param)
+        return cls.invalid(answer.message, param=param)
+
+    @classmethod
+    def of_failure(cls, output: TokenOutput, grammar_field: str | None) -> ApiError:
+        """The error of a request that has failed: 500, or 400 where the fault is its own.
+
+        What is wrong with a request and shows in its output alone is its grammar, which ``grammar_field`` has.
+        """
+        why = public(output.error or "the engine could not compute this request")
+        if output.finish_reason is FinishReason.INVALID:
+            return cls.invalid(why if grammar_field is None else f"{grammar_field}: {why}", param=grammar_field)
+        return cls(500, ErrorType.ENGINE, why)
 
 
 def shortened(text: str, limit_chars: int) -> str:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticKnownError, from_json
 
 from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import Grammar, GrammarKind
@@ -34,8 +35,19 @@ MAX_DESCRIPTION_CHARS = 4096
 _ANY_OBJECT = {"type": "object"}
 
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+def _require_json(text: str) -> str:
+    """Raise PydanticKnownError for a text that is no JSON, or is nested deeper than a body may be."""
+    try:
+        from_json(text)
+    except ValueError as exc:
+        raise PydanticKnownError("json_invalid", {"error": str(exc)}) from exc
+    return text
+
+
 # As an object, or as its text.
-Schema = dict[str, JsonValue] | bool | GrammarText
+Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES), Field(fail_fast=True)
 ]

@@ -12,9 +12,10 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from engine.frontend.errors import ApiError, shortened
+from engine.frontend.errors import ApiError, FieldError, shortened
 from engine.wording import broken_rule, joined_rules
 
 __all__ = ["invalid_body"]
@@ -38,13 +39,15 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
     if count > MAX_DESCRIBED_ERRORS:
         return ApiError.invalid(
             f"the body must keep to the fields of this route, but it breaks their rules in {count} places, too many to "
-            f"name; the fields are {', '.join(model.model_fields)}"
+            f"name; the fields are {', '.join(_fields_of(model))}"
         )
     errors = exc.errors(include_url=False)
     told = _sentences(errors[:MAX_SHOWN_ERRORS], model)
     if count > MAX_SHOWN_ERRORS:
         told.append(f"and {count - MAX_SHOWN_ERRORS} more")
     path, _ = _locate(errors[0]["loc"], model)
+    broken = (errors[0].get("ctx") or {}).get("error")
+    path += [broken.field] if isinstance(broken, FieldError) else []
     return ApiError.invalid("; ".join(told), param=_joined(path) or None)
 
 
@@ -74,7 +77,7 @@ def _shown(value: object) -> str:
 
 
 def _remedy(name: str, owner: type[BaseModel]) -> str:
-    names = list(owner.model_fields)
+    names = list(_fields_of(owner))
     near = difflib.get_close_matches(name, names, n=1) if len(name) <= MAX_COMPARED_CHARS else []
     return f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(names)}"
 
@@ -108,6 +111,11 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
     return path, owner
 
 
+def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a body, as clients spell them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _is_body(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
@@ -121,7 +129,7 @@ def _is_branch(kind: Any, name: str) -> bool:
 def _inside(kind: Any, part: int | str) -> list[Any]:
     """The types that may stand at a key or an index of a value of some type."""
     if _is_body(kind):
-        field = kind.model_fields.get(part)
+        field = _fields_of(kind).get(str(part))
         return [] if field is None else _branches(field.annotation)
     if get_origin(kind) in (list, dict):
         return _branches(get_args(kind)[-1])

@@ -6,6 +6,7 @@ Owns how texts, special tokens, schemas and reasoning are spelled in them. Compi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from engine.messages import Grammar, GrammarKind
 __all__ = ["ANY_TEXT", "LarkRules", "after_reasoning", "rule_body", "spaced"]
 
 HEADER = "%llguidance {}"
+# A slash ends a regex in Lark, unless it is escaped already.
+_ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 ANY_TEXT = r"TEXT: /(.|\n)*/"
 # As models were trained to write JSON, and without room to lose one's way in whitespace.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -85,7 +88,8 @@ def rule_body(grammar: Grammar) -> str | None:
         case GrammarKind.JSON_SCHEMA:
             return "%json " + json.dumps(spaced(json.loads(grammar.text)))
         case GrammarKind.REGEX:
-            return "/" + grammar.text.replace("/", r"\/").replace("\n", r"\n") + "/"
+            escaped = _ESCAPED_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], grammar.text)
+            return "/" + escaped.replace("\n", r"\n") + "/"
         case GrammarKind.CHOICE:
             return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
         case _:

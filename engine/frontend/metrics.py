@@ -93,7 +93,7 @@ class Metrics:
 
     def count_end(self, reason: FinishReason) -> None:
         """Count the end of a request."""
-        if reason is FinishReason.ERROR:
+        if reason in (FinishReason.ERROR, FinishReason.INVALID):
             self._failed.labels(self._model).inc()
         else:
             self._ended.labels(self._model, reason.value).inc()

@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     must be, if one does: all requests have the same grammar, in their sampling.
     ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
     wrote, with their places in the body, for an error that names one. ``lora`` is the
-    adapter that was asked for as the model.
+    adapter that was asked for as the model, ``lora_field`` the field that asks for one.
     """
 
     rid: str
@@ -42,6 +42,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     parsing: Parsing | None = None
     grammar_parts: tuple[tuple[str, Grammar], ...] = ()
     lora: str | None = None
+    lora_field: str = "model"
 
 
 class _Packed(msgspec.Struct, frozen=True):

@@ -60,4 +60,4 @@ def _native_order(data: bytes, served: ServedModel) -> Order:
     message = served.request(body)
     grammar = body.sampling_params.grammar
     field = None if grammar is None else f"sampling_params.{grammar[0]}"
-    return Order(rid=message.rid, messages=(message,), stream=body.stream, grammar_field=field)
+    return Order(rid=message.rid, messages=(message,), stream=body.stream, grammar_field=field, lora_field="lora_path")

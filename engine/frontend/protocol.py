@@ -12,6 +12,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from engine.config import MAX_LORA_NAME_CHARS
+from engine.frontend.errors import FieldError
 from engine.frontend.grammar_fields import GrammarText, Schema, grammar_among
 from engine.frontend.invalid_body import invalid_body
 from engine.grammar import schema_grammar
@@ -119,15 +120,18 @@ class SamplingBody(StrictBody):
     @model_validator(mode="after")
     def _rules_between_fields(self) -> SamplingBody:
         if self.top_k == 0:
-            raise ValueError("top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token")
+            raise FieldError(
+                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
+            )
         if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(
+            raise FieldError(
+                "min_new_tokens",
                 f"min_new_tokens must be <= max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}; "
-                "lower it or raise max_new_tokens"
+                "lower it or raise max_new_tokens",
             )
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
-            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         grammar_among(self._grammars)
         return self
 
@@ -186,14 +190,16 @@ class GenerateBody(StrictBody):
             given = "neither" if self.text is None else "both"
             raise ValueError(f"exactly one of text and input_ids must be given, got {given}; send one of them")
         if self.top_logprobs_num and not self.return_logprob:
-            raise ValueError(
+            raise FieldError(
+                "top_logprobs_num",
                 f"top_logprobs_num needs return_logprob=true, got top_logprobs_num={self.top_logprobs_num} without it; "
-                "set return_logprob"
+                "set return_logprob",
             )
         if self.logprob_start_len >= 0 and not self.return_logprob:
-            raise ValueError(
+            raise FieldError(
+                "logprob_start_len",
                 f"logprob_start_len needs return_logprob=true, got logprob_start_len={self.logprob_start_len} without "
-                "it; set return_logprob"
+                "it; set return_logprob",
             )
         return self
 

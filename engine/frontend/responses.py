@@ -17,8 +17,8 @@ from engine.frontend.context import FrontEnd
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.errors import ApiError
 from engine.frontend.event_stream import EventStream, Shape
+from engine.frontend.order import Order
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
-from engine.messages import Generate
 
 __all__ = ["JSON_TYPE", "RETRY_AFTER_S", "error_answer", "json_answer", "respond"]
 
@@ -30,24 +30,23 @@ JSON_TYPE = "application/json"
 async def respond(
     request: Request,
     front: FrontEnd,
-    messages: Sequence[Generate],
+    order: Order,
     shape: Shape,
     *,
-    stream: bool,
     decoder: Decoder | None = None,
 ) -> Response:
-    """Send the requests to the engine and show their answers. Raises ApiError when one is refused or fails.
+    """Send an order's requests to the engine and show their answers. Raises ApiError when one is refused or fails.
 
     ``decoder`` gives them their texts, by default the tokenizer.
     Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
     """
-    choices = Choices(front.client, decoder or front.tokenizer, front.metrics)
+    choices = Choices(front.client, decoder or front.tokenizer, front.metrics, order)
     watch = asyncio.create_task(_abort_on_disconnect(request, choices))
     try:
-        if not await choices.send(messages):
+        if not await choices.send():
             await choices.whole()
             raise ClientDisconnect
-        if not stream:
+        if not order.stream:
             answers = await choices.whole()
             watch.cancel()
             return json_answer(shape.whole(answers))

@@ -3,7 +3,7 @@
 The one room that knows the library (llguidance), which is imported with the first grammar. Masks are numpy arrays.
 """
 
-from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
+from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher, UnfollowableGrammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.source import MAX_GRAMMAR_CHARS, Fault, fault_of, schema_grammar
 
@@ -14,6 +14,7 @@ __all__ = [
     "GrammarCompiler",
     "GrammarError",
     "Matcher",
+    "UnfollowableGrammar",
     "fault_of",
     "schema_grammar",
 ]

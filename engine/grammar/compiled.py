@@ -7,28 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineError
-from engine.grammar.source import definition_of
-from engine.messages import Grammar
+from engine.grammar.source import QUIET, definition_of, why_stuck
+from engine.messages import FinishReason, Grammar
 
-__all__ = ["CompiledGrammars", "GrammarError", "Matcher"]
+__all__ = ["CompiledGrammars", "GrammarError", "Matcher", "UnfollowableGrammar"]
 
 
 class GrammarError(EngineError):
-    """An output that its grammar does not allow, or a grammar that cannot be followed any further."""
+    """An output that its grammar does not allow, or a grammar that is used but not compiled: the engine's failure.
+
+    ``reason`` is the end of a request that meets it.
+    """
+
+    reason: ClassVar = FinishReason.ERROR
+
+
+class UnfollowableGrammar(GrammarError):
+    """A grammar that cannot be followed with this vocabulary, or not any further: it is the request's own."""
+
+    reason: ClassVar = FinishReason.INVALID
 
 
 class Matcher:
-    """A request's place in its grammar: a function of the grammar and of what the request has said."""
+    """A request's place in its grammar: a function of the grammar and of what the request has said.
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher = matcher
+    ``compiled`` is the library's matcher at the beginning; it is not changed.
+    """
+
+    def __init__(self, compiled: Any, vocab_size: int) -> None:
+        self._compiled = compiled
         self._vocab_size = vocab_size
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._matcher = self._compiled.deep_copy()
         # What the matcher has taken.
         self._taken: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -36,7 +54,7 @@ class Matcher:
         """Which tokens may follow the output ``said``. Cheap where it goes on from that of the last call.
 
         When the grammar is complete only the ends are allowed. Raises GrammarError for an output that it does not
-        allow, and when a bound of the library is met.
+        allow, and UnfollowableGrammar where it leads nowhere or a bound of the library is met.
         """
         matcher = self._matcher
         common = _common(self._taken, said)
@@ -49,7 +67,12 @@ class Matcher:
             raise GrammarError(f"the grammar does not allow token {said[taken]} after {taken} tokens of output")
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {matcher.get_error().splitlines()[0]}")
+            why = why_stuck(matcher)
+            # The library's matcher never leaves its error, and it may have been a wrong guess that led there.
+            self._begin_anew()
+            raise UnfollowableGrammar(
+                f"the grammar cannot be followed after {len(said)} tokens of output: {why}; mend or simplify it"
+            )
         bits = np.frombuffer(mask, np.uint8)
         return np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
 
@@ -78,21 +101,32 @@ class CompiledGrammars:
         with self._lock:
             self._wanted.add(grammar_id)
 
-    def compile(self, grammar_id: int, grammar: Grammar) -> str | None:
+    def compile(self, grammar_id: int, grammar: Grammar) -> GrammarError | None:
         """Compile a grammar; returns why that is impossible, None on success."""
-        from llguidance import LLMatcher
-
-        try:
-            matcher = LLMatcher(self._library_tokenizer(), definition_of(grammar))
-            error = matcher.get_error() if matcher.is_error() else None
-        except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
-            error = f"{type(exc).__name__}: {exc}"
+        matcher, error = self._matcher_of(grammar)
         with self._lock:
             if error is None and grammar_id in self._wanted:
                 self._compiled[grammar_id] = matcher
             else:
                 self._wanted.discard(grammar_id)
-        return None if error is None else f"the grammar cannot be compiled: {error.strip()}"
+        return error
+
+    def _matcher_of(self, grammar: Grammar) -> tuple[Any, GrammarError | None]:
+        """The library's matcher of a grammar, or why there is none."""
+        from llguidance import LLMatcher
+
+        try:
+            tokenizer = self._library_tokenizer()
+        except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
+            return None, GrammarError(f"no grammar can be compiled: {type(exc).__name__}: {exc}")
+        try:
+            matcher = LLMatcher(tokenizer, definition_of(grammar), log_level=QUIET)
+        except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
+            return None, UnfollowableGrammar(f"the grammar cannot be compiled: {type(exc).__name__}: {exc}")
+        if matcher.is_error():
+            why = " ".join(matcher.get_error().split())
+            return None, UnfollowableGrammar(f"the grammar cannot be compiled: {why}; mend it")
+        return matcher, None
 
     def begin(self, grammar_id: int) -> Matcher:
         """A new request's place in a grammar. Raises GrammarError for one that is not compiled."""
@@ -101,7 +135,7 @@ class CompiledGrammars:
             raise GrammarError(
                 f"grammar {grammar_id} must be compiled before it is used, and it is not, or not any more"
             )
-        return Matcher(compiled.deep_copy(), self._vocab_size)
+        return Matcher(compiled, self._vocab_size)
 
     def forget(self, grammar_id: int) -> None:
         """Drop a grammar; requests that have begun with it are not affected."""

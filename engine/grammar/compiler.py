@@ -1,6 +1,6 @@
 """Carries out the scheduler's orders: compiles grammars in a thread beside the computation, one after the other.
 
-The thread ends when there is nothing to do, so an engine that nobody asks for structured output has none. Each order to
+The thread ends when there is nothing to do, so an engine without requests for structured output has none. Each order to
 compile is answered once.
 """
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Lock, Thread
 
-from engine.grammar.compiled import CompiledGrammars
+from engine.grammar.compiled import CompiledGrammars, GrammarError
 from engine.messages import Grammar, GrammarReady
 from engine.plan import GrammarOrder
 
@@ -53,4 +53,10 @@ class GrammarCompiler:
                     self._is_running = False
                     return
                 grammar_id, grammar = self._open.popleft()
-            self._answer(GrammarReady(grammar_id=grammar_id, error=self._grammars.compile(grammar_id, grammar)))
+            self._answer(_ready(grammar_id, self._grammars.compile(grammar_id, grammar)))
+
+
+def _ready(grammar_id: int, error: GrammarError | None) -> GrammarReady:
+    if error is None:
+        return GrammarReady(grammar_id=grammar_id)
+    return GrammarReady(grammar_id=grammar_id, error=str(error), reason=error.reason)

@@ -13,9 +13,11 @@ import numpy as np
 
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["MAX_GRAMMAR_CHARS", "Fault", "definition_of", "fault_of", "schema_grammar"]
+__all__ = ["MAX_GRAMMAR_CHARS", "QUIET", "Fault", "definition_of", "fault_of", "schema_grammar", "why_stuck"]
 
 MAX_GRAMMAR_CHARS: Final = 262_144
+# The library's level of logging: by itself it writes a line to stderr for each grammar that meets a bound.
+QUIET: Final = 0
 _BOOLEANS: Final = ("true", "false")
 # Between two tokens of JSON. Without a bound a model that has lost its way fills its whole length with spaces.
 _WHITESPACE: Final = r"[ \t\n\r]{0,32}"
@@ -27,6 +29,8 @@ _SCHEMAS: Final = ("items", "additionalProperties", "not")
 _SHARED: Final = ("$defs", "definitions")
 # Each look at a part of a schema costs a compilation of it.
 _MOST_LOOKS: Final = 200
+# What the library calls a place without a way on.
+_NOTHING_FOLLOWS: Final = "NoExtension"
 # The automaton of a long repetition is built with the second one.
 _FIRST_BYTES: Final = 2
 
@@ -71,6 +75,15 @@ def fault_of(grammar: Grammar) -> Fault | None:
     return Fault(message, _place_in(grammar.text, message) if grammar.kind is GrammarKind.JSON_SCHEMA else "")
 
 
+def why_stuck(matcher: Any) -> str:
+    """Why a matcher of the library is in its error: a place without a way on, or one of the library's bounds.
+
+    The library names the bound, with what it allows and what was reached where these are numbers.
+    """
+    said: str = matcher.get_error().strip().partition("\n")[0]
+    return "nothing may come there" if said.startswith(_NOTHING_FOLLOWS) else said
+
+
 def _complaint(grammar: Grammar) -> str:
     """What the library says against a grammar; nothing when it takes it."""
     from llguidance import LLMatcher
@@ -89,7 +102,7 @@ def _dead_end(definition: str) -> str:
     """
     from llguidance import LLMatcher, LLTokenizer
 
-    matcher = LLMatcher(LLTokenizer("byte"), definition)
+    matcher = LLMatcher(LLTokenizer("byte"), definition, log_level=QUIET)
     if matcher.is_error():
         return ""  # It names tokens of a vocabulary by number, which bytes are not.
     for _ in range(_FIRST_BYTES):
@@ -98,14 +111,14 @@ def _dead_end(definition: str) -> str:
         if matcher.is_error() or not allowed.size or matcher.is_stopped():
             break
         matcher.consume_token(int(allowed[0]))
-    return f"it cannot be followed: {matcher.get_error().splitlines()[0]}" if matcher.is_error() else ""
+    return f"it cannot be followed: {why_stuck(matcher)}" if matcher.is_error() else ""
 
 
 def _place_in(text: str, message: str) -> str:
     """The pointer to the innermost part of a schema about which the library says the same."""
     try:
         schema = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     shared = {name: schema[name] for name in _SHARED if name in schema} if isinstance(schema, dict) else {}
     place, looks = "", 0

@@ -378,7 +378,7 @@ class StageRunner:
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
-        result = verify(microbatch, token_ids, logprobs)
+        result = verify(microbatch, token_ids, logprobs, self._sampler.dead_ends)
         if self._draft_model is not None:
             result = msgspec.structs.replace(result, guesses=self._draft_model.guess(microbatch, result))
         if self._sampler.errors:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.grammar import CompiledGrammars, GrammarError, Matcher
-from engine.messages import TokenLogprob
+from engine.messages import RequestError, TokenLogprob
 from engine.plan import SamplingSpec, Segment
 
 __all__ = ["History", "Sampled", "Sampler", "uniform"]
@@ -39,7 +39,8 @@ def uniform(seed: int, position: int) -> float:
 class Sampler:
     """Samples for the rows of one engine. ``never`` holds ids that no request may ever sample.
 
-    ``errors`` has of the last sample the rid of each request whose grammar cannot be followed, and why.
+    Of the last sample, ``errors`` has the requests whose grammar cannot be followed, and ``dead_ends`` the places after
+    a draft where it could not: what was chosen there is of no use, and the draft must not be accepted.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class Sampler:
         self._specs: dict[int, SamplingSpec] = {}
         self._grammars = grammars
         self._matchers: dict[int, Matcher] = {}
-        self.errors: tuple[tuple[str, str], ...] = ()
+        self.errors: tuple[RequestError, ...] = ()
+        self.dead_ends: tuple[int, ...] = ()
         self._never = torch.zeros(vocab_size, device=device)
         self._never[[token for token in never if token < vocab_size]] = float("-inf")
         self._any_never = bool(never)
@@ -72,7 +74,7 @@ class Sampler:
         """Forget every row's spec; only while no request owns a row."""
         self._specs.clear()
         self._matchers.clear()
-        self.errors = ()
+        self.errors, self.dead_ends = (), ()
 
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
@@ -80,7 +82,7 @@ class Sampler:
         Logprobs are those of the model's own distribution over the tokens that the grammar allows, before biases,
         penalties, temperature and filters.
         """
-        self.errors = ()
+        self.errors, self.dead_ends = (), ()
         if not segments:
             return (), ()
         raw = logits.float()
@@ -126,7 +128,8 @@ class Sampler:
         A row with drafts has several places, one after the other. What follows a draft that is forbidden is never used.
         """
         allowed = np.ones((len(places), raw.shape[-1]), np.bool_)
-        errors: list[tuple[str, str]] = []
+        errors: list[RequestError] = []
+        dead_ends: list[int] = []
         before = None
         for line, place in zip(allowed, places, strict=True):
             segment, spec = segments[place], specs[place]
@@ -134,9 +137,11 @@ class Sampler:
             try:
                 line[:] = self._matcher_of(segment.row, spec).allowed(history(segment)[spec.prompt_tokens :])
             except GrammarError as exc:
-                if not is_draft:
-                    errors.append((segment.rid, str(exc)))
-        self.errors = tuple(errors)
+                if is_draft:
+                    dead_ends.append(place)
+                else:
+                    errors.append(RequestError(segment.rid, str(exc), exc.reason))
+        self.errors, self.dead_ends = tuple(errors), tuple(dead_ends)
         forbidden = torch.from_numpy(~allowed).to(raw.device)
         masked = raw.clone()
         masked[list(places)] = raw[list(places)].masked_fill(forbidden, float("-inf"))

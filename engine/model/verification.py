@@ -15,10 +15,16 @@ from engine.plan import Microbatch
 __all__ = ["verify"]
 
 
-def verify(microbatch: Microbatch, chosen: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Completion:
+def verify(
+    microbatch: Microbatch,
+    chosen: Sequence[int],
+    logprobs: Sequence[TokenLogprob | None],
+    dead_ends: Sequence[int] = (),
+) -> Completion:
     """The result of a microbatch. ``chosen`` has a token for each of its tokens that choose one.
 
-    ``logprobs`` is empty, or has one entry for each of these.
+    ``logprobs`` is empty, or has one entry for each of these. At the places ``dead_ends`` nothing could be chosen: the
+    draft before such a place is not accepted, so that the next decode of its request meets that end by itself.
     """
     if not microbatch.drafts:
         return Completion(microbatch_id=microbatch.id, token_ids=tuple(chosen), logprobs=tuple(logprobs))
@@ -30,6 +36,9 @@ def verify(microbatch: Microbatch, chosen: Sequence[int], logprobs: Sequence[Tok
         if not segment.emits:
             continue
         right = segment.accepted(chosen[first : first + segment.choosers])
+        for place in dead_ends:
+            if first < place < first + segment.choosers:
+                right = min(right, place - first - 1)
         if segment.drafts:
             accepted.append(right)
         tokens += chosen[first : first + right + 1]

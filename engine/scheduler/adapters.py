@@ -108,14 +108,14 @@ class Adapters:
     def _ask_load(self, call: LoadAdapter) -> CallAnswer | None:
         coming = [one.call for one in (self._launched,) if one is not None]
         if call.name in self.known or any(one is not None and one.name == call.name for one in (*self._due, *coming)):
-            return _refusal(call, f"the adapter {call.name!r} has already been loaded; unload it first")
+            return _refusal(call, f"the adapter {call.name!r} has already been loaded; unload it first", fault="name")
         self._due.append(call)
         return None
 
     def _ask_unload(self, call: UnloadAdapter, now: float) -> CallAnswer | None:
         adapter = self.known.get(call.name)
         if adapter is None:
-            return _refusal(call, f"the adapter {call.name!r} cannot be found", not_found=True)
+            return _refusal(call, f"the adapter {call.name!r} cannot be found", not_found=True, fault="name")
         if adapter.leaving:
             return _refusal(call, f"the adapter {call.name!r} is being unloaded by another call")
         users = self._users_of(adapter)
@@ -163,7 +163,7 @@ class Adapters:
                 adapter.leaving = False
             if launched.victim is not None:
                 launched.victim.version = change.drop
-            return None if call is None else _refusal(call, error)
+            return None if call is None else _refusal(call, error, fault=None if change.path is None else "path")
         if change.path is None:
             del self.known[adapter.name]
             return _answer(change, "removed", call)
@@ -258,7 +258,7 @@ def _answer(change: AdapterChange, what: str, call: AdapterCall | None) -> CallA
     return CallAnswer(call_id=call.call_id, ok=True, message=message)
 
 
-def _refusal(call: AdapterCall, why: str, *, not_found: bool = False) -> CallAnswer:
+def _refusal(call: AdapterCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
     what = "load" if isinstance(call, LoadAdapter) else "unload"
     message = f"adapter {what} refused: {why}"
-    return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found)
+    return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found, fault=fault)

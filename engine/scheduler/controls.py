@@ -98,7 +98,8 @@ class Controls:
 
     def give_up(self, why: str) -> list[CallAnswer]:
         """Give up every call: nothing can be launched any more, and nothing will come back."""
-        answers = [self._flush_and_update.finish_update(why)] if self._books.update is not None else []
+        update = self._books.update
+        answers = [] if update is None else [self._flush_and_update.finish_update(why, is_dead=True)]
         answers += [self._profiles.finish(why)] if self._profiles.is_open else []
         answers += self.adapters.give_up(why)
         self._note_deadline()

@@ -53,12 +53,16 @@ class FlushAndUpdate:
             return self._do(call)
         return _refusal(call, f"still busy after {call.timeout_s} s: {self._books.what_is_busy()}")
 
-    def finish_update(self, error: str | None) -> CallAnswer:
-        """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones."""
+    def finish_update(self, error: str | None, *, is_dead: bool = False) -> CallAnswer:
+        """The stages have answered: all of them have the new weights, or with ``error`` all of them the old ones.
+
+        With ``is_dead`` they never will, which is no fault of the call.
+        """
         update, self._books.update = self._books.update, None
         assert update is not None, "an update came back that was never asked for"
         if error is not None:
-            return _refusal(update, f"{error}; the weights are as they were")
+            fault = None if update.model_path is None or is_dead else "model_path"
+            return _refusal(update, f"{error}; the weights are as they were", fault=fault)
         pages = self._drop_cache()
         self._counters.weights_version += 1
         message = f"updated the weights to version {self._counters.weights_version}, flushed {pages} cached pages"
@@ -80,5 +84,5 @@ class FlushAndUpdate:
         return pages
 
 
-def _refusal(call: FlushCache | UpdateWeights, why: str) -> CallAnswer:
-    return CallAnswer(call_id=call.call_id, ok=False, message=f"{_NAMES[type(call)]} refused: {why}")
+def _refusal(call: FlushCache | UpdateWeights, why: str, *, fault: str | None = None) -> CallAnswer:
+    return CallAnswer(call_id=call.call_id, ok=False, message=f"{_NAMES[type(call)]} refused: {why}", fault=fault)

@@ -210,11 +210,11 @@ class Scheduler:
         accepted, guesses, has_draft_model = iter(completion.accepted), iter(completion.guesses), self._has_draft_model
         if launched.microbatch.mode is not _DECODE:
             self._replies += parts_told(launched.microbatch, launched.requests, completion)
-        for rid, error in completion.errors:
+        for failed in completion.errors:
             for request in launched.requests:
-                if request.rid == rid and not request.is_finished:
+                if request.rid == failed.rid and not request.is_finished:
                     # While it is in flight: what came for it is dropped with its result.
-                    self._end(request, FinishReason.ERROR, error=error)
+                    self._end(request, failed.reason, error=failed.error)
         for segment, request in zip(launched.microbatch.segments, launched.requests, strict=True):
             request.in_flight -= 1
             if not segment.emits:
@@ -340,7 +340,7 @@ class Scheduler:
 
     def _on_grammar_ready(self, ready: GrammarReady) -> None:
         for request in self.grammars.on_ready(ready):
-            self._end(request, FinishReason.ERROR, error=ready.error)
+            self._end(request, ready.reason, error=ready.error)
 
     def _on_abort(self, abort: Abort) -> None:
         request = self.books.requests.get(abort.rid)

@@ -193,7 +193,7 @@ class ClientAccount:
         if failed is None:
             return
         for life in [one for one in self.ledger.live.values() if one.message.sampling.grammar == failed]:
-            self.ledger.end(life, FinishReason.ERROR, error=ready.error)
+            self.ledger.end(life, ready.reason, error=ready.error)
 
     def _end_overdue(self) -> None:
         for life in list(self.ledger.live.values()):

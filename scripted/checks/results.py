@@ -26,10 +26,10 @@ def follow_result(ledger: Ledger, completion: Completion) -> None:
         raise Violation(f"microbatch {completion.microbatch_id} came back, {flight.id} was launched first")
     if not flight.segments:
         _land_control(ledger, flight, completion.error)
-    for rid, why in completion.errors:
+    for failed in completion.errors:
         for life in flight.lives:
-            if life.rid == rid and life.end is None:
-                ledger.end(life, FinishReason.ERROR, error=why)
+            if life.rid == failed.rid and life.end is None:
+                ledger.end(life, failed.reason, error=failed.error)
     if completion.prompt_logprobs:
         _take_parts(ledger, flight, completion)
     ledger.pages.land_copies(flight.copies, failed=completion.error is not None)

@@ -87,7 +87,7 @@ class Specification:
                 self._on_pipeline_failed(str(event))
             case messages.GrammarReady():
                 for request in self.grammars.answer(event, self.totals):
-                    self._end(request, FinishReason.ERROR, error=event.error)
+                    self._end(request, event.reason, error=event.error)
             case messages.Generate():
                 self._on_generate(event)
             case messages.Abort():
@@ -156,9 +156,9 @@ class Specification:
         (plan, segments, mode), error = self.flights.pop(0), completion.error
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
         self.replies += Request.told_parts(plan, segments, completion)
-        for rid, why in completion.errors:
-            for request in [one for one, *_ in plan if one.rid == rid and one.end is None]:
-                self._end(request, FinishReason.ERROR, error=why)
+        for failed in completion.errors:
+            for request in [one for one, *_ in plan if one.rid == failed.rid and one.end is None]:
+                self._end(request, failed.reason, error=failed.error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
         computed: list[_Part] = []
@@ -270,13 +270,13 @@ class Specification:
             self.totals["requests_refused"] += 1
             self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
 
-    def _answer(self, call: Any, *, ok: bool, says: str = "", missing: bool = False) -> None:
+    def _answer(self, call: Any, *, ok: bool, says: str = "", **more: Any) -> None:
         if call.call_id is not None:
-            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, not_found=missing))
+            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, **more))
 
     def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
         for answer in answers:
-            self._answer(answer[0], ok=answer[1], says=answer[2], missing=len(answer) > 3)
+            self._answer(answer[0], ok=answer[1], says=answer[2], **dict(answer[3:]))
 
     def _on_pause(self, mode: PauseMode) -> None:
         self.paused = mode

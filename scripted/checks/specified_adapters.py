@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.limits import Limits
 from engine.messages import LoadAdapter, UnloadAdapter
@@ -19,8 +20,8 @@ from scripted.checks.specified_request import SpecifiedRequest as Request
 __all__ = ["SpecifiedAdapters", "SpecifiedChange", "Told"]
 
 _Call = LoadAdapter | UnloadAdapter
-# A call, whether it was done, what its answer says; and one thing more where it names what is not there.
-Told = tuple[_Call, bool, str] | tuple[_Call, bool, str, bool]
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Told = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +72,11 @@ class SpecifiedAdapters:
                 *[self.flight.says.name for _ in "1" if self.flight],
             ]
             if call.name in coming:
-                yield call, False, "already been loaded"
+                yield call, False, "already been loaded", ("fault", "name")
             else:
                 self.due.append(call)
         elif adapter is None:
-            yield call, False, "cannot be found", True
+            yield call, False, "cannot be found", ("fault", "name"), ("not_found", True)
         elif adapter.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
             yield call, False, "being unloaded" if adapter.is_leaving else waiting
         else:
@@ -146,7 +147,8 @@ class SpecifiedAdapters:
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
         call, adapter, says, victim = landed.call, landed.adapter, landed.says, landed.victim
-        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully")]
+        fault = ("fault", None if error is None or says.path is None else "path")
+        told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", fault)]
         if error is not None:
             adapter.is_leaving = adapter.is_leaving and says.path is not None
             if victim is not None:

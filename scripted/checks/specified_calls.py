@@ -14,7 +14,8 @@ from scripted.checks.specified_memory import SpecifiedMemory
 
 __all__ = ["Answer", "SpecifiedCalls"]
 
-Answer = tuple[Any, bool, str]  # a call, whether it was done, and what its answer says
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Answer = tuple[Any, ...]
 
 
 class SpecifiedCalls:
@@ -69,11 +70,13 @@ class SpecifiedCalls:
             return [(call, error is None, error or "")]
         update, self.update = self.update, None
         self._totals["weights_version"] += error is None
-        return [(update, error is None, self._flush() if error is None else error)]
+        if error is None:
+            return [(update, True, self._flush())]
+        return [(update, False, error, ("fault", "model_path" if update and update.model_path else None))]
 
     def give_up(self, failure: str) -> list[Answer]:
         """**Death**: nothing is launched any more."""
-        answers = [] if self.update is None else self.finish(ForwardMode.UPDATE, failure)
+        answers = [] if self.update is None else [(self.finish(ForwardMode.UPDATE, failure)[0][0], False, failure)]
         return answers if self._profile is None else [*answers, *self.finish(ForwardMode.PROFILE, failure)]
 
     def _ask_profile(self, call: StartProfile | StopProfile) -> list[Answer]:

@@ -182,7 +182,7 @@ class HttpClients:
     async def _call(self, call: Call, action: AdministrativeCall) -> None:
         try:
             response = await self._http.post(action.path, json=action.body)
-            call.answer(response.status_code, response.text)
+            call.answer(response.status_code, response.text if response.is_success else _error_text(response.content))
         except httpx.HTTPError as exc:
             call.answer(0, f"the connection broke before the answer came ({type(exc).__name__})")
         finally:

@@ -42,18 +42,18 @@ __all__ = ["SimClients"]
 class _OpenRequest:
     """One request on its way to its client: the front end's own answer, given at once or piece by piece."""
 
-    def __init__(self, message: Generate, view: ClientView) -> None:
+    def __init__(self, message: Generate, view: ClientView, grammar_field: str | None) -> None:
         self.view = view
+        self._grammar_field = grammar_field
         self.is_ending = False
         self._answer = Answer(ByteDecoder(), message)
         self._pieces: list[GenerateAnswer] = []
 
     def take(self, output: TokenOutput) -> bool:
         """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
-        if output.finish_reason is FinishReason.ERROR:
-            self.view.fail(
-                output.error or "the engine could not compute this request", None if self.view.status else 500
-            )
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.INVALID):
+            failure = ApiError.of_failure(output, self._grammar_field)
+            self.view.fail(failure.body.error.message, None if self.view.status else failure.status)
             return False
         if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
             self.view.fail(output.error or "the time of this request is over", 504)
@@ -101,12 +101,12 @@ class SimClients:
             text = checked.text
             ids = tuple(text.encode()) if text is not None else tuple(checked.input_ids or ())
             message = request_of(checked, ids, self._limits)
-            self._check_grammar(checked)
+            grammar_field = self._check_grammar(checked)
             self._check_unique(rid)
         except ApiError as exc:
             view.fail(exc.body.error.message, exc.status)
             return view
-        self._open.setdefault(rid, deque()).append(_OpenRequest(message, view))
+        self._open.setdefault(rid, deque()).append(_OpenRequest(message, view, grammar_field))
         self._send_message(message)
         return view
 
@@ -147,15 +147,17 @@ class SimClients:
             elif isinstance(reply, CallAnswer) and (call := self._calls.pop(reply.call_id, None)) is not None:
                 call.answer(200 if reply.ok else 404 if reply.not_found else 400, reply.message)
 
-    def _check_grammar(self, body: GenerateBody) -> None:
+    def _check_grammar(self, body: GenerateBody) -> str | None:
+        """The field that says what the output must be, if one does. Raises ApiError when no output can follow it."""
         if body.sampling_params.grammar is None:
-            return
+            return None
         name, grammar = body.sampling_params.grammar
         field = f"sampling_params.{name}"
         require_end(self._limits, field)
         fault = fault_of(grammar)
         if fault is not None:
             raise refusal_of(grammar, fault, field)
+        return field
 
     def _check_unique(self, rid: str) -> None:
         if any(not request.is_ending for request in self._open.get(rid, ())):

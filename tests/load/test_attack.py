@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from attack import FINAL_MESSAGE_BOUND_S, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
 from engine.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(bodies=150, large_bytes=4 * 2**20, slow_clients=100, leaving_clients=10, soak_requests=200)
-
-
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
 
 
 def test_a_server_holds_under_attack(parent: PreloadedParent, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ The long one is ``python tests/load/load.py --clients 64 --seconds 60``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,12 +27,6 @@ DEATH_S = 1.5
 SEED = 1
 # What must have happened for a calm end to mean anything.
 ENOUGH_ANSWERS = 20
-
-
-@pytest.fixture(scope="module")
-def parent() -> Iterator[PreloadedParent]:
-    with PreloadedParent.start() as started:
-        yield started
 
 
 @pytest.mark.parametrize("stages", [1, 4])

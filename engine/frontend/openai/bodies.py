@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.errors import FieldError
 from engine.frontend.grammar_fields import (
     Choices,
     GrammarText,
@@ -147,21 +148,27 @@ class OpenAiBody(NullableBody):
     @model_validator(mode="after")
     def _shared_rules(self) -> Self:
         if self.top_k == 0:
-            raise ValueError("top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token")
+            raise FieldError(
+                "top_k", "top_k must be >= 1, or -1 for no limit, got 0; leave it out to consider every token"
+            )
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream=true, got it without; remove it or set stream")
+            raise FieldError(
+                "stream_options", "stream_options needs stream=true, got it without; remove it or set stream"
+            )
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             count = len(self.stop_strings)
-            raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
+            raise FieldError("stop", f"stop must be at most {MAX_STOP_STRINGS} strings, got {count}; send fewer")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError(
+            raise FieldError(
+                "prompt_logprobs",
                 f"prompt_logprobs needs stream=false, got prompt_logprobs={self.prompt_logprobs} in a stream; "
-                "leave out one of the two"
+                "leave out one of the two",
             )
         if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
-            raise ValueError(
+            raise FieldError(
+                "min_tokens",
                 f"min_tokens must be <= max_tokens={self.max_new_tokens}, got {self.min_tokens}; "
-                "lower it or raise max_tokens"
+                "lower it or raise max_tokens",
             )
         grammar_among(self._grammars)
         return self
@@ -266,12 +273,15 @@ class CompletionBody(OpenAiBody):
     @model_validator(mode="after")
     def _choices_are_bounded(self) -> Self:
         if len(self.prompts) * self.n > MAX_CHOICES:
-            raise ValueError(
+            raise FieldError(
+                "n",
                 f"prompts times n must be at most {MAX_CHOICES} choices, got {len(self.prompts)} times {self.n}; "
-                "send several requests"
+                "send several requests",
             )
         if not self.prompts:
-            raise ValueError("prompt must hold at least 1 prompt, got an empty list; send a text or token ids")
+            raise FieldError(
+                "prompt", "prompt must hold at least 1 prompt, got an empty list; send a text or token ids"
+            )
         return self
 
     @property
@@ -324,13 +334,15 @@ class ChatMessageBody(NullableBody):
     @model_validator(mode="after")
     def _fields_of_the_role(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise ValueError(f"content must be given with role {self.role!r}, got null; send a text")
+            raise FieldError("content", f"content must be given with role {self.role!r}, got null; send a text")
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("tool_call_id must be given with role 'tool', got null; send the id of the call")
+            raise FieldError(
+                "tool_call_id", "tool_call_id must be given with role 'tool', got null; send the id of the call"
+            )
         owners = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
         for field, owner in (owners | {"reasoning": "assistant"}).items():
             if getattr(self, field) and self.role != owner:
-                raise ValueError(f"{field} must be left out with role {self.role!r}: only {owner!r} has it")
+                raise FieldError(field, f"{field} must be left out with role {self.role!r}: only {owner!r} has it")
         return self
 
     @property
@@ -416,19 +428,25 @@ class ChatBody(OpenAiBody):
     @model_validator(mode="after")
     def _chat_rules(self) -> Self:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError(
+            raise FieldError(
+                "max_tokens",
                 f"max_tokens and max_completion_tokens must agree, got {self.max_tokens} and "
-                f"{self.max_completion_tokens}; send max_completion_tokens only"
+                f"{self.max_completion_tokens}; send max_completion_tokens only",
             )
         if self.top_logprobs and not self.logprobs:
-            raise ValueError(f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs")
+            raise FieldError(
+                "top_logprobs", f"top_logprobs needs logprobs=true, got {self.top_logprobs} without it; set logprobs"
+            )
         refuse_template_arguments(self.chat_template_kwargs)
         require_known_tools(self.tools, self.tool_choice)
         return self
 
 
 def refuse_template_arguments(variables: Mapping[str, JsonValue]) -> None:
-    """Raise ValueError for variables of a template that would say how it is rendered."""
+    """Raise FieldError for variables of a template that would say how it is rendered."""
     taken = sorted(TEMPLATE_ARGUMENTS & variables.keys())
     if taken:
-        raise ValueError(f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them")
+        raise FieldError(
+            "chat_template_kwargs",
+            f"chat_template_kwargs must hold the template's own variables, got {taken}; remove them",
+        )

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.errors import FieldError
 from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
 from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.openai.requests import requested_adapter
@@ -50,7 +51,7 @@ class TokenizeBody(NullableBody):
             given = "neither" if self.prompt is None else "both"
             raise ValueError(f"exactly one of prompt and messages must be given, got {given}; send one of them")
         if self.tools and self.messages is None:
-            raise ValueError(f"tools need messages, got {len(self.tools)} tools with a prompt; leave them out")
+            raise FieldError("tools", f"tools need messages, got {len(self.tools)} tools with a prompt; leave them out")
         refuse_template_arguments(self.chat_template_kwargs)
         return self
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
+from engine.frontend.errors import FieldError
 from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.tools.call_grammar import OfferedTool
 
@@ -105,19 +106,21 @@ class ToolCallBody(NullableBody):
 
 
 def require_known_tools(tools: Sequence[ToolBody], choice: str | NamedToolBody | None) -> None:
-    """Raise ValueError for two tools of one name, and for a choice that no tool can keep."""
+    """Raise FieldError for two tools of one name, and for a choice that no tool can keep."""
     names = [tool.function.name for tool in tools]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"tools must have different names, got {twice!r} twice; rename one")
+        raise FieldError("tools", f"tools must have different names, got {twice!r} twice; rename one")
     if choice in (None, "none", "auto"):
         return
     if not tools:
         asked = repr(choice) if isinstance(choice, str) else f"the function {choice.function.name!r}"
-        raise ValueError(f"tool_choice needs tools, got {asked} without any; send tools or leave it out")
+        raise FieldError("tool_choice", f"tool_choice needs tools, got {asked} without any; send tools or leave it out")
     if isinstance(choice, NamedToolBody) and choice.function.name not in names:
         known = ", ".join(map(repr, names))
-        raise ValueError(f"tool_choice must name one of the tools ({known}), got {choice.function.name!r}; name one")
+        raise FieldError(
+            "tool_choice", f"tool_choice must name one of the tools ({known}), got {choice.function.name!r}; name one"
+        )
 
 
 def _arguments(written: str) -> JsonValue:

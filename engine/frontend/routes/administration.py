@@ -48,6 +48,8 @@ __all__ = ["add_administration"]
 ADMIN = "administration"
 # The longest that an operator has to say is a path.
 MAX_BODY_BYTES = 65_536
+# Fields of the messages about adapters, as clients spell them.
+LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
 FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
 
 
@@ -83,7 +85,7 @@ class Administration:
         )
         if answer.ok:
             self._front.adapters[body.lora_name] = body.lora_path
-        return _response(answer)
+        return _response(answer, **LORA_FIELDS)
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """Unload a LoRA adapter; refused with the counts while requests use it."""
@@ -93,7 +95,7 @@ class Administration:
         )
         if answer.ok:
             self._front.adapters.pop(body.lora_name, None)
-        return _response(answer)
+        return _response(answer, **LORA_FIELDS)
 
     async def start_profile(self) -> Response:
         """Have every stage profile itself into a new folder of profile_dir."""
@@ -155,5 +157,11 @@ def new_trace_folder(parent: str) -> str:
     return str(Path(parent or tempfile.gettempdir()).absolute() / name)
 
 
-def _response(answer: CallAnswer) -> Response:
-    return PlainTextResponse(answer.message, status_code=200 if answer.ok else 404 if answer.not_found else 400)
+def _response(answer: CallAnswer, **fields: str) -> Response:
+    """The answer to a call; ``fields`` are those of the body that have another name in the message.
+
+    Raises ApiError for a call that was refused.
+    """
+    if not answer.ok:
+        raise ApiError.of_call(answer, param=fields.get(answer.fault or "", answer.fault))
+    return PlainTextResponse(answer.message)

@@ -58,7 +58,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
     async def generate(request: Request) -> Response:
         """Generate from a text or token ids."""
         order = await front.take_order(NATIVE, request)
-        return await respond(request, front, order.messages, NativeShape(), stream=order.stream)
+        return await respond(request, front, order, NativeShape())
 
     @router.post(
         "/v1/completions",
@@ -80,7 +80,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             top_logprobs=order.top_logprobs,
             prompt_logprobs=order.prompt_logprobs,
         )
-        return await respond(request, front, order.messages, shape, stream=order.stream)
+        return await respond(request, front, order, shape)
 
     @router.post(
         "/v1/chat/completions",
@@ -100,7 +100,7 @@ def add_generation(router: APIRouter, front: FrontEnd, description: Description)
             new_choice=None if order.parsing is None else functools.partial(_spoken_choice, front, order.parsing),
         )
         decoder = front.decoder_of(order.parsing)
-        return await respond(request, front, order.messages, shape, stream=order.stream, decoder=decoder)
+        return await respond(request, front, order, shape, decoder=decoder)
 
     @router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))
     async def embeddings() -> Response:

@@ -183,7 +183,7 @@ class Layout:
         if isinstance(reply, Refusal) or (isinstance(reply, CallAnswer) and not reply.ok):
             return _Mark(text, "refused", rids)
         if isinstance(reply, TokenOutput):
-            bad = reply.finish_reason is FinishReason.ERROR
+            bad = reply.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
             return _Mark(text, "bad" if bad else "token", rids, coloured=not bad)
         return _Mark(text, "answer")
 

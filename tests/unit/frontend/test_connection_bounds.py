@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
+import httpx
+import openai
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -25,6 +27,7 @@ from engine.frontend.connection import (
     quiet_resource_errors,
 )
 from engine.frontend.event_stream import PART_WRITER
+from engine.frontend.process import KEEP_ALIVE_S, _uvicorn_config
 from engine.settings import ServerSettings
 
 PATIENCE_S = 5.0
@@ -52,6 +55,24 @@ class App:
         await send({"type": "http.response.body", "body": self.answer})
         if (await receive())["type"] == "http.disconnect":
             self.seen.append("end")
+
+
+def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs(play) -> None:
+    """A05: one that the server closes first may be closed as the next request is on its way, and that is lost.
+
+    Clients of today keep idle connections for 5 s (httpx, the OpenAI client) and 15 s (aiohttp); some for 60.
+    """
+
+    async def scene(stage) -> None:
+        config = _uvicorn_config(stage.front)
+        config.load()
+        connection = config.http_protocol_class(config, ServerState(), {})
+        assert isinstance(connection, Connection)
+        assert connection.timeout_keep_alive == KEEP_ALIVE_S
+        patience_s = [httpx.Limits().keepalive_expiry, openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry, 15, 60]
+        assert max(expiry for expiry in patience_s if expiry is not None) < connection.timeout_keep_alive
+
+    play(scene)
 
 
 Scene = Callable[[App, int], Awaitable[None]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 
 import pytest
 from pydantic import BaseModel
@@ -10,7 +11,8 @@ from pydantic import BaseModel
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
 from engine.frontend.invalid_body import MAX_COMPARED_CHARS, MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.protocol import GenerateBody, parse_body
+from engine.frontend.openai.tokens import TokenizeBody
+from engine.frontend.protocol import AbortBody, GenerateBody, parse_body
 
 MANY = 100_000
 
@@ -57,6 +59,63 @@ def test_only_the_first_errors_are_told_and_the_rest_are_counted() -> None:
     assert message.count("is not a field here") == MAX_SHOWN_ERRORS
     # Without text and input_ids the rule between fields is not asked: a field is wrong already.
     assert message.endswith(f"and {20 - MAX_SHOWN_ERRORS} more")
+
+
+USER = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        *[
+            (model, base | fields, param)
+            for model, base in ((CompletionBody, {"prompt": "x"}), (ChatBody, {"messages": USER}))
+            for fields, param in (
+                ({"top_k": 0}, "top_k"),
+                ({"stream_options": {}}, "stream_options"),
+                ({"stop": ["x"] * 17}, "stop"),
+                ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+                ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+                ({"structured_outputs": {}}, "structured_outputs"),
+                ({"guided_regex": "a", "guided_grammar": "b"}, None),
+                ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+            )
+        ],
+        (CompletionBody, {"prompt": []}, "prompt"),
+        (CompletionBody, {"prompt": ["x"] * 2, "n": 100}, "n"),
+        (ChatBody, {"messages": [{"role": "user"}]}, "messages.0.content"),
+        (ChatBody, {"messages": [*USER, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id"),
+        (ChatBody, {"messages": [USER[0] | {"reasoning": "x"}]}, "messages.0.reasoning"),
+        (ChatBody, {"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        (ChatBody, {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
+        (ChatBody, {"messages": USER, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        (ChatBody, {"messages": USER, "tools": [TOOL, TOOL]}, "tools"),
+        (ChatBody, {"messages": USER, "tool_choice": "required"}, "tool_choice"),
+        (TokenizeBody, {"prompt": "x", "tools": [TOOL]}, "tools"),
+        (TokenizeBody, {"messages": USER, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
+        (TokenizeBody, {}, None),
+        (GenerateBody, {"text": "x", "sampling_params": {"top_k": 0}}, "sampling_params.top_k"),
+        (GenerateBody, {"text": "x", "sampling_params": {"stop": ["x"] * 17}}, "sampling_params.stop"),
+        (
+            GenerateBody,
+            {"text": "x", "sampling_params": {"min_new_tokens": 3, "max_new_tokens": 2}},
+            "sampling_params.min_new_tokens",
+        ),
+        (GenerateBody, {"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params"),
+        (GenerateBody, {"text": "x", "top_logprobs_num": 1}, "top_logprobs_num"),
+        (GenerateBody, {"text": "x", "logprob_start_len": 0}, "logprob_start_len"),
+        (GenerateBody, {"text": "x", "input_ids": [1]}, None),
+        (AbortBody, {}, None),
+    ],
+)
+def test_a_rule_between_fields_names_the_one_at_fault(
+    model: type[BaseModel], body: dict[str, object], param: str | None
+) -> None:
+    """C02: and the body that it stands in, or none where two are at fault alike."""
+    error = refusal(model, json.dumps(body).encode()).body.error
+    assert error.param == param
+    assert param is None or param.rpartition(".")[2] in error.message
 
 
 def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +170,30 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
             ["did you mean 'include_usage'"],
         ),
         (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be an integer, got 'x'"]),
+        (
+            CompletionBody,
+            '{"prompt": "x", "structured_outputs": {"json": 3}}',
+            "structured_outputs.json",
+            ["structured_outputs.json must be an object, true or false or a string, got 3"],
+        ),
+        (
+            CompletionBody,
+            '{"prompt": "x", "structured_outputs": {"jsom": 3}}',
+            "structured_outputs.jsom",
+            ["did you mean 'json'?"],
+        ),
+        (
+            CompletionBody,
+            '{"prompt": "x", "guided_json": "' + "[" * 5000 + '"}',
+            "guided_json",
+            ["guided_json must be JSON: recursion limit exceeded"],
+        ),
+        (
+            GenerateBody,
+            '{"text": "x", "sampling_params": {"json_schema": "{"}}',
+            "sampling_params.json_schema",
+            ["sampling_params.json_schema must be JSON: EOF while parsing an object"],
+        ),
     ],
 )
 def test_an_error_names_the_key_as_it_was_written_and_the_fields_that_stand_there(

@@ -43,16 +43,21 @@ def test_a_request_names_its_adapter(play, path: str, body: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_scheduler_does_not_know_is_not_found(play, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [("/v1/completions", {"prompt": "hi"}, "model"), ("/generate", {"text": "hi"}, "lora_path")],
+)
+def test_what_the_scheduler_does_not_know_is_not_found(
+    play, stream: bool, path: str, body: dict[str, Any], param: str
+) -> None:
     async def scene(stage) -> None:
-        body = {"prompt": "hi", "model": "x", "rid": "r", "stream": stream}
-        answer = asyncio.create_task(stage.http.post("/v1/completions", json=body))
+        answer = asyncio.create_task(stage.http.post(path, json=body | {param: "x", "rid": "r", "stream": stream}))
         await stage.scheduler.receive()
         await stage.scheduler.reply(Refusal(rid="r", kind=RefusalKind.NOT_FOUND, message="the adapter must be loaded"))
         response = await answer
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "not_found"
-        assert response.json()["error"]["param"] == "model"
+        assert response.json()["error"]["param"] == param
 
     play(scene, max_loras=2)
 
@@ -81,8 +86,9 @@ def test_adapters_are_listed_from_their_load_to_their_unload(play) -> None:
             task = asyncio.create_task(stage.http.post(path, json=body))
             message = await stage.scheduler.receive()
             await stage.scheduler.reply(CallAnswer(call_id=message.call_id, message="said", **answer))
-            assert (await task).text == "said"
-            return await task
+            response = await task
+            assert (response.text if response.is_success else response.json()["error"]["message"]) == "said"
+            return response
 
         assert await names() == ["embedded", "x"]
         load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -169,7 +175,8 @@ def test_the_official_client_asks_for_adapters_as_models(adapted: RealServer) ->
         assert "engine_lora_adapter_evictions_total" in metrics
         bad = httpx.post(f"{adapted.url}/v1/load_lora_adapter", json=load | {"lora_name": "w", "lora_path": "/nowhere"})
         assert bad.status_code == 400
-        assert "no folder here" in bad.text
+        assert "no folder here" in bad.json()["error"]["message"]
+        assert bad.json()["error"]["param"] == "lora_path"
         gone = httpx.post(f"{adapted.url}/v1/unload_lora_adapter", json={"lora_name": "y"})
         assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'y' removed successfully.")
         assert httpx.post(f"{adapted.url}/v1/unload_lora_adapter", json={"lora_name": "y"}).status_code == 404

@@ -51,9 +51,9 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
         ('{"input_ids": ["1"]}', "input_ids.0", ["input_ids.0 must be an integer", "'1'"]),
         ('{"text": "x", "strem": true}', "strem", ["strem is not a field", "did you mean 'stream'"]),
         ('{"text": "x", "rid": ""}', "rid", ["rid"]),
-        ('{"text": "x", "top_logprobs_num": 3}', None, ["top_logprobs_num needs return_logprob"]),
+        ('{"text": "x", "top_logprobs_num": 3}', "top_logprobs_num", ["top_logprobs_num needs return_logprob"]),
         ('{"text": "x", "top_logprobs_num": 99, "return_logprob": true}', "top_logprobs_num", ["20", "99"]),
-        ('{"text": "x", "logprob_start_len": 0}', None, ["logprob_start_len needs return_logprob"]),
+        ('{"text": "x", "logprob_start_len": 0}', "logprob_start_len", ["logprob_start_len needs return_logprob"]),
         ('{"text": "x", "logprob_start_len": -2, "return_logprob": true}', "logprob_start_len", ["-1", "-2"]),
     ],
 )

@@ -345,8 +345,35 @@ def test_administrative_call(play, path: str, body: Any, message: msgspec.Struct
         assert await stage.scheduler.receive() == message
         await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=ok, message="in_flight=2"))
         response = await answer
-        assert (response.status_code, response.text) == (200 if ok else 400, "in_flight=2")
-        assert response.headers["content-type"].startswith("text/plain")
+        if ok:
+            assert (response.status_code, response.text) == (200, "in_flight=2")
+            assert response.headers["content-type"].startswith("text/plain")
+            return
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (400, 400, "invalid_request_error")
+        assert (error["message"], error["param"]) == ("in_flight=2", None)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fault", "param"),
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "y", "lora_path": "/y"}, "path", "lora_path"),
+        ("/v1/load_lora_adapter", {"lora_name": "y", "lora_path": "/y"}, "name", "lora_name"),
+        ("/v1/unload_lora_adapter", {"lora_name": "y"}, "name", "lora_name"),
+        ("/update_weights_from_disk", {"model_path": "/y"}, "model_path", "model_path"),
+    ],
+)
+def test_a_refused_call_names_the_field(play, path: str, body: Any, fault: str, param: str) -> None:
+    """C02: as the client spells it."""
+
+    async def scene(stage) -> None:
+        answer = asyncio.create_task(stage.http.post(path, json=body))
+        await stage.scheduler.receive()
+        await stage.scheduler.reply(CallAnswer(call_id="call-0", ok=False, message="no folder here", fault=fault))
+        response = await answer
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
     play(scene)
 

@@ -142,3 +142,29 @@ def test_the_native_fields_and_the_metrics(server: RealServer) -> None:
     assert re.search(r"engine_grammar_hits_total\{[^}]*\} [1-9]", metrics)
     assert re.search(r"engine_grammars_compiled_total\{[^}]*\} [1-9]", metrics)
     assert re.search(r"engine_grammar_check_seconds_count\{[^}]*\} [1-9]", metrics)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "say", "n": 2, "max_tokens": 20}, "guided_grammar"),
+        ("/v1/chat/completions", {"messages": HELLO}, "structured_outputs.grammar"),
+        ("/generate", {"text": "say"}, "sampling_params.ebnf"),
+    ],
+)
+def test_what_shows_only_in_the_output_is_the_requests_fault_too(
+    server: RealServer, path: str, body: dict[str, Any], field: str
+) -> None:
+    """A05, C02: with the tokens before it in a stream, and no 500."""
+    outer, _, inner = field.rpartition(".")
+    grammar = {inner: "start: /[a-d]{6}/ more\nmore: more"}
+    asked = body | ({outer: grammar} if outer else grammar)
+    whole = httpx.post(f"{server.url}{path}", json=asked, timeout=60)
+    assert whole.status_code == 400
+    with httpx.stream("POST", f"{server.url}{path}", json=asked | {"stream": True}, timeout=60) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert (response.status_code, "[DONE]" in events) == (200, False)
+    assert len(events) > 1
+    for error in (whole.json()["error"], json.loads(events[-1])["error"]):
+        assert (error["code"], error["type"], error["param"]) == (400, "invalid_request_error", field)
+        assert "cannot be followed after 6 tokens of output: nothing may come there" in error["message"]

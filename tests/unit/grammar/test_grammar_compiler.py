@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from threading import Event, current_thread
 
-from engine.grammar import CompiledGrammars, GrammarCompiler
-from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.grammar import CompiledGrammars, GrammarCompiler, GrammarError, UnfollowableGrammar
+from engine.messages import FinishReason, Grammar, GrammarKind, GrammarReady
 from engine.plan import GrammarOrder
 
 
@@ -17,11 +17,11 @@ class Slow(CompiledGrammars):
         self.go_on, self.begun = Event(), Event()
         self.threads: list[str] = []
 
-    def compile(self, grammar_id: int, grammar: Grammar) -> str | None:
+    def compile(self, grammar_id: int, grammar: Grammar) -> GrammarError | None:
         self.threads.append(f"{current_thread().name} {current_thread().ident}")
         self.begun.set()
         assert self.go_on.wait(10)
-        return None if grammar.text else f"grammar {grammar_id} is empty"
+        return None if grammar.text else UnfollowableGrammar(f"grammar {grammar_id} is empty")
 
 
 def order(number: int, text: str = "a") -> GrammarOrder:
@@ -41,7 +41,7 @@ def test_orders_do_not_wait_for_the_compilation() -> None:
     compiler.wait()
     assert answers == [
         GrammarReady(grammar_id=1),
-        GrammarReady(grammar_id=2, error="grammar 2 is empty"),
+        GrammarReady(grammar_id=2, error="grammar 2 is empty", reason=FinishReason.INVALID),
         GrammarReady(grammar_id=3),
     ]
     assert len(set(grammars.threads)) == 1

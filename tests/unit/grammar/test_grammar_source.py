@@ -27,6 +27,7 @@ def at(**properties: Any) -> dict[str, Any]:
         (at(a={"$ref": "#/$defs/x"}), "/properties/a", "does not exist"),
         (at(a={"type": "integer", "minimum": 5, "maximum": 2}) | {"required": ["a"]}, "", "'a' is unsatisfiable"),
         ("nonsense", "", "line 1"),
+        ("[" * 5000, "", "recursion limit"),
         ({"$ref": "#"}, "", "cannot be followed"),
     ],
 )

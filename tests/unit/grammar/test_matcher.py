@@ -9,9 +9,17 @@ import re
 import numpy as np
 import pytest
 
-from engine.grammar import CompiledGrammars, GrammarCompiler, GrammarError, Matcher, schema_grammar
+from engine.grammar import (
+    CompiledGrammars,
+    GrammarCompiler,
+    GrammarError,
+    Matcher,
+    UnfollowableGrammar,
+    fault_of,
+    schema_grammar,
+)
 from engine.limits import EMBEDDED_FACTS
-from engine.messages import Grammar, GrammarKind, GrammarReady
+from engine.messages import FinishReason, Grammar, GrammarKind, GrammarReady
 from engine.model.embedded import embedded_folder
 from engine.plan import GrammarOrder
 
@@ -86,6 +94,54 @@ def test_every_random_output_is_json_of_the_schema(grammars: CompiledGrammars, s
     assert set(value.get("tags", ())) <= {"a", "b"}
 
 
+DEAD_END = "start: /[a-d]{4}/ more\nmore: more"
+# Beyond the library's bound on what may come next, from the fifth token on.
+TOO_MANY = "start: /[a-d]{4}/ t\nt: " + " | ".join(f"r{i}" for i in range(2100))
+TOO_MANY += "".join(f'\nr{i}: "x" s{i}\ns{i}: "c"' for i in range(2100))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(DEAD_END, "nothing may come there"), (TOO_MANY, r"has 2\d{3} items; max is 2000")]
+)
+def test_a_grammar_that_fails_late_is_the_requests_own_fault(
+    grammars: CompiledGrammars, text: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A05: no look at its beginning shows it, and the library must not write to the log."""
+    assert fault_of(Grammar(GrammarKind.EBNF, text)) is None
+    matcher = matcher_of(grammars, Grammar(GrammarKind.EBNF, text))
+    assert allowed(matcher, "abc") == [97, 98, 99, 100]
+    with pytest.raises(
+        UnfollowableGrammar, match=f"after 4 tokens of output: .*{why}.*; mend or simplify it"
+    ) as caught:
+        matcher.allowed(ids("abcd"))
+    assert caught.value.reason is FinishReason.INVALID
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_guess_into_a_dead_end_is_taken_back(grammars: CompiledGrammars) -> None:
+    """B11: the library never leaves its error, and it was the guess's."""
+    text = 'start: /[a-d]{2}/ ("x" dead | "y")\ndead: dead'
+    matcher = matcher_of(grammars, Grammar(GrammarKind.EBNF, text))
+    assert allowed(matcher, "ab") == [120, 121]
+    with pytest.raises(UnfollowableGrammar, match="after 3 tokens"):
+        matcher.allowed(ids("abx"))
+    assert allowed(matcher, "aby") == [END]
+
+
+def test_whose_fault_it_is_that_a_grammar_is_not_compiled() -> None:
+    """A token that the vocabulary lacks is the request's; a tokenizer that cannot be read is not."""
+
+    def missing() -> str:
+        raise FileNotFoundError("tokenizer.json")
+
+    text = (embedded_folder(0, windowed=False) / "tokenizer.json").read_text(encoding="utf-8")
+    for read, reason in ((lambda: text, FinishReason.INVALID), (missing, FinishReason.ERROR)):
+        compiled = CompiledGrammars(read, vocab_size=EMBEDDED_FACTS.vocab_size, eos_token_ids=(END,))
+        error = compiled.compile(1, Grammar(GrammarKind.EBNF, "start: <[99999]>"))
+        assert error is not None
+        assert error.reason is reason
+
+
 def test_a_copy_for_each_request(grammars: CompiledGrammars) -> None:
     one = matcher_of(grammars, Grammar(GrammarKind.CHOICE, '["yes", "no"]'))
     other = grammars.begin(1)
@@ -117,7 +173,7 @@ def test_what_cannot_be_compiled_says_why(grammars: CompiledGrammars) -> None:
     grammars.want(7)
     error = grammars.compile(7, Grammar(GrammarKind.REGEX, "(a"))
     assert error is not None
-    assert re.search("cannot be compiled.*unclosed group", error, re.DOTALL)
+    assert re.search("cannot be compiled.*unclosed group", str(error))
 
 
 def test_the_compiler_answers_every_order_once(grammars: CompiledGrammars) -> None:

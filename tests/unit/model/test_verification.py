@@ -40,6 +40,20 @@ def test_what_follows_a_wrong_guess_is_dropped() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dead_ends", "accepted", "tokens"),
+    [((), (2, 1), (5, 6, 8, 9, 30)), ((2,), (1, 1), (5, 6, 9, 30)), ((1, 2, 5), (0, 0), (5, 9)), ((3,), (2, 1), None)],
+)
+def test_a_guess_into_a_dead_end_is_not_accepted(
+    dead_ends: tuple[int, ...], accepted: tuple[int, ...], tokens: tuple[int, ...] | None
+) -> None:
+    """B11: what was chosen after it is of no use; the next decode meets that end by itself."""
+    batch = Microbatch(3, ForwardMode.DECODE, (segment("a", (1, 5, 6, 7), drafts=3), segment("c", (3, 9), drafts=1)))
+    result = verify(batch, (5, 6, 8, 4, 9, 30), (), dead_ends)
+    assert result.accepted == accepted
+    assert result.token_ids == (tokens or (5, 6, 8, 9, 30))
+
+
 def test_parts_of_prompts_choose_nothing() -> None:
     batch = Microbatch(1, ForwardMode.MIXED, (segment("p", (1, 2), emits=False), segment("a", (1, 5), drafts=1)))
     assert verify(batch, (4, 7), ()) == Completion(microbatch_id=1, token_ids=(4,), accepted=(0,))

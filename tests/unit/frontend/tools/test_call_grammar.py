@@ -219,6 +219,7 @@ def test_calls_that_begin_as_json_are_not_told_from_an_answer_in_json() -> None:
     [
         (schema_grammar({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}), '{"a": 1}'),
         (Grammar(GrammarKind.REGEX, "a/b\nc+"), "a/b\ncc"),
+        (Grammar(GrammarKind.REGEX, r"a\/b\\/"), "a/b\\/"),
         (Grammar(GrammarKind.CHOICE, json.dumps(['yes "sir"', "no"])), 'yes "sir"'),
     ],
 )

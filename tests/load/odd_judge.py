@@ -1,0 +1,186 @@
+"""What is wrong with the answer to an odd request: its status, its shape, its end, what it lets be seen.
+
+Owns the rules of judgement; talks to no process. A complaint is a sentence; no complaint is None.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from odd_requests import GENERATING, OddRequest
+
+__all__ = ["OddAnswer", "complaint_about"]
+
+REFUSED = frozenset({400, 404, 405, 409, 413, 415, 429})
+# By status: what an error may be called.
+TYPES = {
+    400: {"invalid_request_error"},
+    404: {"not_found"},
+    405: {"invalid_request_error"},
+    409: {"duplicate_request"},
+    413: {"request_too_large"},
+    415: {"unsupported_media_type"},
+    429: {"server_busy"},
+    504: {"time_limit"},
+}
+REASONS = frozenset({"stop", "length", "abort", "timeout", "tool_calls"})
+ERROR_FIELDS = {"message", "type", "param", "code", "request_id"}
+MOST_MESSAGE_CHARS = 4200
+# What no client should see: where the server's files are, its code's own words, its objects.
+INTERNALS = re.compile(
+    r"Traceback|site-packages|File \"|\.py\b|object at 0x|pydantic|Input should|<class |PanicException|NoExtension|"
+    r"engine\.(?:frontend|grammar|scheduler|model)\b"
+)
+# How a message about one field begins.
+ABOUT_A_FIELD = re.compile(r"([a-z_]+)(?:\.[\w.]+)? (?:must|needs|is not a field)\b")
+
+
+@dataclass
+class OddAnswer:
+    """What a client saw. ``events`` are those of a stream, ``cut`` says how the connection broke."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    events: list[str] = field(default_factory=list)
+    left: bool = False
+    cut: str = ""
+
+    @property
+    def streams(self) -> bool:
+        """True for an answer of events."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+    def __str__(self) -> str:
+        """In short."""
+        said = self.events[-1] if self.events else self.body.decode(errors="replace")
+        return f"{self.status} {said[:400]!r}" + (f", cut: {self.cut}" if self.cut else "")
+
+
+def complaint_about(request: OddRequest, answer: OddAnswer) -> str | None:
+    """What is wrong with an answer on a server that lives."""
+    if answer.cut:
+        return f"it was cut off: {answer.cut}"
+    if answer.left:
+        return None
+    allowed = {200, *REFUSED} | ({504} if request.has_limit else set())
+    if answer.status not in allowed:
+        return f"the status must be one of {sorted(allowed)}"
+    if "x-request-id" not in answer.headers:
+        return "it has no X-Request-Id"
+    if answer.status != 200:
+        return None if request.method == "HEAD" else _about_error(request, _json(answer.body), answer.status)
+    if request.path not in GENERATING:
+        return None
+    if request.fields is not None and answer.streams is not (request.fields.get("stream") is True):
+        return "the answer must be a stream where one was asked for, and only there"
+    return _about_stream(request, answer) if answer.streams else _about_whole(request, _json(answer.body))
+
+
+def _json(data: str | bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _about_error(request: OddRequest, body: Any, status: int) -> str | None:
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or set(body) != {"error"} or not set(error) <= ERROR_FIELDS:
+        return "an error must have the one shape of errors"
+    message, param = error["message"], error["param"]
+    if error["code"] != status or error["type"] not in TYPES[status] or not error.get("request_id"):
+        return f"the code must be {status}, the type one of {TYPES[status]}, and its request_id must be there"
+    if not message or len(message) > MOST_MESSAGE_CHARS:
+        return "the message must be there, and short"
+    shown = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "''", message)  # What the client sent itself.
+    if (found := INTERNALS.search(shown)) is not None:
+        return f"the message must not show {found[0]!r}"
+    about = ABOUT_A_FIELD.match(message)
+    if status == 400 and about is not None and param is None and about[1] in _keys(request.fields):
+        return f"the message is about {about[1]}, so param must name it"
+    return None
+
+
+def _keys(fields: Any) -> set[str]:
+    if isinstance(fields, dict):
+        return set(fields).union(*map(_keys, fields.values()))
+    return set[str]().union(*map(_keys, fields)) if isinstance(fields, list) else set()
+
+
+def _about_whole(request: OddRequest, body: Any) -> str | None:
+    if not isinstance(body, dict) or "error" in body:
+        return "an answer must be an object without an error"
+    if "choices" not in body:
+        return _about_end(request, body["meta_info"]["finish_reason"], body["text"])
+    count = _choices(request)
+    if [choice["index"] for choice in body["choices"]] != list(range(count or len(body["choices"]))):
+        return f"there must be {count} choices, in order"
+    for choice in body["choices"]:
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        if (complaint := _about_end(request, choice["finish_reason"], text)) is not None:
+            return complaint
+    usage = body["usage"]
+    right = usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return None if right else f"the usage must add up: {usage}"
+
+
+def _about_end(request: OddRequest, reason: str | None, text: str | None) -> str | None:
+    if reason not in REASONS:
+        return f"the reason must be one of {sorted(REASONS)}, is {reason}"
+    if reason == "stop" and request.pattern is not None and not re.fullmatch(request.pattern, text or ""):
+        return f"the text must match {request.pattern}, is {text!r}"
+    return None
+
+
+def _about_stream(request: OddRequest, answer: OddAnswer) -> str | None:
+    """A stream ends once: by ``[DONE]`` after each choice's one end, or by an error's event."""
+    if not answer.events:
+        return "a stream must have events"
+    *before, last = answer.events
+    if "[DONE]" in before:
+        return "a stream must not go on after [DONE]"
+    pieces = [_json(event) for event in before]
+    if not all(isinstance(piece, dict) and "error" not in piece for piece in pieces):
+        return "each event but the last must be a piece of the answer"
+    if last != "[DONE]":
+        end = _json(last)
+        if not isinstance(end, dict) or "error" not in end:
+            return "a stream must end with [DONE] or an error"
+        status = end["error"].get("code")
+        if status not in REFUSED | ({504} if request.has_limit else set()):
+            return f"a stream must not end with {status}"
+        return _about_error(request, end, status)
+    return _about_ends(request, pieces)
+
+
+def _about_ends(request: OddRequest, pieces: list[Any]) -> str | None:
+    """Each choice of a stream ends once, and nothing of it follows."""
+    texts: dict[int, str] = {}
+    ended: set[int] = set()
+    for piece in pieces:
+        for choice in piece.get("choices", [piece]):
+            index, meta = choice.get("index", 0), choice.get("meta_info", choice)
+            if index in ended:
+                return f"choice {index} must not go on after its end"
+            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            texts[index] = texts.get(index, "") + text
+            if meta.get("finish_reason") is not None:
+                ended.add(index)
+                if (complaint := _about_end(request, meta["finish_reason"], texts[index])) is not None:
+                    return complaint
+    due = set(range(_choices(request) or len(texts)))
+    return None if ended == due else f"each choice must end, {sorted(due)}, but ended are {sorted(ended)}"
+
+
+def _choices(request: OddRequest) -> int | None:
+    """How many choices are asked for, if that can be known."""
+    fields = request.fields
+    if fields is None:
+        return None
+    prompt = fields.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * (fields.get("n") or 1)
