@@ -180,7 +180,10 @@ class EngineConfig(BaseModel):
         4, ge=1, le=64, description="most last tokens that must have occurred before for a guess"
     )
     speculative_ngram_min: int = Field(
-        2, ge=1, le=64, description="fewest last tokens that must have occurred before for a guess"
+        2,
+        ge=1,
+        le=64,
+        description="fewest last tokens that must have occurred before for a guess; twice as many until guesses hold",
     )
     max_cached_grammars: int = Field(
         64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"

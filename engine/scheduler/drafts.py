@@ -18,10 +18,13 @@ __all__ = ["Drafts", "note_verified"]
 # Token ids have up to 63 bits in recordings whose text was redacted.
 _ID_TYPE: Final = "q"
 _ID_BYTES: Final = 8
-# Verifying four wrong guesses costs a batch of 8 half as much again as a decode without any (benchmarks.speculation).
-# Where guesses fail one after the other, a request is left without them for a while.
+# Verifying the four wrong guesses of one request costs a batch of 8 a fifth of a decode (benchmarks.speculation). Where
+# guesses fail one after the other it takes more of the text to make one, and then a request is left without them for a
+# while, each time twice as long.
+_DOUBTED_MISSES: Final = 2
 _MISSES_LIMIT: Final = 6
 _REST_TOKENS: Final = 64
+_LONGEST_REST_TOKENS: Final = 1024
 
 
 class Drafts:
@@ -54,11 +57,13 @@ class Drafts:
     def _look_up(self, request: Request, count: int) -> tuple[int, ...]:
         """What followed the latest earlier occurrence of the last tokens, of as many of them as occurred before.
 
-        A copy that runs into the end goes on with what it has copied, so that a repetition is guessed on and on.
+        Unless guesses hold it takes twice as many tokens: pairs recur in any text, and what followed them does not. A
+        copy that runs into the end goes on with what it has copied, so that a repetition is guessed on and on.
         """
         ids, limits = request.ids, self._limits
         text = _text_of(request)
-        for tokens in range(min(limits.ngram_max, len(ids) - 1), limits.ngram_min - 1, -1):
+        fewest = limits.ngram_min if request.guesses_hold else min(2 * limits.ngram_min, limits.ngram_max)
+        for tokens in range(min(limits.ngram_max, len(ids) - 1), fewest - 1, -1):
             place = _latest(text, tokens)
             if place is not None:
                 period = len(ids) - tokens - place
@@ -70,13 +75,14 @@ def note_verified(request: Request, held: int) -> None:
     """The drafts of a request were verified, before its new tokens are taken: ``held`` of them were right.
 
     After several times in a row without any it rests: it is given no drafts for some tokens, and then tries once more.
+    If that fails as well it rests twice as long.
     """
-    if held:
-        request.misses = 0
-        return
-    request.misses += 1
+    request.misses = 0 if held else request.misses + 1
+    if held or request.misses >= _DOUBTED_MISSES:
+        request.guesses_hold = held > 0
     if request.misses >= _MISSES_LIMIT:
-        request.guesses_from = len(request.ids) + _REST_TOKENS
+        rest = _REST_TOKENS << request.misses - _MISSES_LIMIT
+        request.guesses_from = len(request.ids) + min(rest, _LONGEST_REST_TOKENS)
 
 
 def _text_of(request: Request) -> bytearray:

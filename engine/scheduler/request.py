@@ -63,7 +63,8 @@ class Request:
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
     starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself. ``misses`` counts
-    the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens.
+    the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens, and
+    ``guesses_hold`` is true when one did in one of the last two.
     """
 
     rid: str
@@ -94,6 +95,7 @@ class Request:
     lora: Adapter | None = None
     misses: int = 0
     guesses_from: int = 0
+    guesses_hold: bool = False
 
     @property
     def lacks_adapter(self) -> bool:

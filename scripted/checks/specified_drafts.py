@@ -14,8 +14,10 @@ from scripted.checks.specified_request import SpecifiedRequest as Request
 
 __all__ = ["drafts_of", "verify"]
 
+DOUBTED_MISSES: Final = 2
 MISSES_LIMIT: Final = 6
 REST_TOKENS: Final = 64
+LONGEST_REST_TOKENS: Final = 1024
 
 
 class _Specified(Protocol):
@@ -34,7 +36,8 @@ def drafts_of(request: Request, engine: _Specified) -> tuple[int, ...]:
     most = min(limits.draft_tokens, request.limit_tokens - len(ids) - 1, room)
     if most <= 0 or limits.has_draft_model:
         return request.guesses[: max(0, most)]
-    for count in range(limits.ngram_max, limits.ngram_min - 1, -1):
+    fewest = limits.ngram_min if request.guesses_hold else min(2 * limits.ngram_min, limits.ngram_max)
+    for count in range(limits.ngram_max, fewest - 1, -1):
         for place in range(len(ids) - count - 1, -1, -1):
             if ids[place : place + count] == ids[-count:]:
                 text = [*ids]
@@ -54,6 +57,8 @@ def verify(request: Request, engine: _Specified, accepted: Iterator[int], guesse
     if drafts:
         engine.memory.trim(request)
         request.misses = 0 if right else request.misses + 1
+        request.guesses_hold = right > 0 or (request.guesses_hold and request.misses < DOUBTED_MISSES)
         if request.misses >= MISSES_LIMIT:
-            request.guesses_from = len(request.ids) + REST_TOKENS
+            rest = REST_TOKENS * 2 ** (request.misses - MISSES_LIMIT)
+            request.guesses_from = len(request.ids) + min(LONGEST_REST_TOKENS, rest)
     return right + 1

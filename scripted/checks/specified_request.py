@@ -88,6 +88,7 @@ class SpecifiedRequest:
         self.drafts: tuple[int, ...] = ()  # guesses that are in flight
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
+        self.guesses_hold = False  # whether there was one in one of the last two
         self.adapter = adapter
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from

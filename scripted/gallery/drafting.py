@@ -10,7 +10,7 @@ from typing import Any
 from engine.memory import KVMemory, Lease
 from engine.messages import TokenLogprob
 from engine.plan import Segment
-from engine.scheduler import Request, Scheduler
+from engine.scheduler import Request, Scheduler, scheduler
 from engine.scheduler.books import Launched
 from engine.scheduler.drafts import Drafts
 from scripted.subject.mutant import Mutant
@@ -66,6 +66,10 @@ def _slide_past_the_drafts(scheduler: Scheduler, landed: Launched) -> None:
 def _take_the_last_pages(drafts: Drafts, request: Request, *, spare_pages: int) -> tuple[int, ...]:
     del spare_pages
     return _take(drafts, request, spare_pages=0)
+
+
+def _never_rest(request: Request, held: int) -> None:
+    request.guesses_hold = request.guesses_hold or held > 0
 
 
 DRAFTING = (
@@ -128,5 +132,15 @@ DRAFTING = (
         owner=Drafts,
         attribute="take",
         replacement=_take_the_last_pages,
+    ),
+    Mutant(
+        name="failed-guesses-go-on",
+        origin="vLLM issues 16258 and 19254: n-gram speculation that is slower than none",
+        bug="a request whose guesses fail again and again is guessed for in each of its steps",
+        signature="guesses that fail are made again",
+        test=f"{_TESTS}::test_guesses_that_fail_rest_longer_each_time",
+        owner=scheduler,
+        attribute="note_verified",
+        replacement=_never_rest,
     ),
 )

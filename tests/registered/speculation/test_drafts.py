@@ -5,8 +5,11 @@ back, no request gives way to a guess, and nothing that is not verified becomes 
 nearly all of the probability, so that some guesses hold and some do not; stops, aborts, pauses and retractions while
 they are verified. Origin: vLLM pull requests 12193 and 42722, SGLang issues 13741 and 31599, transformers issue 47912.
 Mutants: wrong-guesses-count-as-computed, wrong-guesses-keep-their-pages, tokens-after-a-stop, guesses-are-published,
-window-slides-past-guesses, guesses-take-the-last-pages.
+window-slides-past-guesses, guesses-take-the-last-pages, failed-guesses-go-on.
 """
+
+import itertools
+import string
 
 import pytest
 
@@ -16,14 +19,17 @@ from scripted import scripted
 
 register_cpu_ci(est_time=12, suite="base-cpu")
 
-GUESS = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1}
+GUESS = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "speculative_ngram_max": 1}
 # Without the sanitizer, so that the outputs tell.
 ONE_STAGE = EngineConfig(**GUESS, page_size=4)
 PP4 = EngineConfig(**GUESS, page_size=4, pp_size=4, pp_async_depth=1, chunked_prefill_size=32, kv_sanitizer=True)
 SMALL = EngineConfig(**GUESS, page_size=4, max_total_tokens=64, chunked_prefill_size=16, pp_size=2)
+SINGLE = EngineConfig(**GUESS, speculative_num_draft_tokens=2)
 WINDOW = EngineConfig(**GUESS, model="embedded-window", page_size=4, chunked_prefill_size=64, max_window_tokens=320)
 # Nothing but these three has a chance, and each has one.
 FEW = {33: 60.0, 34: 60.0, 35: 60.0}
+# As many as a prime, so that every step goes through all of them.
+LETTERS = string.ascii_letters[:47]
 # A real model says them about as often as one another.
 EVEN = 5.0
 
@@ -31,6 +37,7 @@ HELD = "a guess held"
 WRONG = "a guess was wrong"
 VERIFYING = "guesses are in flight"
 TIGHT = "no more pages are free than requests run"
+RESTED = "guesses have rested"
 KEPT_NO_GUESS = "the last guesses are verified"
 BOTH = [HELD, WRONG, VERIFYING]
 
@@ -153,6 +160,19 @@ def test_no_request_gives_way_to_a_guess(t):
                 assert t.state.kv.free >= running, f"{segment.rid} has guesses that leave {t.state.kv.free} pages free"
         yield
     assert t.scheduler.stats().retractions == 0
+
+
+@scripted(SINGLE, must_reach=[RESTED])
+def test_guesses_that_fail_rest_longer_each_time(t):
+    """Each letter occurs once a round, and each round has another one after it."""
+    prompt, *answer = ["".join(LETTERS[place * step % 47] for place in range(47)) for step in (-1, 1, 2, 3, 4, 5)]
+    r = t.start_req(prompt_ids=prompt.encode(), regex="".join(answer), max_new_tokens=5 * 47)
+    yield from t.run_until_finished(r)
+    launched = [record.microbatch for record in t.history if record.microbatch is not None]
+    places = [segment.start for batch in launched for segment in batch.segments if segment.drafts]
+    t.sometimes(RESTED, len(places) > 6)
+    gaps = [after - before for before, after in itertools.pairwise(places)]
+    assert gaps == [1, 1, 1, 1, 1, 64, 128], f"guesses that fail are made again {gaps} tokens later"
 
 
 @pytest.mark.parametrize("steps", range(4))

@@ -40,6 +40,7 @@ def guesses(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tu
     assert request.lease is not None
     memory.extend(request.lease, len(ids))
     request.planned_tokens = len(ids) - 1
+    request.guesses_hold = True
     return Drafts(limits, memory).take(request, spare_pages=0)
 
 
@@ -53,10 +54,10 @@ def request_of(ids: list[int]) -> Request:
 def test_a_request_whose_guesses_fail_again_and_again_rests() -> None:
     """A text in which nothing recurs is not slowed down by guesses in each of its steps; one that held ends it."""
     request, rests = request_of([1] * 100), list[int]()
-    for _ in range(8):
+    for _ in range(12):
         note_verified(request, 0)
         rests.append(max(0, request.guesses_from - 100))
-    assert rests == [0, 0, 0, 0, 0, 64, 64, 64]
+    assert rests == [0, 0, 0, 0, 0, 64, 128, 256, 512, 1024, 1024, 1024]
     note_verified(request, 2)
     request.ids += [1] * 64
     before = request.guesses_from
@@ -72,6 +73,29 @@ def test_a_request_that_rests_is_given_no_drafts() -> None:
     assert Drafts(limits, memory).take(request, spare_pages=0) == ()
     request.guesses_from = 5
     assert Drafts(limits, memory).take(request, spare_pages=0) == (2, 1, 2, 1)
+
+
+@pytest.mark.parametrize(("fewest", "most", "enough"), [(1, 4, 2), (2, 4, 4), (2, 3, 3), (3, 3, 3)])
+def test_a_guess_takes_more_of_the_text_until_one_has_held(fewest: int, most: int, enough: int) -> None:
+    """Pairs recur in any text, and what followed them does not: that is tried only while guesses hold."""
+    memory = KVMemory(total_pages=100, page_size=16, rows=1, radix_cache=True)
+    drafts = Drafts(limits_of(**GUESSES | {"speculative_ngram_min": fewest, "speculative_ngram_max": most}), memory)
+    request = request_of([1, 2, 3, 4, 5])
+    request.lease = memory.admit("a", request.ids, spare_pages=0)
+
+    def recurring() -> int:
+        """How many of the last tokens must have occurred for a guess."""
+        for count in range(1, 6):
+            request.ids, request.lookup_text = [1, 2, 3, 4, 5, 99, *[1, 2, 3, 4, 5][-count:]], None
+            if drafts.take(request, spare_pages=0):
+                return count
+        return 0
+
+    found = [recurring()]
+    for held in (3, 0, 0, 1):
+        note_verified(request, held)
+        found.append(recurring())
+    assert found == [enough, fewest, fewest, enough, fewest]
 
 
 def by_looking(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tuple[int, ...]:
