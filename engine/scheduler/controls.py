@@ -52,8 +52,8 @@ class Controls:
     @property
     def is_due(self) -> bool:
         """True while another change of adapters is due and has a place in the pipeline: a profile goes before it."""
-        has_slot = self._books.update is None and len(self._books.in_flight) < self._depth
-        return has_slot and self.adapters.is_call_due
+        books = self._books
+        return self.adapters.is_call_due and books.update is None and len(books.in_flight) < self._depth
 
     def ask(self, call: ControlCall, now: float) -> CallAnswer | None:
         """Do or refuse a call; None when its answer comes later."""
@@ -74,14 +74,16 @@ class Controls:
 
     def microbatch(self, number: int) -> Microbatch | None:
         """The next message to the stages, if it is due: an update alone in the pipeline, all others in a slot."""
-        update, in_flight = self._books.update, len(self._books.in_flight)
-        change = None
+        update, profile = self._books.update, self._profiles.due
+        if not self._has_adapters and update is None and profile is None:
+            return None
+        change, in_flight = None, len(self._books.in_flight)
         if self._has_adapters:
-            has_slot = update is None and self._profiles.due is None and in_flight < self._depth
+            has_slot = update is None and profile is None and in_flight < self._depth
             change = self.adapters.next_change(has_slot=has_slot)
         if update is not None:
             return None if in_flight else Microbatch(number, ForwardMode.UPDATE, (), weights=update.model_path)
-        if self._profiles.due is not None and in_flight < self._depth:
+        if profile is not None and in_flight < self._depth:
             return Microbatch(number, ForwardMode.PROFILE, (), trace_dir=self._profiles.launch())
         return None if change is None else Microbatch(number, ForwardMode.ADAPTER, (), adapter=change)
 

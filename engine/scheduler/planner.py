@@ -88,21 +88,19 @@ class Planner:
     @property
     def may_plan(self) -> bool:
         """Not paused, no update, a free slot, and work for it: without these there is nothing to plan."""
-        if not self._has_slot:
-            return False
         books = self._books
+        if books.paused is not None or books.update is not None or len(books.in_flight) >= self._limits.depth:
+            return False
         if books.chunked is not None or books.waiting:
             return True
         return bool(books.running and self._ready())
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
-        books = self._books
-        has_prompts = books.chunked is not None or books.waiting
-        if not (has_prompts or books.running) or not self._has_slot:
+        if not self.may_plan:
             return None
-        plan = Plan(self._limits.prefill_budget_tokens, self._most_requests)
-        if has_prompts:
+        books, plan = self._books, Plan(self._limits.prefill_budget_tokens, self._most_requests)
+        if books.chunked is not None or books.waiting:
             if self._limits.mixed_chunk:
                 self._add_both(plan)
             else:
@@ -117,12 +115,6 @@ class Planner:
         most = self._most_decodes if plan.mode is _DECODE else self._limits.prefill_budget_tokens
         assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
         assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
-
-    @property
-    def _has_slot(self) -> bool:
-        """Not paused, no update, and fewer microbatches in flight than there may be."""
-        books = self._books
-        return books.paused is None and books.update is None and len(books.in_flight) < self._limits.depth
 
     def _add_both(self, plan: Plan) -> None:
         """Decodes first, prompts into the rest of the budget: no stream waits while a long prompt is computed.
@@ -383,4 +375,4 @@ class Planner:
         )
         plan.segments.append(segment)
         plan.requests.append(request)
-        plan.tokens += end - start + len(drafts)
+        plan.tokens += request.planned_tokens - start

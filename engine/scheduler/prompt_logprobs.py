@@ -50,6 +50,8 @@ def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: 
     both = zip(microbatch.segments, requests, strict=True)
     asked = [(segment, request) for segment, request in both if segment.logprobs_from >= 0]
     values = completion.prompt_logprobs
+    if not asked and not values:
+        return []
     counts, due = [len(part) for part in values], [len(segment.targets) for segment, _ in asked]
     if counts != due:
         raise IntegrityError(

@@ -83,7 +83,9 @@ def _compare_lives(ledger: Ledger, scheduler: Scheduler) -> None:
     for request in in_flight[-1].requests if in_flight else ():
         # Its rid may have a new owner by now.
         life = None if request.is_finished else ledger.live.get(request.rid)
-        if life is not None and (life.parts, life.retractions) != (request.chunks_done, request.retractions):
+        if life is None:
+            continue
+        if life.parts != request.chunks_done or life.retractions != request.retractions:
             true, said = (life.parts, life.retractions), (request.chunks_done, request.retractions)
             raise Violation(f"{life.rid} has (parts of its prompt, retractions) {true}, but counted are {said}")
 

@@ -36,7 +36,7 @@ def follow_launch(ledger: Ledger, microbatch: Microbatch) -> None:
     ledger.pages.launch(microbatch.segments, tenancies, microbatch.copies)
     for segment, life, tenancy in zip(microbatch.segments, lives, tenancies, strict=True):
         _check_tokens(ledger, segment, life, tenancy)
-        _note_part(ledger, segment, life)
+        _note_part(ledger, life, tenancy)
     if lives:
         mode = _DECODE if decodes == len(lives) else _MIXED if decodes else _PREFILL
         if microbatch.mode is not mode:
@@ -127,9 +127,9 @@ def _check_tokens(ledger: Ledger, segment: Segment, life: Life, tenancy: Tenancy
     tenancy.planned = end + segment.drafts
 
 
-def _note_part(ledger: Ledger, segment: Segment, life: Life) -> None:
+def _note_part(ledger: Ledger, life: Life, tenancy: Tenancy) -> None:
     """At most one request is partly computed."""
-    if segment.start + len(segment.token_ids) - segment.drafts < len(life.ids):
+    if tenancy.planned < len(life.ids):
         if ledger.partial is not None and ledger.partial is not life:
             raise Violation(f"{life.rid} is split while {ledger.partial.rid} is partly computed")
         ledger.partial = life

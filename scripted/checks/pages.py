@@ -80,7 +80,7 @@ class Pages:
         for page, tenancy in fresh:
             self._give(page, tenancy)
         self._content.update(loaded)
-        if strange := loaded.keys() - {page for page, _ in fresh}:
+        if loaded and (strange := loaded.keys() - {page for page, _ in fresh}):
             raise Violation(f"pages {sorted(strange)} are loaded from the host for no request of the microbatch")
         for segment, tenancy in zip(segments, tenancies, strict=True):
             end = segment.start + len(segment.token_ids)

@@ -13,6 +13,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from operator import call
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -117,7 +118,7 @@ class _CopyList:
 
     def thaw(self) -> list[Any]:
         """A copy of everything; the first is the engine."""
-        new = [shell(source) for shell, source in zip(self.shells, self.sources, strict=True)]
+        new = list(map(call, self.shells, self.sources))
         for place, build, what, items in self._builds:
             new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
         for place, key, item in self._items:
