@@ -241,6 +241,11 @@ TEXTS: Final[dict[str, str]] = {
         "speculative_algorithm=ngram speculative_ngram_min=1 page_size=4 chunked_prefill_size=32 max_total_tokens=128; "
         "1 start a prompt=20 new=20 stop=35; 2 start b prompt=20 seed=3 new=20 stop=34"
     ),
+    # Guesses that fail often enough for their requests to rest.
+    "drafts-resting": (
+        "speculative_algorithm=ngram speculative_ngram_min=1 speculative_ngram_max=1 speculative_num_draft_tokens=1 page_size=16 "
+        "chunked_prefill_size=64 max_total_tokens=320; 1 start a prompt=20 new=30; 2 start b prompt=20 seed=1 new=30"
+    ),
     # Guesses of a draft model, among them tokens at which a request stops.
     "drafts-of-a-model": (
         "speculative_algorithm=draft_model speculative_draft_model=embedded page_size=4 chunked_prefill_size=64 "
