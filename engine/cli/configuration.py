@@ -11,7 +11,7 @@ __all__ = ["show_configuration"]
 
 
 def show_configuration(traced: TracedSettings) -> None:
-    """Print the settings that `engine serve` would run with, and where each came from; start nothing."""
+    """Print the settings of `engine serve`, and where each came from. Starts nothing."""
     values = traced.settings.model_dump(mode="json")
     # A name is what the reader types next: it is never cut.
     table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), "value", "from", box=None)

@@ -98,7 +98,6 @@ class SingleRun:
         if outcome.trace is None:
             console.print(f"no trace: the run ended before its first step, {path} was not written", soft_wrap=True)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_trace(path, outcome.trace)
         console.print(f"trace: {path} (scripted view {shlex.quote(str(path))})", soft_wrap=True)
 
