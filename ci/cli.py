@@ -225,7 +225,7 @@ def _selector(
         raise typer.BadParameter(f"unknown suite or stage {group!r}; use one of: {', '.join(sorted(known))}")
     if runner is not None and runner not in catalogue.runners:
         raise typer.BadParameter(f"unknown runner {runner!r}; use one of: {', '.join(sorted(catalogue.runners))}")
-    return Selector(hw, group, runner, nightly)
+    return Selector(hw, group, runner, nightly, frozenset(catalogue.own_environments))
 
 
 def _part(text: str) -> tuple[int, int]:
