@@ -3,6 +3,7 @@
 Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the command itself was wrong.
 """
 
+import io
 import signal
 import sys
 from dataclasses import dataclass
@@ -76,13 +77,16 @@ def main() -> None:
     """Run one command; errors that `ci` raises on purpose are a line on stderr and exit status 2."""
     # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which takes pytest and its servers along.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Names of tests and words of people: a log's encoding may lack some of their characters.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except CiError as exc:
         print(f"ci: {exc}", file=sys.stderr)  # noqa: T201 (the command line's own error output)
         raise SystemExit(2) from exc
     except OSError as exc:
-        told = f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
+        told = f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
         print(f"ci: {told}", file=sys.stderr)  # noqa: T201 (the same)
         raise SystemExit(2) from exc
 

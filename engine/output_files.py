@@ -1,16 +1,18 @@
-"""Files that a command writes at its end: what cannot be written is refused at its start, before any work.
+"""What a command writes: a file that cannot be written is refused before any work, a character is never an error.
 
 Nothing is made before there is something to write.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 
 from engine.errors import ConfigError
 
-__all__ = ["require_writable", "write_output"]
+__all__ = ["print_every_character", "require_writable", "told_of", "write_output"]
 
 
 def require_writable(flag: str, path: Path | None) -> None:
@@ -28,6 +30,17 @@ def write_output(path: Path, content: str | bytes) -> None:
     except OSError as exc:
         # A full disk is told without the name of the file.
         raise OSError(exc.errno, exc.strerror, str(exc.filename or path)) from exc
+
+
+def print_every_character() -> None:
+    """Make stdout show what its encoding lacks as a question mark: a table's lines, a model's words."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def told_of(exc: OSError) -> str:
+    """A file that could not be read or written, in one line; stdout has no name."""
+    return f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
 
 
 def _why_not(path: Path) -> str | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from engine.errors import EngineError
-from engine.output_files import require_writable, write_output
+from engine.output_files import print_every_character, require_writable, told_of, write_output
 from scripted.cli.search import add_commands
 from scripted.gallery import UnknownMutant
 from scripted.refusals import HarnessError, ScriptDefinitionError
@@ -60,6 +60,7 @@ TierOption = Annotated[Tier | None, typer.Option(help="default: sim, if the scri
 
 def main() -> None:
     """Run one command; what is wrong with the command itself is one line on stderr and exit status 2."""
+    print_every_character()
     try:
         app()
     except KeyboardInterrupt:
@@ -67,7 +68,7 @@ def main() -> None:
     except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
         _refuse(str(exc))
     except OSError as exc:
-        _refuse(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+        _refuse(told_of(exc))
 
 
 @app.command()
@@ -197,7 +198,7 @@ def list_mutants() -> None:
 
 @gallery_app.command("run")
 def run_mutants(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
 ) -> None:

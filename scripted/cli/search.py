@@ -137,7 +137,7 @@ def replay(
 
 
 def find(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
     subject: Annotated[str, _SUBJECT] = OWN,

@@ -34,7 +34,7 @@ def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
     report = _run_with_progress(plan, console)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
-    console.print(_summary(report))
+    console.print(_summary(report), soft_wrap=True)
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
         if _show_finding(console, finding, plan, to_script):
             to_script = None

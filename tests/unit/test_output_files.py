@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from typer.testing import CliRunner
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
 from engine.errors import ConfigError
+from engine.launch.supervisor import _refuse_early
 from engine.output_files import require_writable, write_output
+from engine.settings import ServerSettings
 from scripted.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -74,6 +78,30 @@ def test_a_benchmark_refuses_before_it_asks_the_server(tmp_path: Path) -> None:
     done = CliRunner().invoke(engine_app, ["bench", "--url", "http://127.0.0.1:1", "--json", str(tmp_path)])
     assert done.exit_code == 2
     assert "error: --json must name a file that can be written" in done.output
+
+
+@pytest.mark.parametrize("field", ["record", "flight_dir"])
+def test_a_server_refuses_before_it_loads_anything(tmp_path: Path, field: str) -> None:
+    (tmp_path / "file").write_text("")
+    settings = ServerSettings(**{field: str(tmp_path / "file" / "x")})
+    with pytest.raises(ConfigError, match=f"{field} must name a file that can be written, .* is no folder"):
+        _refuse_early(settings)
+
+
+@pytest.mark.parametrize("words", ["-m engine config", "-m scripted gallery list", "-m ci --help"])
+def test_what_stdout_cannot_take_is_no_traceback(words: str) -> None:
+    """A full disk is one line; a character that the encoding lacks is a question mark."""
+    command, surroundings = (
+        [sys.executable, *words.split()],
+        {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "40"},
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left on device" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=surroundings, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("flag", ["--json", "--junit"])
