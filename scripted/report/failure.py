@@ -5,6 +5,7 @@ Made where the script ran (in the scheduler process or in this one), completed a
 
 from __future__ import annotations
 
+import re
 import textwrap
 from enum import StrEnum
 
@@ -24,6 +25,10 @@ __all__ = [
 
 # Steps shown in the table; the window of a race and what led to it fit in them.
 SHOWN_STEPS = 16
+# The script's own line in the stack of the process that it runs in, while it is between two yields.
+_IN_THE_SCRIPT = re.compile(
+    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/gate/run\.py", line \d+ in resume$', re.MULTILINE
+)
 
 
 class FailureKind(StrEnum):
@@ -128,6 +133,8 @@ def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
     busy = [stack.process for stack in stacks if stack.activity is Activity.COMPUTES]
     if still:
         found += "; ".join(f"{stack.process} {stack.activity}" for stack in still) + ": nothing can get past it."
+    elif script := next(filter(None, (_IN_THE_SCRIPT.search(stack.text) for stack in stacks)), None):
+        found += f"The script itself does not come to its next yield: it is at {script[1]}:{script[2]}."
     elif busy:
         found += f"{', '.join(busy)} still computes: it is slow, or it is in a loop without end."
     else:
