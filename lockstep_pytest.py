@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
+    from scripted.errors import Report
     from scripted.pytest_session import ScriptedSession
     from scripted.script.decorator import ScriptedTest
 
@@ -160,14 +161,13 @@ def pytest_runtest_makereport(
         from scripted.errors import ScriptError
 
         if isinstance(call.excinfo.value, ScriptError):
-            report.longrepr = _told(call.excinfo, item.config)
+            report.longrepr = _told(call.excinfo, call.excinfo.value.report, item.config)
     return report
 
 
-def _told(failure: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> Any:
+def _told(failure: pytest.ExceptionInfo[BaseException], report: Report, config: pytest.Config) -> Any:
     """The script's report in the place of a traceback, and its first line where pytest shows one line of a failure."""
-    told = failure.getrepr(style="value", chain=False)
-    report = failure.value.report  # type: ignore[attr-defined] - it is a ScriptError
+    told: Any = failure.getrepr(style="value", chain=False)
     terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None
     told.reprtraceback.reprentries[0].lines = report.render(terminal).splitlines()
     if told.reprcrash is not None:
@@ -269,6 +269,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
         mutant = _option(config, "mutant")
         invariants = _option(config, "invariants") or ("end" if mutant else "step")
+        long_options = config.stash.get(_without_short_name, frozenset[str]())
         in_gallery = _not_in_the_gallery not in config.stash
         session = ScriptedSession(
             mutant=mutant if in_gallery else None,
@@ -276,7 +277,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
             subject_mutant=mutant,
             device=_option(config, "device"),
             placement=_option(config, "placement"),
-            long_options=config.stash.get(_without_short_name, frozenset()),
+            long_options=long_options,
         )
         set_session(session)
         config.stash[_session] = session
