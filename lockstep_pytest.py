@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Callable, Generator
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
+    from scripted.errors import Report
     from scripted.pytest_session import ScriptedSession
     from scripted.script.decorator import ScriptedTest
 
@@ -53,6 +55,8 @@ _RESULT: Final = "scripted"
 _session: Final = pytest.StashKey["ScriptedSession"]()
 # Why the gallery does not know the mutant.
 _not_in_the_gallery: Final = pytest.StashKey[str]()
+# The options whose short names are the project's own.
+_without_short_name: Final = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,12 +67,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Generator[None, None, None]:
     """Add the short names, ``--tier`` and so on, unless the project has options of that name."""
     yield
     group = parser.getgroup("scripted")
+    early_config.stash[_without_short_name] = frozenset(f"--{name}" for name in _OPTIONS) & _names_of(parser)
     for name, option in _OPTIONS.items():
-        if f"--{name}" not in _names_of(parser):
+        if f"--{name}" not in early_config.stash[_without_short_name]:
             group.addoption(f"--{name}", dest=_destination(name), **option | {"help": f"short for --scripted-{name}"})
 
 
@@ -138,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Tell the session which test runs, for its replay command."""
     if _session in item.config.stash:
-        item.config.stash[_session].node_id = item.nodeid
+        item.config.stash[_session].node_id = _node_id(item)
     return (yield)
 
 
@@ -156,8 +161,27 @@ def pytest_runtest_makereport(
         from scripted.errors import ScriptError
 
         if isinstance(call.excinfo.value, ScriptError):
-            report.longrepr = call.excinfo.value.report.render()
+            report.longrepr = _told(call.excinfo, call.excinfo.value.report, item.config)
     return report
+
+
+def _told(failure: pytest.ExceptionInfo[BaseException], report: Report, config: pytest.Config) -> Any:
+    """The script's report in the place of a traceback, and its first line where pytest shows one line of a failure."""
+    told: Any = failure.getrepr(style="value", chain=False)
+    terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None
+    told.reprtraceback.reprentries[0].lines = report.render(terminal).splitlines()
+    if told.reprcrash is not None:
+        told.reprcrash.message = report.headline
+        if report.frames:
+            told.reprcrash.path, told.reprcrash.lineno = report.frames[-1].file, report.frames[-1].line
+    return told
+
+
+def _node_id(item: pytest.Item) -> str:
+    """What to give pytest where it was called: ids are relative to its root, and xdist adds a group to some."""
+    _, _, inside = str(item.nodeid).partition("::")
+    above, _, _ = inside.rpartition(item.name)
+    return f"{os.path.relpath(item.path, item.config.invocation_params.dir)}::{above}{item.name}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -245,6 +269,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
         mutant = _option(config, "mutant")
         invariants = _option(config, "invariants") or ("end" if mutant else "step")
+        long_options = config.stash.get(_without_short_name, frozenset[str]())
         in_gallery = _not_in_the_gallery not in config.stash
         session = ScriptedSession(
             mutant=mutant if in_gallery else None,
@@ -252,6 +277,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
             subject_mutant=mutant,
             device=_option(config, "device"),
             placement=_option(config, "placement"),
+            long_options=long_options,
         )
         set_session(session)
         config.stash[_session] = session

@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server, stage_links
-from benchmarks.measurement import Measurement, MeasurementReport, as_table, write_report
+from benchmarks.measurement import Measurement, MeasurementReport, as_table, output_file, write_report
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Measure what was asked for. A target that is missed is shown, and is no error: the machine may be busy."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the numbers go")
+    parser.add_argument("--json", type=output_file, default=RESULTS, help="where the numbers go")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:

@@ -5,6 +5,7 @@ Owns table and file format. Never measures anything, never hides a target that w
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-__all__ = ["Measurement", "MeasurementReport", "as_table", "write_report"]
+from engine.errors import ConfigError
+from engine.output_files import require_writable, write_output
+
+__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "write_report"]
 
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -84,8 +88,17 @@ def as_table(report: MeasurementReport) -> Table:
 
 def write_report(path: Path, report: MeasurementReport) -> None:
     """Write the report as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    write_output(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def output_file(text: str) -> Path:
+    """The type of an option that names the file of results: refused before the measurements, not after them."""
+    path = Path(text)
+    try:
+        require_writable("it", path)
+    except ConfigError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+    return path
 
 
 def _row(measurement: Measurement) -> list[str]:

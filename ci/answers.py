@@ -30,7 +30,7 @@ def rerun_tests(command: RerunTest, cut: Cut, links: Sequence[str], sha: str) ->
     rounds = "" if command.repeat == 1 else f", {command.repeat} rounds"
     lines = [f"Running on `{sha[:12]}`{rounds}:", "", "| runner | tests | about | run |", "| --- | --- | --- | --- |"]
     lines += [_row(batch, link) for batch, link in zip(cut.batches, links, strict=True)]
-    lines += [f"\nDisabled, so left out: `{path}` ({quoted(reason)})" for path, reason in cut.disabled]
+    lines += [f"\nLeft out: `{path}` ({quoted(reason)})" for path, reason in cut.disabled]
     return "\n".join([*lines, "", *_locally(local_rerun(command)), "", "The results will be told here."])
 
 

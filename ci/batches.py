@@ -4,8 +4,9 @@ Pure. Stands between the resolved specs and the dispatch.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ci.errors import CommandRefusedError
 from ci.registration import Registration
@@ -40,22 +41,33 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cut:
-    """The batches, and the targets that are left out because they are disabled, with the reasons."""
+    """The batches, and the targets that are left out, disabled or not to be run there, with the reasons."""
 
     batches: tuple[Batch, ...]
     disabled: tuple[tuple[str, str], ...]
 
 
 def cut_batches(
-    targets: Iterable[SpecTarget], times: MeasuredTimes, *, repeat: int = 1, hardware: Hardware | None = None
+    targets: Iterable[SpecTarget],
+    times: MeasuredTimes,
+    *,
+    repeat: int = 1,
+    hardware: Hardware | None = None,
+    apart: Mapping[str, str] = MappingProxyType({}),
 ) -> Cut:
-    """Group by runner and fill batches in order of paths. Without `hardware` a file goes to the CPU if it can."""
+    """Group by runner and fill batches in order of paths. Without `hardware` a file goes to the CPU if it can.
+
+    `apart` are suites that no runner has the environment of, each with the command that runs it.
+    """
     disabled: list[tuple[str, str]] = []
     by_runner: dict[str, list[tuple[SpecTarget, float]]] = {}
     for target in targets:
         entry = _registration(target, hardware)
         if entry.disabled is not None:
             disabled.append((str(target), entry.disabled))
+            continue
+        if entry.group in apart:
+            disabled.append((str(target), f"{entry.group} has an environment of its own: {apart[entry.group]}"))
             continue
         seconds = expected_seconds(target.file, entry, times) * repeat
         if seconds > JOB_LIMIT_S:
@@ -71,7 +83,7 @@ def cut_batches(
         )
     if not batches:
         listed = "; ".join(f"{path}: {reason}" for path, reason in disabled)
-        raise CommandRefusedError(f"every test named is disabled: {listed}")
+        raise CommandRefusedError(f"no test named can run: {listed}")
     return Cut(tuple(batches), tuple(disabled))
 
 

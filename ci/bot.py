@@ -151,7 +151,9 @@ class Bot:
 
     def _rerun_test(self, command: RerunTest, event: CommentEvent) -> str:
         targets = resolve_specs(command.specs, self.registry)
-        cut = cut_batches(targets, self.times, repeat=command.repeat, hardware=command.hardware)
+        cut = cut_batches(
+            targets, self.times, repeat=command.repeat, hardware=command.hardware, apart=self.catalogue.own_environments
+        )
         links = [self._dispatch_batch(command, event, batch, index) for index, batch in enumerate(cut.batches, 1)]
         return answers.rerun_tests(command, cut, links, self.sha)
 
@@ -174,6 +176,9 @@ class Bot:
                 f"suites: {', '.join(sorted(self.catalogue.cpu_suites))}; stages: "
                 f"{', '.join(sorted(self.catalogue.cuda_stages))}; runners: {', '.join(sorted(self.catalogue.runners))}"
             )
+        if command.stage in self.catalogue.own_environments:
+            run = self.catalogue.own_environments[command.stage]
+            raise CommandRefusedError(f"{quoted(command.stage)} has an environment of its own; run it with `{run}`")
         entries = [entry for file in self.registry.files for entry in file.registrations]
         if not any((entry.group, entry.runner) == (command.stage, runner) for entry in entries):
             raise CommandRefusedError(f"no test is registered for {quoted(command.stage)} on {quoted(runner)}")

@@ -3,6 +3,7 @@
 Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the command itself was wrong.
 """
 
+import io
 import signal
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ci.errors import CiError
 from ci.registry import Registry, read_registry
 from ci.request import REPEAT_MAX, RerunRequest, Tier
 from ci.requirements import PAGE, files_by_number, rendered, untested
-from ci.results import FileStatus, RunResult, write_json, write_junit
+from ci.results import FileStatus, RunResult, require_writable, write_json, write_junit
 from ci.run import Sharing, run_files
 from ci.selection import SelectedFile, Selector, disabled_files, expected_seconds, part_of, select
 from ci.session import SessionOptions
@@ -33,7 +34,19 @@ JSON_PATH = Path("out/ci/results.json")
 JUNIT_PATH = Path("out/ci/junit.xml")
 PLAIN_WIDTH = 160  # Where there is no terminal to ask: a log of a runner, a pipe.
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+HELP = """Run the registered tests, check their registrations, answer comments on pull requests.
+
+Exit status: 0 all is well, 1 the tests or the registrations are not, 2 the command itself was wrong.
+"""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    # Plain text: boxes cut off the longer flags in a narrow terminal.
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=HELP,
+)
 console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 Root = Annotated[Path, typer.Option("--root", help="the repository to look at", file_okay=False)]
@@ -64,10 +77,17 @@ def main() -> None:
     """Run one command; errors that `ci` raises on purpose are a line on stderr and exit status 2."""
     # A cancelled job or a `timeout` sends SIGTERM: end as with Ctrl-C, which takes pytest and its servers along.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Names of tests and words of people: a log's encoding may lack some of their characters.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except CiError as exc:
         print(f"ci: {exc}", file=sys.stderr)  # noqa: T201 (the command line's own error output)
+        raise SystemExit(2) from exc
+    except OSError as exc:
+        told = f"{exc.filename or 'stdout'}: {exc.strerror}" if exc.strerror else str(exc)
+        print(f"ci: {told}", file=sys.stderr)  # noqa: T201 (the same)
         raise SystemExit(2) from exc
 
 
@@ -76,7 +96,7 @@ def requirements(
     root: Root = HERE,
     write: Annotated[bool, typer.Option("--write", help="make the page's column of tests anew")] = False,
 ) -> None:
-    """Compare the page of requirements with the tests that name their numbers."""
+    """Compare the page of requirements with the tests. A test names the numbers that it covers."""
     path = root / PAGE
     if not path.is_file():
         raise CiError(f"{path} must hold the requirements, but there is no such file; name the repository with --root")
@@ -126,7 +146,7 @@ def suite(
     root: Root = HERE,
     pytest_args: Annotated[list[str] | None, typer.Argument(help="after --: options for pytest")] = None,
 ) -> None:
-    """Run the registered tests of one kind of hardware, or of one suite or stage of it."""
+    """Run the registered tests of one suite, or of all. --hw, --stage and --runner-config say on what."""
     repository = Repository.at(root)
     selector = _selector(repository.catalogue, hw, suite, stage, runner_config, nightly)
     index, parts = _part(part)
@@ -136,6 +156,7 @@ def suite(
         for file in files:
             console.print(Text(f"{file.seconds:8.2f}  {file.path}"), soft_wrap=True)
         return
+    _require_places(repository.root, json, junit)
     options = SessionOptions(
         root=repository.root,
         timeout_s=timeout_per_file or repository.catalogue.timeout_per_file_s,
@@ -166,6 +187,7 @@ def rerun_test(
     asked = RerunRequest.from_json(request) if request else RerunRequest(tuple(specs or ()), repeat, tier)
     targets = resolve_specs(asked.specs, repository.registry)
     files = _selected(repository, targets)
+    _require_places(repository.root, json, junit)
     options = SessionOptions(
         root=repository.root,
         timeout_s=(timeout_per_file or repository.catalogue.timeout_per_file_s) * asked.repeat,
@@ -181,7 +203,7 @@ def comment(
     tree: Annotated[Path, typer.Option(help="a checkout of the pull request's head; it is read, never run")],
     root: Root = HERE,
 ) -> None:
-    """Answer the comment of GITHUB_EVENT_PATH: react, carry the command out, or refuse it with a reason."""
+    """Answer the comment of GITHUB_EVENT_PATH. Carries the command out, or refuses it with a reason."""
     console.print(Text(handle_comment(root.resolve(), tree.resolve())), soft_wrap=True)
 
 
@@ -189,7 +211,7 @@ def comment(
 def answer(
     results: Annotated[Path, typer.Option(help="results.json of the run, if it came that far")] = JSON_PATH,
 ) -> None:
-    """Tell the pull request how a dispatched run ended (RUN_RESULT, TICKET, PULL_REQUEST of the environment)."""
+    """Tell the pull request how a dispatched run ended. Reads RUN_RESULT, TICKET and PULL_REQUEST."""
     console.print(Text(answer_result(results)), soft_wrap=True)
 
 
@@ -207,7 +229,7 @@ def _selector(
         raise typer.BadParameter(f"unknown suite or stage {group!r}; use one of: {', '.join(sorted(known))}")
     if runner is not None and runner not in catalogue.runners:
         raise typer.BadParameter(f"unknown runner {runner!r}; use one of: {', '.join(sorted(catalogue.runners))}")
-    return Selector(hw, group, runner, nightly)
+    return Selector(hw, group, runner, nightly, frozenset(catalogue.own_environments))
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -240,6 +262,11 @@ def _record(repository: Repository, hardware: Hardware, result: RunResult) -> No
     times.save(repository.root)
     for finding in estimate_findings(repository.registry, times):
         console.print(Text(str(finding), style="yellow"), soft_wrap=True)
+
+
+def _require_places(root: Path, *results: Path) -> None:
+    for path in results:
+        require_writable(root / path)
 
 
 def _conclude(root: Path, result: RunResult, files: tuple[SelectedFile, ...], json: Path, junit: Path) -> None:

@@ -103,7 +103,8 @@ def parse_comment(body: str) -> Command | None:
     usage, build = COMMANDS[name]
     unknown = [option for option in options if f"--{option} " not in usage]
     if unknown:
-        raise CommandRefusedError(f"{name} has no option {quoted('--' + unknown[0])}; usage: `{usage}`")
+        written = unknown[0] if unknown[0].startswith("-") else f"--{unknown[0]}"
+        raise CommandRefusedError(f"{name} has no option {quoted(written)}; usage: `{usage}`")
     return build(usage, arguments, options)
 
 

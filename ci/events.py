@@ -10,6 +10,7 @@ import msgspec
 __all__ = [
     "STACKS_SIGNAL",
     "CollectFailed",
+    "CollectSkipped",
     "Collected",
     "Event",
     "Finished",
@@ -36,6 +37,13 @@ class CollectFailed(msgspec.Struct, frozen=True, tag=True):
     file: str
     error: str
     text: str
+
+
+class CollectSkipped(msgspec.Struct, frozen=True, tag=True):
+    """A file that skips itself as a whole."""
+
+    file: str
+    reason: str
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +77,7 @@ class SessionEnded(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-Event = Collected | CollectFailed | Started | Reported | Finished | SessionEnded
+Event = Collected | CollectFailed | CollectSkipped | Started | Reported | Finished | SessionEnded
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

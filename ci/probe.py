@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ci.events import STACKS_SIGNAL, Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started, encode
+from ci.events import (
+    STACKS_SIGNAL,
+    Collected,
+    CollectFailed,
+    CollectSkipped,
+    Event,
+    Finished,
+    Reported,
+    SessionEnded,
+    Started,
+    encode,
+)
 
 TEXT_MAX_CHARS = 20_000
 
@@ -77,11 +88,13 @@ class Reporter:
         self._session = session
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Report a file that could not be collected."""
+        """Report a file that could not be collected, or skips itself."""
         if report.failed:
             file = _file_of(report.nodeid)
             text = report.longreprtext
             self._send(CollectFailed(file, _error_in(text), text[-TEXT_MAX_CHARS:]))
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            self._send(CollectSkipped(_file_of(report.nodeid), report.longrepr[2][-TEXT_MAX_CHARS:]))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Report the number of runs of each file; an xdist controller collects nothing itself."""

@@ -3,6 +3,7 @@
 One definition for the table, the stored files and the answer on a pull request; frozen, without behaviour of a run.
 """
 
+import os
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,18 @@ from xml.etree import ElementTree as ET  # Only written here, never parsed.
 
 import msgspec
 
-__all__ = ["FileResult", "FileStatus", "RunResult", "TestOutcome", "TestResult", "write_json", "write_junit"]
+from ci.errors import CiError
+
+__all__ = [
+    "FileResult",
+    "FileStatus",
+    "RunResult",
+    "TestOutcome",
+    "TestResult",
+    "require_writable",
+    "write_json",
+    "write_junit",
+]
 
 XML_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -98,6 +110,20 @@ class RunResult(msgspec.Struct, frozen=True):
     def last_line(self) -> str:
         """The last line of a run."""
         return f"{self.passed} passed, {self.failed} failed"
+
+
+def require_writable(path: Path) -> None:
+    """Raise CiError for a place where no results can be written: before the tests run, not after them."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    why = None
+    if path.is_dir():
+        why = "it is a folder"
+    elif not above.is_dir():
+        why = f"{above} is no folder"
+    elif not os.access(path if path.exists() else above, os.W_OK):
+        why = f"{path if path.exists() else above} is closed to writing"
+    if why is not None:
+        raise CiError(f"the results cannot be written to {path}: {why}; name another file with --json or --junit")
 
 
 def write_json(result: RunResult, path: Path) -> None:

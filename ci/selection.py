@@ -17,18 +17,19 @@ __all__ = ["SelectedFile", "Selector", "disabled_files", "expected_seconds", "pa
 
 @dataclass(frozen=True)
 class Selector:
-    """What to run. None means all; `nightly` adds the files that only the nightly run takes."""
+    """What to run. None means all but those `apart`; `nightly` adds the files that only the nightly run takes."""
 
     hardware: Hardware
     group: str | None = None
     runner: str | None = None
     nightly: bool = False
+    apart: frozenset[str] = frozenset()
 
     def takes(self, entry: Registration) -> bool:
         """Whether a registration belongs here, whether or not it is disabled."""
         return (
             entry.hardware is self.hardware
-            and self.group in (None, entry.group)
+            and (entry.group not in self.apart if self.group is None else entry.group == self.group)
             and self.runner in (None, entry.runner)
             and (self.nightly or not entry.nightly)
         )

@@ -6,9 +6,9 @@ Everything else in `ci` asks this one object; an unknown name is an error wherev
 import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from ci.errors import CatalogueError
 
@@ -65,13 +65,14 @@ class FlakyClass(BaseModel):
 
 
 class Catalogue(BaseModel):
-    """What exists: names map to a sentence (suites, stages) or to a runner's labels."""
+    """What exists: names map to a sentence (suites, stages), a command (environments) or to a runner's labels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     registered_roots: tuple[str, ...] = Field(min_length=1)
     timeout_per_file_s: int = Field(gt=0, le=6 * 3600)
     cpu_suites: dict[Name, str]
+    own_environments: dict[Name, str] = {}
     cuda_stages: dict[Name, str] = {}
     runners: dict[Name, Annotated[tuple[str, ...], Field(min_length=1)]]
     flaky: tuple[FlakyClass, ...] = ()
@@ -90,6 +91,13 @@ class Catalogue(BaseModel):
         if CPU_RUNNER not in runners:
             raise ValueError(f"needs an entry {CPU_RUNNER!r}: the runner of all CPU suites")
         return runners
+
+    @model_validator(mode="after")
+    def _environments_are_of_suites(self) -> Self:
+        for name in self.own_environments:
+            if name not in self.cpu_suites:
+                raise ValueError(f"own_environments has {name!r}, which is no entry of cpu_suites; add it there")
+        return self
 
     @classmethod
     def load(cls, root: Path) -> "Catalogue":

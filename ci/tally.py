@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ci.events import Collected, CollectFailed, Event, Finished, Reported, SessionEnded, Started
+from ci.events import Collected, CollectFailed, CollectSkipped, Event, Finished, Reported, SessionEnded, Started
 from ci.results import FileResult, FileStatus, TestOutcome, TestResult
 
 __all__ = ["BETWEEN_FILES_TIMEOUT_S", "Tally"]
@@ -27,6 +27,7 @@ class FileTally:
         self.finished = 0
         self.deadline: float | None = None
         self.collect_error: TestResult | None = None
+        self.skipped_for = ""
         self.tests: list[TestResult] = []
         self._open: dict[str, TestResult] = {}
 
@@ -68,6 +69,8 @@ class FileTally:
                 msgspec.structs.replace(test, outcome=TestOutcome.FAILED, error=test.error or str(status))
                 for test in self._open.values()
             )
+        if status is FileStatus.EMPTY:
+            note = self.skipped_for or "none of its tests was collected; look at what was given to pytest"
         return FileResult(self.path, status, round(sum(test.seconds for test in tests), 3), tests, note=note)
 
     def _own_status(self, tests: Sequence[TestResult]) -> FileStatus:
@@ -100,6 +103,8 @@ class Tally:
                 file.expected += event.count
             case CollectFailed():
                 file.collect_error = TestResult("collection", TestOutcome.FAILED, 0.0, event.error, event.text)
+            case CollectSkipped():
+                file.skipped_for = event.reason
             case Started():
                 file.start(event.test)
                 file.deadline = file.deadline or now + self._timeout_s

@@ -5,7 +5,12 @@ The first kind carries a report and is what pytest shows; the second kind is rai
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scripted.report.frames import Frame
 
 __all__ = [
     "BadCall",
@@ -25,7 +30,10 @@ __all__ = [
 
 
 class Report(Protocol):
-    """Why a script did not pass: ``error`` is what was raised, ``headline`` its first line, ``render()`` all of it."""
+    """Why a script did not pass: ``error`` is what was raised, ``headline`` its first line, ``render()`` all of it.
+
+    ``frames`` are the lines of the script that led there. A terminal of ``terminal_columns`` may make it narrower.
+    """
 
     @property
     def error(self) -> str: ...
@@ -33,7 +41,10 @@ class Report(Protocol):
     @property
     def headline(self) -> str: ...
 
-    def render(self) -> str: ...
+    @property
+    def frames(self) -> Sequence[Frame]: ...
+
+    def render(self, terminal_columns: int | None = None) -> str: ...
 
 
 class ScriptError(Exception):

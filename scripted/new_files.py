@@ -33,7 +33,12 @@ def render_source(template: Path, **values: Any) -> str:
 
 def write_new(path: Path, text: str) -> None:
     """Write a file that is not there yet. Raises ScriptDefinitionError when it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as exc:
+        raise ScriptDefinitionError(
+            f"{path.parent} is no folder, so {path.name} cannot be made in it; name another one"
+        ) from exc
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

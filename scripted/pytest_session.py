@@ -6,6 +6,7 @@ Set up by the plugin; servers are started at first use, shared by equal configur
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,7 +36,7 @@ class ScriptedSession:
 
     ``subject_mutant`` is switched on in the subjects that know it, the others run as they are. Servers compute on
     ``device`` where one is given. With another ``placement`` than local every engine of several stages in the server
-    tier has them there.
+    tier has them there. ``long_options`` are those short names of options that mean something else in this project.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class ScriptedSession:
         subject_mutant: str | None = None,
         device: str | None = None,
         placement: str = "local",
+        long_options: Collection[str] = (),
     ) -> None:
         self.mutant = mutant
         self.subject_mutant = subject_mutant
         self.every_step = every_step
         self.device = device
         self.placement = placement
+        self._long_options = long_options
         self.node_id = ""
         # Why no script can run in this process; None when they can.
         self.refusal: str | None = None
@@ -129,11 +132,19 @@ class ScriptedSession:
         file = Path(test.file)
         shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
         node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
-        named = self.mutant if test.subject == OWN else self.subject_mutant
-        mutant = f" --mutant {shlex.quote(named)}" if named else ""
-        device = f" --device {self.device}" if self.device is not None and tier == "server" else ""
-        placed = f" --placement {self.placement}" if tier == "server" and self.placement != "local" else ""
-        return f"pytest {shlex.quote(node)} --tier {tier}{mutant}{device}{placed}"
+        options = {"--tier": tier}
+        if named := self.mutant if test.subject == OWN else self.subject_mutant:
+            options["--mutant"] = named
+        if self.every_step == bool(self.subject_mutant or self.mutant):  # not as it is without the option
+            options["--invariants"] = "step" if self.every_step else "end"
+        if tier == "server" and self.device is not None:
+            options["--device"] = self.device
+        if tier == "server" and self.placement != "local":
+            options["--placement"] = self.placement
+        words = ["pytest", node]
+        for name, value in options.items():
+            words += [name.replace("--", "--scripted-") if name in self._long_options else name, value]
+        return shlex.join(words)
 
 
 _session = ScriptedSession()

@@ -24,6 +24,7 @@ import transformers
 from rich.console import Console
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, save_tokenizer
+from benchmarks.measurement import output_file
 from benchmarks.peers.machine import Machine
 from benchmarks.peers.offline import Offline, OfflinePeer
 from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
@@ -109,7 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=_RESULTS, help="where the numbers go")
+    parser.add_argument("--json", type=output_file, default=_RESULTS, help="where the numbers go")
     parser.add_argument("--page", type=Path, help="a page with a table for each class of machines, to be brought up")
     arguments = parser.parse_args()
     arguments.own = [name for name in arguments.own.split(",") if name]

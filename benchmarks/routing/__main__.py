@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurement import output_file
 from benchmarks.routing.plot import Line, Panel, figure
 from benchmarks.routing.policies import POLICIES
 from benchmarks.routing.simulation import Outcome, ReplicaModel, simulate
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second and replica, of the table")
     parser.add_argument("--policies", nargs="*", choices=tuple(POLICIES), default=tuple(POLICIES))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--svg", type=Path, help="where to draw the plot")
+    parser.add_argument("--svg", type=output_file, help="where to draw the plot")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page of the docs")
     arguments = parser.parse_args()
     if arguments.policies:

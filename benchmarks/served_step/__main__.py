@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, save_tokenizer
 from benchmarks.live_loop import process_cpu_s
+from benchmarks.measurement import output_file
 from benchmarks.peers.machine import Machine
 from benchmarks.peers.results import CLIENTS
 from benchmarks.peers.served import Served, ServedPeer, Workload
@@ -136,7 +137,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="S")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=_RESULTS, help="where the numbers go")
+    parser.add_argument("--json", type=output_file, default=_RESULTS, help="where the numbers go")
     return parser.parse_args()
 
 

@@ -10,6 +10,7 @@ from engine.bench.measured_request import Record
 from engine.bench.measures import Summary
 from engine.bench.plan import BenchPlan
 from engine.errors import ConfigError
+from engine.output_files import write_output
 
 __all__ = ["BenchResult", "read_result", "write_result"]
 
@@ -27,7 +28,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_result(result: BenchResult, path: Path) -> None:
     """Write a result as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    write_output(path, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 
 def read_result(path: Path) -> BenchResult:

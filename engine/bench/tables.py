@@ -88,5 +88,9 @@ def _value(found: Distribution | None, percent: str) -> float | None:
 
 def _differences(first: BenchResult, second: BenchResult) -> str:
     pairs = zip(msgspec.structs.asdict(first.plan).items(), msgspec.structs.asdict(second.plan).values(), strict=True)
-    different = [f"{name}: {one!r} and {other!r}" for (name, one), other in pairs if one != other]
+    different = [
+        f"{name}: {msgspec.to_builtins(one)!r} and {msgspec.to_builtins(other)!r}"
+        for (name, one), other in pairs
+        if one != other
+    ]
     return "the plans are equal" if not different else "the plans differ in " + ", ".join(different)

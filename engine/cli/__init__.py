@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from typing import Annotated
 
 import typer
@@ -14,10 +16,12 @@ from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
 from engine.cli.serve import serve
 from engine.cli.stage import stage
+from engine.output_files import print_every_character, told_of
 from engine.settings_sources import CONFIG_VARIABLE, ENVIRONMENT_PREFIX
 
 __all__ = ["app", "main"]
 
+EXIT_FAILED = 1
 EPILOG = (
     f"Every flag has an environment variable: {ENVIRONMENT_PREFIX}PP_SIZE=4 is --pp-size 4, and a field of the same "
     f"name in the file that --config or {CONFIG_VARIABLE} names. "
@@ -58,5 +62,12 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; a full disk is one line on stderr and exit status 1."""
+    print_every_character()
+    try:
+        app()
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.stderr.write(f"error: {told_of(exc)}\n")
+        raise SystemExit(EXIT_FAILED) from exc

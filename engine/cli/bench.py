@@ -16,6 +16,7 @@ from engine.bench.results import BenchResult, read_result, write_result
 from engine.bench.run import BenchError, run_bench
 from engine.bench.tables import comparison_table, result_tables
 from engine.cli.flags import refuse_bad_configuration
+from engine.output_files import require_writable
 
 __all__ = ["bench_app"]
 
@@ -24,7 +25,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 DEFAULT_CLIENTS = 8
 
 bench_app = typer.Typer(
-    help="Load a server of the OpenAI protocol, ours or another's, and measure what its clients see.",
+    help="Measure a server of the OpenAI protocol, ours or another's. Loads it, and shows what its clients see.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -54,10 +55,11 @@ def bench(
     api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
     json: Annotated[Path | None, typer.Option(help="also write plan, versions, numbers and records there")] = None,
 ) -> None:
-    """Load a server of the OpenAI protocol, ours or another's, and measure what its clients see."""
+    """Measure a server of the OpenAI protocol, ours or another's. Loads it, and shows what its clients see."""
     if context.invoked_subcommand is not None:
         return
     with refuse_bad_configuration():
+        require_writable("--json", json)
         plan = BenchPlan(
             url=url,
             model=model,
@@ -85,7 +87,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="a result of engine bench --json")],
     second: Annotated[Path, typer.Argument(help="another one")],
 ) -> None:
-    """Show two results side by side, with the change from the first to the second."""
+    """Show two results side by side, and the change between them."""
     with refuse_bad_configuration():
         table = comparison_table(read_result(first), read_result(second), (first.name, second.name))
     Console().print(table)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Final
+
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -9,17 +12,22 @@ from engine.settings_sources import TracedSettings
 
 __all__ = ["show_configuration"]
 
+PLAIN_WIDTH_COLUMNS: Final = 1000
+
 
 def show_configuration(traced: TracedSettings) -> None:
-    """Print the settings that `engine serve` would run with, and where each came from; start nothing."""
+    """Print the settings of `engine serve`, and where each came from. Starts nothing."""
     values = traced.settings.model_dump(mode="json")
     # A name is what the reader types next: it is never cut.
-    table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), "value", "from", box=None)
+    table = Table(Column("field", no_wrap=True, min_width=max(map(len, values))), box=None)
+    for title in ("value", "from"):
+        table.add_column(title, overflow="fold")
     table.header_style = "bold"
     for name, origin in traced.origins.items():
         value = values[name]
         shown = "unset" if value is None or value == "" else str(value)
         # What was set stands out among the defaults.
         table.add_row(name, shown, origin, style="" if origin != "default" else "dim")
-    console = Console(soft_wrap=True)
+    # A line a field for other programs; a terminal folds what is too long for it.
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS)
     console.print(table)

@@ -45,7 +45,7 @@ def stage(
         float, typer.Option(min=0, help="longest wait, in seconds, for a server that is not there yet")
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Run one stage of a server that was started with `engine serve --placement join`."""
+    """Run one stage of a server on this machine. The server was started with `engine serve --placement join`."""
     from engine.launch.agent import AgentOptions, run_agent  # --help and bad flags need none of it
 
     with refuse_bad_configuration():

@@ -27,6 +27,7 @@ from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.limits import Limits, ModelFacts, embedded_facts
+from engine.output_files import require_writable
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -107,7 +108,7 @@ def _openvino_is_likely(settings: ServerSettings) -> bool:
 
 
 def _refuse_early(settings: ServerSettings) -> None:
-    """Raise EngineError for a model that is not there, and for numbers that the embedded one cannot have.
+    """Raise EngineError for a model that is not there, numbers that the embedded one cannot have, files closed to it.
 
     Before the costly imports: a misspelled path is refused in a fraction of a second.
     """
@@ -115,6 +116,10 @@ def _refuse_early(settings: ServerSettings) -> None:
     from engine.model.checkpoint import require_files
 
     require_files(settings)
+    if settings.record:
+        require_writable("record", Path(settings.record))
+    if settings.flight_dir:
+        require_writable("flight_dir", Path(settings.flight_dir) / "flight.rec")
     for name, path in loras_of(settings.lora):
         if name == settings.model_name:
             raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from engine.errors import EngineError
+from engine.output_files import print_every_character, require_writable, told_of, write_output
 from scripted.cli.search import add_commands
 from scripted.gallery import UnknownMutant
 from scripted.refusals import HarnessError, ScriptDefinitionError
@@ -59,6 +60,7 @@ TierOption = Annotated[Tier | None, typer.Option(help="default: sim, if the scri
 
 def main() -> None:
     """Run one command; what is wrong with the command itself is one line on stderr and exit status 2."""
+    print_every_character()
     try:
         app()
     except KeyboardInterrupt:
@@ -66,7 +68,7 @@ def main() -> None:
     except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
         _refuse(str(exc))
     except OSError as exc:
-        _refuse(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+        _refuse(told_of(exc))
 
 
 @app.command()
@@ -80,9 +82,10 @@ def run(
         Invariants | None, typer.Option(help="audit the books after each step or at the end; end with a mutant")
     ] = None,
 ) -> None:
-    """Run one script once; print how it ended, or the report of its failure."""
+    """Run one script once. Prints how it ended, or the report of its failure."""
     from scripted.cli.single_run import SingleRun
 
+    require_writable("--trace", trace)
     every_step = (invariants or (Invariants.END if mutant else Invariants.STEP)) is Invariants.STEP
     single = SingleRun.of(spec, tier=tier, arguments=arg or (), mutant=mutant, every_step=every_step)
     if not single.execute(trace):
@@ -99,19 +102,19 @@ def view(
         Path | None, typer.Option(metavar="FILE", help="write a trace for ui.perfetto.dev instead of a page")
     ] = None,
 ) -> None:
-    """Show runs as one self-contained HTML page, or as a Perfetto trace."""
+    """Show runs as one HTML page, or as a Perfetto trace. The page needs no other file."""
     from scripted.report.timeline import render_timeline, to_perfetto
     from scripted.report.trace import read_trace
 
     runs = [read_trace(path) for path in traces]
     if perfetto is None:
         written = output or traces[0].with_suffix(".html")
-        _write(written, render_timeline(runs))
+        write_output(written, render_timeline(runs))
     else:
         if len(runs) > 1 or output is not None:
             _refuse("--perfetto takes one trace and no --output; give the page and the Perfetto trace a command each")
         written = perfetto
-        _write(written, to_perfetto(runs[0]))
+        write_output(written, to_perfetto(runs[0]))
     typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.records)} steps)' for trace in runs)}")
 
 
@@ -121,7 +124,7 @@ def new(
     folder: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="where it goes")] = Path("tests/registered"),
     pp_size: Annotated[int, typer.Option(help="pipeline stages")] = DEFAULT_PP_SIZE,
 ) -> None:
-    """Write a race test that passes, to be changed into your own; print the command that runs it."""
+    """Write a race test that passes. Prints the command that runs it; change it into your own."""
     from scripted.cli.new import new_test
     from scripted.new_files import command_of
 
@@ -140,7 +143,7 @@ def shell(
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
 ) -> None:
-    """Debug the scheduler by hand, step by step, or from a file: scripted shell < session.txt."""
+    """Debug the scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
     from engine.config import EngineConfig
     from scripted.cli.single_run import console
     from scripted.gallery import mutant_named
@@ -168,9 +171,10 @@ def shell(
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the timeline page")] = DEFAULT_PAGE,
 ) -> None:
-    """The flush race on four real stage processes: against the bug, and against the engine."""
+    """Show the flush race on four real stage processes. Runs against the bug, and against the engine."""
     from scripted.demo import run_demo
 
+    require_writable("--output", output)
     if not run_demo(output):
         raise typer.Exit(EXIT_FAILED)
 
@@ -184,7 +188,7 @@ def gallery(context: typer.Context) -> None:
 
 @gallery_app.command("list")
 def list_mutants() -> None:
-    """Every mutant: its bug, where it comes from, the test that catches it."""
+    """Every mutant, with its bug, its origin and its test."""
     from scripted.gallery import MUTANTS
 
     for mutant in MUTANTS:
@@ -194,11 +198,11 @@ def list_mutants() -> None:
 
 @gallery_app.command("run")
 def run_mutants(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
 ) -> None:
-    """Run the test of a mutant without it, which must pass, and with it, which must fail as the bug did."""
+    """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
     from scripted.cli.single_run import show_mutant
     from scripted.gallery import MUTANTS, mutant_named
 
@@ -208,11 +212,6 @@ def run_mutants(
     caught = [show_mutant(mutant, tier) for mutant in chosen]
     if not all(caught):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from engine.output_files import require_writable
 from scripted.explore.strategies.base import StrategyName
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.named import OWN
@@ -49,7 +50,7 @@ def explore(
         bool, typer.Option("--version-check", help="only say whether the adapter was tried with what is installed")
     ] = False,
 ) -> None:
-    """Search for schedules that break a scheduler; shrink what is found. Exit status 1 when something was."""
+    """Search for schedules that break a scheduler. What is found is shrunk, and makes the exit status 1."""
     from scripted.explore.console import search
     from scripted.explore.targets import is_one_word, target_named
     from scripted.explore.units import SearchPlan
@@ -59,6 +60,7 @@ def explore(
     if version_check:
         _check_version(subject)
         return
+    require_writable("--to-script", to_script)
     if minutes is not None and not 0 < minutes < float("inf"):
         raise ScriptDefinitionError(
             f"--minutes takes more than 0, got {minutes:g}: a search without time finds nothing"
@@ -116,6 +118,8 @@ def replay(
     from scripted.replay.printing import replay_recording, replay_schedule
     from scripted.subject.schedule import Schedule
 
+    require_writable("--trace", trace)
+    require_writable("--to-script", to_script)
     console = plain_console()
     if is_recording(what):
         passed = replay_recording(
@@ -133,14 +137,15 @@ def replay(
 
 
 def find(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a mutant of the gallery")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
     subject: Annotated[str, _SUBJECT] = OWN,
 ) -> None:
-    """Search for a mutant unaided: which schedule shows it, after how many, in how much process time."""
+    """Search for a mutant unaided. Says which schedule shows it, after how many, in how much process time."""
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
+    require_writable("--markdown", markdown)
     from scripted.explore.console import search_for_mutants
     from scripted.subject.named import subject_named
 

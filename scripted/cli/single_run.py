@@ -98,7 +98,6 @@ class SingleRun:
         if outcome.trace is None:
             console.print(f"no trace: the run ended before its first step, {path} was not written", soft_wrap=True)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_trace(path, outcome.trace)
         console.print(f"trace: {path} (scripted view {shlex.quote(str(path))})", soft_wrap=True)
 
@@ -134,6 +133,12 @@ def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
 
 def show_mutant(mutant: Mutant, tier: str | None) -> bool:
     """Run a mutant's test without it and with it; True when the first passes and the second fails as the bug did."""
+    file = mutant.test.partition("::")[0]
+    if not Path(file).is_file():
+        raise ScriptDefinitionError(
+            f"the test of {mutant.name} is {file} of the project's repository, which is not in {Path.cwd()}; run this "
+            "in the root of a clone"
+        )
     test = find_test(mutant.test)
     arguments = {name: values[0] for name, values in _parametrized(test).items()}
     console.print(f"{mutant.name}: {mutant.bug}", soft_wrap=True)

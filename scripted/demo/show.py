@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
+from engine.output_files import write_output
 from scripted.demo.race import flush_race
 from scripted.demo.story import Race
 from scripted.errors import ServerDied
@@ -51,8 +52,7 @@ def run_demo(page: Path) -> bool:
     problems = [*bug.problems(), *engine.problems()]
     traces = [half.trace for half in (engine, bug) if half.trace is not None]
     if traces:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_timeline(traces), encoding="utf-8")
+        write_output(page, render_timeline(traces))
         console.print(f"Both runs as a timeline, step by step: {page}", soft_wrap=True)
     for problem in problems:
         console.print(f"NOT SHOWN: {problem}", style="bold red", soft_wrap=True)

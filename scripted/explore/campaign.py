@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -122,9 +123,18 @@ class Campaign:
         # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.subject, self._plan.mutant)) as pool:
-            ended = self._run_in(units, lambda unit: pool.submit(run_unit, unit, self._plan), self._plan.jobs)
-            pool.shutdown(wait=True, cancel_futures=True)
-        return ended
+            try:
+                return self._run_in(units, lambda unit: self._submitted(pool, unit), self._plan.jobs)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submitted(self, pool: ProcessPoolExecutor, unit: Unit) -> Future[UnitResult]:
+        """The first unit starts the workers. Ctrl-C is not for them: they end with the pool, and without tracebacks."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return pool.submit(run_unit, unit, self._plan)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run_on_ray(self, units: Iterator[Unit], address: str) -> bool:
         with ray_pool(address, self._plan.jobs) as pool:

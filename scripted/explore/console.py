@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from engine.output_files import write_output
 from scripted.explore.campaign import Campaign, Report
 from scripted.explore.execution import Prefixes
 from scripted.explore.mutant_search import Found, find_mutant
@@ -33,7 +34,7 @@ def search(plan: SearchPlan, *, to_script: Path | None, coverage: bool) -> bool:
     report = _run_with_progress(plan, console)
     if coverage and report.coverage.counts:
         console.print(report.coverage.table())
-    console.print(_summary(report))
+    console.print(_summary(report), soft_wrap=True)
     for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
         if _show_finding(console, finding, plan, to_script):
             to_script = None
@@ -91,7 +92,7 @@ def save_test(
     for line in written.said:
         console.print(f"  {line}", soft_wrap=True)
     if written.text is not None:
-        path.write_text(written.text, encoding="ascii")
+        write_output(path, written.text)
     console.print(f"  written as {path}" if written.text else f"  no test is written as {path}", soft_wrap=True)
     return written.text is not None
 

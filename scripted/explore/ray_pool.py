@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from engine.placement.ray_order import ray_defaults
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.named import subject_named
 
@@ -51,6 +50,8 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
 
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
+    from engine.placement.ray_order import ray_defaults  # a search of another scheduler imports nothing of the engine
+
     # Set before the import, which reads it.
     os.environ.update(ray_defaults() | os.environ)
     try:

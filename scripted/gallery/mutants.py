@@ -59,7 +59,8 @@ def mutant_named(name: str) -> Mutant:
     known = [mutant.name for mutant in every]
     near = difflib.get_close_matches(name, known, n=1)
     raise UnknownMutant(
-        f"no mutant is called {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}")
+        f"no mutant is called {name!r}; "
+        + (f"did you mean {near[0]!r}?" if near else "`scripted gallery list` shows them")
     )
 
 

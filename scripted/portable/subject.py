@@ -243,12 +243,14 @@ class PortableSubject:
 
     def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
         """A table of its own; a page that is there keeps what stands above its first table."""
+        from engine.output_files import write_output  # a search imports nothing of the engine
+
         above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
         rows = ["| bug | origin | found |", "| --- | --- | --- |"]
         for one in found:
             mutant = self._mutants[one.mutant]
             rows.append(f"| `{one.mutant}`: {mutant.bug} | {mutant.origin} | {one.result} |")
-        page.write_text(above + "\n".join(rows) + "\n", encoding="utf-8")
+        write_output(page, above + "\n".join(rows) + "\n")
 
     # -- tests --
 

@@ -5,6 +5,7 @@ Made where the script ran (in the scheduler process or in this one), completed a
 
 from __future__ import annotations
 
+import re
 import textwrap
 from enum import StrEnum
 
@@ -12,7 +13,7 @@ import msgspec
 
 from engine.limits import Limits
 from engine.scheduler import StepRecord
-from scripted.report.frames import Frame, where_text
+from scripted.report.frames import Frame, where_text, width_of
 from scripted.report.trace import Note
 
 __all__ = [
@@ -24,7 +25,10 @@ __all__ = [
 
 # Steps shown in the table; the window of a race and what led to it fit in them.
 SHOWN_STEPS = 16
-REPORT_WIDTH_COLUMNS = 118
+# The script's own line in the stack of the process that it runs in, while it is between two yields.
+_IN_THE_SCRIPT = re.compile(
+    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/gate/run\.py", line \d+ in resume$', re.MULTILINE
+)
 
 
 class FailureKind(StrEnum):
@@ -85,9 +89,10 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         died = f"the {self.dead_process} process died: " if self.dead_process else ""
         return f"{died}{first}"
 
-    def render(self) -> str:
-        """The report as text, no wider than a CI log."""
-        parts = [where_text(self.frames, self.error), self._what(), self._steps(), self._facts()]
+    def render(self, terminal_columns: int | None = None) -> str:
+        """The report as text, no wider than a CI log, and than a terminal that is not narrower than is readable."""
+        width = width_of(terminal_columns)
+        parts = [where_text(self.frames, self.error), self._what(), self._steps(width), self._facts(width)]
         parts += [f"--- {stack.process} {stack.activity} ---\n{stack.text}".rstrip() for stack in self.stacks]
         return "\n\n".join(part for part in parts if part)
 
@@ -100,18 +105,18 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             return _diagnosis(self.stacks)
         return ""
 
-    def _steps(self) -> str:
+    def _steps(self, width: int) -> str:
         if not self.records or self.limits is None:
             return ""
         # The table needs rich, which the import of the harness should not pay for.
         from scripted.report.table import render_text, step_table
 
         table = step_table(self.records, self.limits, last=SHOWN_STEPS)
-        return f"The last steps before the end:\n{render_text(table, REPORT_WIDTH_COLUMNS).rstrip()}"
+        return f"The last steps before the end:\n{render_text(table, width).rstrip()}"
 
-    def _facts(self) -> str:
+    def _facts(self, width: int) -> str:
         facts = {
-            "State": "\n         ".join(textwrap.wrap(self.state, REPORT_WIDTH_COLUMNS - 9)),
+            "State": "\n         ".join(textwrap.wrap(self.state, width - 9)),
             "Engine": f"{self.tier} tier, {self.config}" if self.config else "",
             "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
             "Replay": self.replay,
@@ -122,12 +127,14 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:
     """Whether it was a hang, a deadlock or only slow, judged by what the processes were doing."""
     if not stacks:
-        return "The script did not end in time."
+        return ""  # The error has said it.
     found = "The script did not end in time. "
     still = [stack for stack in stacks if stack.activity in (Activity.STOPPED, Activity.GONE)]
     busy = [stack.process for stack in stacks if stack.activity is Activity.COMPUTES]
     if still:
         found += "; ".join(f"{stack.process} {stack.activity}" for stack in still) + ": nothing can get past it."
+    elif script := next(filter(None, (_IN_THE_SCRIPT.search(stack.text) for stack in stacks)), None):
+        found += f"The script itself does not come to its next yield: it is at {script[1]}:{script[2]}."
     elif busy:
         found += f"{', '.join(busy)} still computes: it is slow, or it is in a loop without end."
     else:

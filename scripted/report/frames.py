@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Frame", "definition_of", "frames_of", "position_of", "where_text"]
+__all__ = ["Frame", "definition_of", "frames_of", "position_of", "where_text", "width_of"]
 
 # Frames shown at each end of a long traceback.
 SHOWN_FRAMES: Final = 12
+_MOST_WIDTH_COLUMNS: Final = 118
+_LEAST_WIDTH_COLUMNS: Final = 78
 _HARNESS: Final = Path(__file__).parents[1]
 _MOST_DECORATOR_LINES: Final = 20
 
@@ -29,6 +31,13 @@ class Frame(msgspec.Struct, frozen=True):
     line: int
     function: str
     source: str
+
+
+def width_of(terminal_columns: int | None) -> int:
+    """How wide a report is: what a CI log shows, and less on a narrow terminal; None is no terminal."""
+    if terminal_columns is None:
+        return _MOST_WIDTH_COLUMNS
+    return max(_LEAST_WIDTH_COLUMNS, min(_MOST_WIDTH_COLUMNS, terminal_columns - 1))
 
 
 def where_text(frames: tuple[Frame, ...], error: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.limits import Limits
+from engine.output_files import write_output
 from engine.scheduler.ports import StepRecord
 
 __all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
@@ -80,11 +81,11 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 
 def write_trace(path: str | Path, trace: Trace) -> None:
-    """Write a trace to ``path``, over what was there. The same trace gives the same bytes."""
+    """Write a trace to ``path``, over what was there, and the folders above it. The same trace gives the same bytes."""
     lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header)]
     lines += [_Line(record=record) for record in trace.records]
     lines += [_Line(note=note) for note in trace.notes]
-    Path(path).write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    write_output(Path(path), msgspec.json.Encoder().encode_lines(lines))
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -35,7 +35,7 @@ from scripted.gate.run import ScriptSucceeded
 from scripted.gate.script_runner import ScriptRunner, error_of
 from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack
-from scripted.report.frames import Frame
+from scripted.report.frames import Frame, definition_of
 from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
@@ -154,7 +154,8 @@ class ScriptedServer(ScriptRunner):
             )
         check_plain({f"argument {number}": value for number, value in enumerate(args, 1)} | kwargs)
         self._steps.clear()
-        self._position = ()
+        # Until the process that it runs in says where it stands.
+        self._position = (definition_of(script.__code__),)
         command = RunScript(
             file=script.__code__.co_filename,
             name=script.__qualname__,

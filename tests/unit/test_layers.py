@@ -19,6 +19,7 @@ ROOMS = (
     "engine.frames",
     "engine.clock",
     "engine.wording",
+    "engine.output_files",
     "engine.config",
     "engine",
     "engine.messages",

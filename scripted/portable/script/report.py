@@ -7,11 +7,10 @@ from typing import Final
 
 import msgspec
 
-from scripted.report.frames import Frame, where_text
+from scripted.report.frames import Frame, where_text, width_of
 
 __all__ = ["SubjectReport"]
 
-_WIDTH_COLUMNS: Final = 118
 _INDENT: Final = "    "
 
 
@@ -38,26 +37,26 @@ class SubjectReport(msgspec.Struct, frozen=True, kw_only=True):
         """The failure in one line."""
         return self.error.splitlines()[0] if self.error else self.when
 
-    def render(self) -> str:
-        """The report as text, no wider than a CI log."""
-        parts = [where_text(self.frames, self.error), self.when, self._inside(), self._steps(), self._facts()]
+    def render(self, terminal_columns: int | None = None) -> str:
+        """The report as text, no wider than a CI log, and than a terminal that is not narrower than is readable."""
+        width = width_of(terminal_columns)
+        parts = [where_text(self.frames, self.error), self.when, self._inside(), self._steps(width), self._facts(width)]
         return "\n\n".join(part for part in parts if part)
 
     def _inside(self) -> str:
         return f"In the scheduler:\n{where_text(self.inside, '')}" if self.inside else ""
 
-    def _steps(self) -> str:
+    def _steps(self, width: int) -> str:
         if not self.steps:
             return ""
         lines = [
-            textwrap.fill(line, _WIDTH_COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT * 2)
-            for line in self.steps
+            textwrap.fill(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT * 2) for line in self.steps
         ]
         return "\n".join(["The last steps before the end:", *lines])
 
-    def _facts(self) -> str:
+    def _facts(self, width: int) -> str:
         facts = {
-            "State": "\n         ".join(textwrap.wrap(self.state, _WIDTH_COLUMNS - 9)),
+            "State": "\n         ".join(textwrap.wrap(self.state, width - 9)),
             "Subject": f"{self.subject}, {self.settings}",
             "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
             "Replay": self.replay,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from engine.output_files import write_output
 from scripted.explore.mutant_search import Found
 from scripted.gallery import ESCAPES, RACES, Mutant
 from scripted.script.loader import find_test
@@ -41,7 +42,7 @@ def write_gallery(page: Path, found: Iterable[Found]) -> None:
     """
     found = list(found)
     above = _FIRST_HEADING.split(page.read_text(encoding="utf-8"), maxsplit=1)[0] if page.exists() else ""
-    page.write_text(above + gallery_markdown(found), encoding="utf-8")
+    write_output(page, above + gallery_markdown(found))
     readme = page.parent.parent / "README.md"
     if readme.exists():
         results = {one.mutant: one.result for one in found}

@@ -71,10 +71,21 @@ def test_what_would_take_for_ever_is_refused(tree: SampleTree) -> None:
 
 def test_disabled_tests_are_left_out_and_named(tree: SampleTree) -> None:
     off = tree.write("test_off.py", TEXT.format(CPU.format(5)[:-1] + ', disabled="a driver bug")'))
-    with pytest.raises(CommandRefusedError, match=r"every test named is disabled: .*test_off\.py: a driver bug"):
+    with pytest.raises(CommandRefusedError, match=r"no test named can run: .*test_off\.py: a driver bug"):
         cut(tree)
     tree.good("test_x.py")
     assert cut(tree).disabled == ((off, "a driver bug"),)
+
+
+def test_what_no_runner_has_the_environment_of_is_left_out_and_named(tree: SampleTree) -> None:
+    path = tree.write("test_own.py", TEXT.format(CPU.format(5).replace("base-cpu", "vllm-cpu")))
+    apart = tree.catalogue.own_environments
+    targets = resolve_specs(("tests/registered",), tree.registry)
+    with pytest.raises(CommandRefusedError, match=r"no test named can run: .*test_own\.py: .*its own: make vllm"):
+        cut_batches(targets, MeasuredTimes({}), apart=apart)
+    tree.good("test_x.py")
+    found = cut_batches(resolve_specs(("tests/registered",), tree.registry), MeasuredTimes({}), apart=apart)
+    assert found.disabled == ((path, "vllm-cpu has an environment of its own: make vllm"),)
 
 
 def test_a_long_list_is_cut_for_the_size_of_an_input(tree: SampleTree) -> None:

@@ -81,6 +81,9 @@ def test_selection_by_suite_night_and_disabled(tree: SampleTree) -> None:
 
     assert paths(Selector(Hardware.CPU, "base-cpu")) == [day]
     assert paths(Selector(Hardware.CPU, nightly=True)) == [day, extra, night]
+    apart = frozenset({"extra-cpu"})
+    assert paths(Selector(Hardware.CPU, apart=apart)) == [day]
+    assert paths(Selector(Hardware.CPU, "extra-cpu", apart=apart)) == [extra]
     assert paths(Selector(Hardware.CUDA)) == []
     assert disabled_files(tree.registry, Selector(Hardware.CPU)) == ((off, "a driver bug"),)
 

@@ -51,8 +51,11 @@ def test_every_kind_of_end_in_one_process(tree: SampleTree) -> None:
         def test_expected(): assert False
         """,
     )
-    results = run(tree, good, broken, bad)
-    assert [results[path].status.value for path in (good, broken, bad)] == ["passed", "failed", "failed"]
+    apart = tree.write("test_apart.py", "import pytest\npytest.skip('not here', allow_module_level=True)\n")
+    results = run(tree, good, broken, bad, apart)
+    ended = [results[path].status.value for path in (good, broken, bad, apart)]
+    assert ended == ["passed", "failed", "failed", "empty"]
+    assert results[apart].note == "Skipped: not here"
     assert results[broken].tests[0].error == "ModuleNotFoundError"
     assert [(test.name, test.outcome.value, test.error) for test in results[bad].tests] == [
         ("test_assert", "failed", "AssertionError"),

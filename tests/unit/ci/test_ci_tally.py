@@ -59,6 +59,7 @@ def test_nothing_selected_is_empty_only_after_an_orderly_end() -> None:
     assert statuses(made, -9) == [FileStatus.CRASHED]
     made.apply(SessionEnded(5), 0.0)
     assert statuses(made, 5) == [FileStatus.EMPTY]
+    assert "none of its tests was collected" in made.exited(5)[A].note
 
 
 def test_a_crash_blames_the_file_at_work() -> None:

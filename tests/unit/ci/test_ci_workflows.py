@@ -69,7 +69,9 @@ def test_jobs_that_can_write_run_the_default_branch_only(path: Path) -> None:
         if can_write:
             assert name == "answer"
             assert all("path" in checkout for checkout in checkouts if "ref" in checkout)
-            assert not any("--editable" in step.get("run", "") for step in job["steps"])
+            assert not any(
+                "--editable" in step.get("run", "") or "make " in step.get("run", "") for step in job["steps"]
+            )
         else:
             assert "token" not in str(job).lower(), name
 
@@ -80,6 +82,25 @@ def test_the_comment_reaches_the_bot_by_the_event_file_only() -> None:
     mentions = [line.strip() for line in text.splitlines() if "comment.body" in line]
     assert mentions == ["if: github.event.issue.pull_request && startsWith(github.event.comment.body, '/')"]
     assert load(FOLDER / "comment.yml")["on"] == {"issue_comment": {"types": ["created"]}}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_runs_tests_has_the_versions_that_were_tested(path: Path) -> None:
+    """E01: `make install` holds to constraints.txt, and what it installs is in .venv."""
+    ours = "python -m pip install --requirement ci/requirements.txt"
+    for job in jobs(path).values():
+        steps = [step["run"] for step in job["steps"] if "run" in step]
+        assert ours in steps or steps[0].startswith("make "), steps
+        assert all(step.startswith("make ") or ".venv/bin/" in step for step in steps if ours not in steps)
+
+
+def test_a_pull_request_runs_all_that_make_test_runs() -> None:
+    """E01"""
+    (wanted,) = re.findall(r"^test: (.*?) ##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    run = " ".join(scripts(FOLDER / "pull-request.yml"))
+    made = {target for line in re.findall(r"make ([a-z ]+)", run) for target in line.split()}
+    assert "--suite base-cpu" in run
+    assert made >= set(wanted.split()) - {"registered"}
 
 
 @pytest.mark.parametrize("name", DISPATCHED)

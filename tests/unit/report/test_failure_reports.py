@@ -236,6 +236,10 @@ def test_hang_deadlock_and_slowness_are_told_apart() -> None:
     assert "stage-1 (pid 2) is stopped by a signal (SIGSTOP): nothing can get past it" in timeout_of(waits, stopped)
     assert "scheduler (pid 3) still computes" in timeout_of(waits, busy)
     assert "which is a deadlock" in timeout_of(waits, waits)
+    frames = [("test_a.py", 7, "test_a"), ("scripted/gate/run.py", 118, "resume"), ("engine/loop.py", 2, "run_loop")]
+    text = "\n".join(f'  File "{file}", line {line} in {function}' for file, line, function in frames)
+    in_script = ProcessStack("scheduler (pid 4)", f"Current thread 0x1 (most recent call first):\n{text}")
+    assert "does not come to its next yield: it is at test_a.py:7." in timeout_of(waits, in_script)
     assert "--- stage-0 (pid 1) waits ---\nin poll" in timeout_of(waits)
 
 

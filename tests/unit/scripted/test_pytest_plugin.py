@@ -124,6 +124,8 @@ def test_scripts_are_ordinary_tests(pytest_of) -> None:
             "6 scripts, * compared with *",
             "scripts in which no step had anything to do: 4, in 4 scripts:",
             "    test_scripts.py::test_fixture?sim?",
+            "FAILED *test_fails?sim? - assert (*) == (1, 2)",
+            "FAILED *test_window?sim? - the script never reached 'never'*",
         ]
     )
 
@@ -135,8 +137,11 @@ def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> 
 
 
 def test_workers_share_the_load(pytest_of) -> None:
-    """D10"""
-    pytest_of(SCRIPTS, "-p", "xdist", "-n", "2", "--dist", "loadgroup").assert_outcomes(passed=6, skipped=1, failed=2)
+    """D10; the names that xdist gives tests of one group are not in the command that runs one again."""
+    result = pytest_of(SCRIPTS, "-p", "xdist", "-n", "2", "--dist", "loadgroup")
+    result.assert_outcomes(passed=6, skipped=1, failed=2)
+    result.stdout.fnmatch_lines(["Replay:  pytest 'test_scripts.py::test_fails?sim?' --tier sim"])
+    result.stdout.fnmatch_lines(["FAILED *test_fails?sim?* - assert (*) == (1, 2)"])
 
 
 def test_tier_that_a_test_does_not_name_is_left_out(pytest_of) -> None:
@@ -144,13 +149,20 @@ def test_tier_that_a_test_does_not_name_is_left_out(pytest_of) -> None:
     assert "test_fails[" not in result.stdout.str()
 
 
-def test_mutant_makes_its_test_red(pytest_of) -> None:
+def test_mutant_makes_its_test_red(pytester: pytest.Pytester, pytest_of, monkeypatch: pytest.MonkeyPatch) -> None:
     """D11: with the invariants after each step, the failure comes in the step of the flush."""
     result = pytest_of(FLUSH, "--mutant", "flush-ignores-in-flight")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*flush-ignores-in-flight is switched on*", "*--mutant flush-ignores-in-flight"])
-    early = pytest_of(FLUSH, "--mutant", "flush-ignores-in-flight", "--invariants", "step")
+    (pytester.path / "below").mkdir()
+    monkeypatch.chdir(pytester.path / "below")
+    early = pytest_of(FLUSH, "--mutant", "flush-ignores-in-flight", "--invariants", "step", "--rootdir=..", "..")
     early.stdout.fnmatch_lines(["*IntegrityError: This request holds the node from another tree*", "*2 *FLUSH*"])
+    # From where pytest was called, with all that the failure depends on.
+    replay = (
+        "pytest '../test_scripts.py::test_flush?sim?' --tier sim --mutant flush-ignores-in-flight --invariants step"
+    )
+    early.stdout.fnmatch_lines([f"Replay:  {replay}"])
 
 
 def test_unknown_mutant_is_a_usage_error(pytest_of) -> None:

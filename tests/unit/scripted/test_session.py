@@ -98,6 +98,10 @@ def test_engine_is_told_how_to_replay_and_how_often_to_audit(session_on) -> None
     (options,) = engine.options
     assert options.replay == "pytest 'tests/test_a.py::test_b[sim]' --tier sim --mutant flush-ignores-in-flight"
     assert not options.check_every_step
+    session = ScriptedSession(mutant="flush-ignores-in-flight", device="cuda:1", long_options={"--mutant"})
+    session.node_id = "test_a.py::test_b"
+    command = "pytest test_a.py::test_b --tier server --scripted-mutant flush-ignores-in-flight --invariants step"
+    assert session._replay_command(SPEC, "server") == f"{command} --device cuda:1"
 
 
 def test_argument_that_cannot_travel_is_refused_in_both_tiers(session_on) -> None:

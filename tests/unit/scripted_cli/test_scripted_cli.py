@@ -226,6 +226,13 @@ def test_the_gallery_shows_green_without_and_red_with(monkeypatch, capsys):
     assert any("with:    FAILED" in line and SIGNATURE in line for line in lines)
 
 
+def test_the_tests_of_the_gallery_are_in_the_repository(monkeypatch, capsys, tmp_path):
+    """An installed package does not bring them along."""
+    monkeypatch.chdir(tmp_path)
+    assert run_main(monkeypatch, "gallery", "run", BUG) == 2
+    assert "run this in the root of a clone" in capsys.readouterr().err
+
+
 def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
     escaped = replace(MUTANTS[0], signature="something else")
     monkeypatch.setattr(scripted.gallery, "MUTANTS", (escaped,))

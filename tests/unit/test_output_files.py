@@ -1,0 +1,111 @@
+"""Files of results: a place that cannot be written is refused before the work, and every command asks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ci.cli import app as ci_app
+from engine.cli import app as engine_app
+from engine.errors import ConfigError
+from engine.launch.supervisor import _refuse_early
+from engine.output_files import require_writable, write_output
+from engine.settings import ServerSettings
+from scripted.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+SCHEDULE = "pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125 new=2; 4 flush"
+RACE = "tests/registered/pipeline/test_flush_in_flight.py::test_flush_while_chunk_results_are_in_flight"
+
+
+@pytest.mark.parametrize("name", ["there.txt", "new.txt", "new/folder/new.txt"])
+def test_a_file_that_can_be_written_is_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    (tmp_path / "there.txt").write_text("old")
+    before = sorted(tmp_path.rglob("*"))
+    require_writable("--trace", path)
+    assert sorted(tmp_path.rglob("*")) == before
+    write_output(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_what_is_no_place_for_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for name, why in (("", "it is a folder"), ("file/x", "is no folder"), ("file/x/y", "is no folder")):
+        with pytest.raises(ConfigError, match=f"--trace must name a file that can be written, .*{why}"):
+            require_writable("--trace", tmp_path / name)
+    # What root may write is a matter of the file system, so the answer is given here.
+    monkeypatch.setattr("engine.output_files.os.access", lambda *_: False)
+    for name in ("file", "new", "new/x"):
+        with pytest.raises(ConfigError, match="is closed to writing"):
+            require_writable("--trace", tmp_path / name)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="/dev/full") as told:
+        write_output(Path("/dev/full"), "text")
+    assert told.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", RACE, "--trace"],
+        ["demo", "--output"],
+        ["explore", "one-stage", "--to-script"],
+        ["replay", SCHEDULE, "--trace"],
+        ["replay", SCHEDULE, "--to-script"],
+        ["gallery", "find", "flush-ignores-in-flight", "--markdown"],
+    ],
+    ids=" ".join,
+)
+def test_the_harness_refuses_before_it_runs(monkeypatch, capsys, tmp_path: Path, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripted", *words, str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    assert told.err.startswith(f"scripted: {words[-1]} must name a file that can be written, got {tmp_path}")
+
+
+def test_a_benchmark_refuses_before_it_asks_the_server(tmp_path: Path) -> None:
+    done = CliRunner().invoke(engine_app, ["bench", "--url", "http://127.0.0.1:1", "--json", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "error: --json must name a file that can be written" in done.output
+
+
+@pytest.mark.parametrize("field", ["record", "flight_dir"])
+def test_a_server_refuses_before_it_loads_anything(tmp_path: Path, field: str) -> None:
+    (tmp_path / "file").write_text("")
+    settings = ServerSettings(**{field: str(tmp_path / "file" / "x")})
+    with pytest.raises(ConfigError, match=f"{field} must name a file that can be written, .* is no folder"):
+        _refuse_early(settings)
+
+
+@pytest.mark.parametrize("words", ["-m engine config", "-m scripted gallery list", "-m ci --help"])
+def test_what_stdout_cannot_take_is_no_traceback(words: str) -> None:
+    """A full disk is one line; a character that the encoding lacks is a question mark."""
+    command, surroundings = (
+        [sys.executable, *words.split()],
+        {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "40"},
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left on device" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=surroundings, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--junit"])
+def test_a_suite_refuses_before_it_runs(monkeypatch, tmp_path: Path, flag: str) -> None:
+    monkeypatch.setattr("ci.cli.run_files", None)
+    done = CliRunner().invoke(ci_app, ["suite", "--suite", "base-cpu", "--root", str(REPOSITORY), flag, str(tmp_path)])
+    assert "the results cannot be written to" in str(done.exception)
