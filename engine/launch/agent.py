@@ -48,7 +48,7 @@ from engine.placement.messages import (
     decode_to_agent,
 )
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
-from engine.process.death import describe_status
+from engine.process.death import EXIT_FAILED, describe_status
 from engine.process.logs import configure_logging
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
@@ -57,7 +57,6 @@ from engine.settings import ServerSettings
 __all__ = ["AgentOptions", "run_agent"]
 
 EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
 ANY_STAGE: Final = -1
 RETRY_S: Final = 0.2
 # The path's own bound, until the server has said how long it may be silent.
