@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-__all__ = ["Measurement", "MeasurementReport", "as_table", "write_report"]
+__all__ = ["Measurement", "MeasurementReport", "as_table", "percentile", "write_report"]
 
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -100,3 +101,8 @@ def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value else "0"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that ``percent`` of at least two values are not above, interpolated."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
