@@ -51,7 +51,7 @@ from scripted.simulated_model import (
 __all__ = ["SimulatedPipeline"]
 
 _CORRUPTED: Final = 0x1EADBEEF
-# The simulated draft model is wrong once in so many guesses.
+# The simulated draft model is wrong once in this many guesses.
 _GUESSES_PER_MISTAKE: Final = 3
 
 

@@ -1,4 +1,4 @@
-"""The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it go.
+"""The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it fail.
 
 Run: ``python tests/load/cluster.py --clients 64 --seconds 60``; ``--placement join`` does without Ray. Prints a table,
 and exits with status 1 when anything was not as it must be. Every address is on loopback. With ``--machines`` each
