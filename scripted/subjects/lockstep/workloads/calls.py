@@ -11,7 +11,6 @@ from scripted.subjects.lockstep.workloads.engines import PP1, PP4
 __all__ = ["CALLS"]
 
 CALLS: Final[dict[str, str]] = {
-    "deferred-flush": f"{PP4}; 1 start a prompt=125 new=2; 3 flush timeout_s=5.0",
     "same-rid-again": f"{PP1} pp_size=2; 1 start a prompt=40 new=3; 4 abort a; 4 start a prompt=50 seed=1 new=2",
     "deferred-flush-gives-up": f"{PP4}; 1 start a prompt=125 new=2; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds=2.0; 8 release",
     "paused-with-a-queue": (

@@ -8,29 +8,9 @@ from typing import Final
 
 from scripted.subjects.lockstep.workloads.engines import PP1, PP4
 
-__all__ = ["FLAGSHIP", "LAUNCHING"]
-
-FLAGSHIP: Final = "chunked-alone"
+__all__ = ["LAUNCHING"]
 
 LAUNCHING: Final[dict[str, str]] = {
-    # The flagship: between the last chunk and its result every queue is empty.
-    FLAGSHIP: f"{PP4}; 1 start a prompt=125 new=2",
-    "one-stage": f"{PP1}; 1 start a prompt=70 new=3",
-    "names-with-a-common-prefix": f"{PP1} pp_size=2; 1 start r-1 prompt=20 new=4; 1 start r-10 prompt=20 seed=1 new=4",
-    "one-stage-deep": f"{PP1} pp_async_depth=2; 1 start a prompt=70 new=3; 2 start b prompt=40 seed=1 new=3",
-    "chunked-beside-decodes": (
-        "pp_size=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=10 new=8; 1 start b prompt=9 seed=1 new=8; "
-        "5 start c prompt=100 seed=2 new=2"
-    ),
-    "mixed-chunk": (
-        "pp_size=2 pp_async_depth=1 mixed_chunk=True chunked_prefill_size=32 max_total_tokens=512; "
-        "1 start a prompt=10 new=8; 1 start b prompt=9 seed=1 new=8; 5 start c prompt=75 seed=2 new=3"
-    ),
-    # Chunks that end in the middle of a page.
-    "ragged-chunks": "pp_size=2 chunked_prefill_size=24 max_total_tokens=256; 1 start a prompt=61 new=2; 2 start b prompt=40 new=2",
-    "single-token-pages": (
-        "pp_size=2 page_size=1 chunked_prefill_size=5 max_total_tokens=40; 1 start a prompt=12 new=3; 3 start b prompt=9 new=3"
-    ),
     "no-chunks": "pp_size=2 chunked_prefill_size=-1 max_total_tokens=256; 1 start a prompt=70 new=3; 2 start b prompt=33 new=3",
     "at-the-context-limit": (
         "context_length=40 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=35 new=30; 1 start b prompt=12 seed=1 new=2"

@@ -6,28 +6,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from scripted.subjects.lockstep.workloads.engines import PP1, PP4
+from scripted.subjects.lockstep.workloads.engines import PP1
 
 __all__ = ["MEMORY"]
 
 MEMORY: Final[dict[str, str]] = {
-    "warm-prefix": f"{PP4}; 1 start warm prompt=96 new=1; 16 start a prompt=125 new=2",
-    # Equal prompts of full pages: a fully cached prompt must still compute one token.
-    "twins": f"{PP1}; 1 start a prompt=48 new=2; 8 start b prompt=48 new=2; 9 start c prompt=48 new=3",
-    # Decodes run out of pages: some go back to the queue.
-    "full-pages": (
-        "pp_size=2 page_size=4 chunked_prefill_size=16 max_total_tokens=44; 1 start a prompt=13 new=10; "
-        "1 start b prompt=12 seed=1 new=10; 3 start c prompt=9 seed=2 new=6"
-    ),
-    "full-rows": (
-        "pp_size=2 max_running_requests=2 chunked_prefill_size=32 max_total_tokens=512; 1 start a prompt=20 new=4; "
-        "1 start b prompt=20 seed=1 new=4; 1 start c prompt=40 seed=2 new=3; 2 start d prompt=20 new=3"
-    ),
-    # One place only, and a prompt of several chunks in it.
-    "one-row": (
-        "pp_size=2 max_running_requests=1 chunked_prefill_size=16 max_total_tokens=256; 1 start a prompt=45 new=2; "
-        "2 start b prompt=20 seed=1 new=2"
-    ),
     "no-cache": f"{PP1} radix_cache=False pp_size=2; 1 start a prompt=40 new=3; 2 start b prompt=40 new=3",
     # Room for one page less than all requests need: eviction of what none of them holds.
     "eviction": (
