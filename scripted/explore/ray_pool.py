@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from engine.placement.ray_order import ray_defaults
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.named import subject_named
 
@@ -52,6 +51,8 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
     Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
     """
     # Set before the import, which reads it.
+    from engine.placement.ray_order import ray_defaults  # a foreign subject is searched without the engine
+
     os.environ.update(ray_defaults() | os.environ)
     try:
         import ray
