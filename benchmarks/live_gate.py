@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from benchmarks.bare_server import BareServer
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, percentile
 from engine.messages import Abort, Completion, Generate, PipelineEvent, Reply, SamplingParams, TokenOutput, encode
 from engine.plan import Microbatch
 from engine.scheduler import run_loop
@@ -40,18 +40,18 @@ def measure() -> Iterator[Measurement]:
     latencies, useless = _idle_wakes()
     yield Measurement(
         name="live gate, wake from idleness, p99",
-        value=_percentile(latencies, 99) * MS,
+        value=percentile(latencies, 99) * MS,
         unit="ms",
         target=WAKE_TARGET_MS,
-        spread=f"{WAKES} messages, p50 {_percentile(latencies, 50) * MS:.3f} ms, {useless} wake-ups for nothing",
+        spread=f"{WAKES} messages, p50 {percentile(latencies, 50) * MS:.3f} ms, {useless} wake-ups for nothing",
     )
     cpu_percent, added = _beside_a_device()
     yield Measurement(
         name=f"live gate, added to a step of {STEP_S * MS:.0f} ms elsewhere, p50",
-        value=_percentile(added, 50) * MS,
+        value=percentile(added, 50) * MS,
         unit="ms",
         target=ADDED_TARGET_MS,
-        spread=f"from result sent to next launch, {len(added)} tokens, p99 {_percentile(added, 99) * MS:.3f} ms",
+        spread=f"from result sent to next launch, {len(added)} tokens, p99 {percentile(added, 99) * MS:.3f} ms",
     )
     yield Measurement(
         name="scheduler's CPU meanwhile",
@@ -175,7 +175,3 @@ class _Device:
                 frame = encode(Completion(microbatch_id=microbatch.id, token_ids=tokens))
                 self._sent_at = time.perf_counter()
                 last_stage.send(frame)
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]

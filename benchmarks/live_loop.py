@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import msgspec
 import psutil
 import zmq
 
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, percentile
 from engine.launch.child import fork_child
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
@@ -101,23 +100,23 @@ def measure() -> Iterator[Measurement]:
 def _latencies(bare: Sequence[float], added: Sequence[float], wakes: Sequence[float]) -> Iterator[Measurement]:
     yield Measurement(
         name=f"processes, added to a step of {STEP_S * MS:.0f} ms elsewhere, p50",
-        value=_percentile(added, 50) * MS,
+        value=percentile(added, 50) * MS,
         unit="ms",
         target=ADDED_TARGET_MS,
-        spread=f"from result sent to next plan taken, {len(added)} tokens, p99 {_percentile(added, 99) * MS:.3f} ms",
+        spread=f"from result sent to next plan taken, {len(added)} tokens, p99 {percentile(added, 99) * MS:.3f} ms",
     )
     yield Measurement(
         name="processes, the same way there and back with a mere echo, p50",
-        value=_percentile(bare, 50) * MS,
+        value=percentile(bare, 50) * MS,
         unit="ms",
-        spread=f"what of the above is transport on this machine; p99 {_percentile(bare, 99) * MS:.3f} ms",
+        spread=f"what of the above is transport on this machine; p99 {percentile(bare, 99) * MS:.3f} ms",
     )
     yield Measurement(
         name="processes, wake from idleness, p99",
-        value=_percentile(wakes, 99) * MS,
+        value=percentile(wakes, 99) * MS,
         unit="ms",
         target=WAKE_TARGET_MS,
-        spread=f"{len(wakes)} messages, p50 {_percentile(wakes, 50) * MS:.3f} ms",
+        spread=f"{len(wakes)} messages, p50 {percentile(wakes, 50) * MS:.3f} ms",
     )
 
 
@@ -316,7 +315,3 @@ def _receive(socket: zmq.Socket[bytes]) -> bytes:
     if not socket.poll(BOUND_S * 1000):
         raise SystemExit(f"nothing came within {BOUND_S} s; a process of the benchmark is stuck or dead")
     return socket.recv()
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

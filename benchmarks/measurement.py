@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 from engine.errors import ConfigError
 from engine.output_files import require_writable, write_output
 
-__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "write_report"]
+__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "percentile", "write_report"]
 
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -113,3 +114,8 @@ def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value else "0"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that ``percent`` of at least two values are not above, interpolated."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

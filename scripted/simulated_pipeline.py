@@ -7,8 +7,6 @@ time.
 
 from __future__ import annotations
 
-import functools
-import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import chain
@@ -36,34 +34,25 @@ from engine.messages import (
 from engine.pipeline.wire import StageView
 from engine.plan import AdapterChange, Copies, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
 from scripted.simulated_grammar import SimulatedGrammar
+from scripted.simulated_model import (
+    CHAIN,
+    FIRST_TOKEN,
+    MASK,
+    START,
+    alphabet_of,
+    choose,
+    has_penalty,
+    links_of,
+    logprob_of,
+    prompt_logprobs_of,
+    salt_of,
+)
 
-__all__ = ["SimulatedPipeline", "alphabet_of"]
+__all__ = ["SimulatedPipeline"]
 
-# Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
-_MASK: Final = 2**30 - 1
-# Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.
-_CHAIN: Final = 747_796_405
-_MIX: Final = 0xBF58476D1CE4E5B9
-_START: Final = 0x1E3779B9
 _CORRUPTED: Final = 0x1EADBEEF
-# Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
-_FIRST_TOKEN: Final = 33
-_TOKENS: Final = 94
-# What is looked up in a text is only right where there is little to say.
-_TOKENS_BESIDE_DRAFTS: Final = 3
-# The simulated draft model is wrong once in so many guesses.
+# The simulated draft model is wrong once in this many guesses.
 _GUESSES_PER_MISTAKE: Final = 3
-# A chain over fewer tokens than this is made faster than it is found again.
-_PROMPT_TOKENS: Final = 16
-_PROMPTS_KEPT: Final = 1024
-# The bounds of a bias: next to it no model's own preference counts.
-_DECISIVE_BIAS: Final = 100
-
-
-def alphabet_of(limits: Limits) -> int:
-    """How many different tokens the simulated model of an engine with these limits says."""
-    looks_up = limits.draft_tokens and not limits.has_draft_model
-    return _TOKENS_BESIDE_DRAFTS if looks_up else _TOKENS
 
 
 class _Row:
@@ -77,8 +66,8 @@ class _Row:
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
-        self.salt = 0 if spec.temperature == 0 else _salt(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
-        self.looks_back = _has_penalty(spec) or spec.grammar_id > 0
+        self.salt = 0 if spec.temperature == 0 else salt_of(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
+        self.looks_back = has_penalty(spec) or spec.grammar_id > 0
         self.pages: list[int] = []
         self.seen: list[int] = []
         self.window: list[int] = []
@@ -109,7 +98,7 @@ class SimulatedPipeline:
     def forget(self) -> None:
         """Become as good as new: empty KV, no faults, nothing in flight."""
         # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
-        self._root = _START
+        self._root = START
         # The same for each adapter that the stages hold, by its version: it tells its KV from that of all others.
         self._adapters: dict[int, int] = {0: 0}
         if self._rows:
@@ -268,7 +257,7 @@ class SimulatedPipeline:
         for segment in microbatch.segments:
             links, row = self._forward(segment)
             if segment.logprobs_from >= 0:
-                parts.append(_prompt_logprobs(segment, links, row.spec))
+                parts.append(prompt_logprobs_of(segment, links, row.spec))
             if not segment.emits:
                 continue
             spec, before = row.spec, len(tokens)
@@ -279,7 +268,7 @@ class SimulatedPipeline:
                 fingerprint = links[-1 - draft]
                 value, allowed, is_stuck = fingerprint ^ row.salt, None, False
                 if row.looks_back and not row.poisoned:
-                    value ^= self._penalty(end, row) if _has_penalty(spec) else 0
+                    value ^= self._penalty(end, row) if has_penalty(spec) else 0
                     allowed = self._allowed(segment, end, row) if spec.grammar_id else None
                     is_stuck = spec.grammar_id > 0 and allowed is None
                 if is_stuck and len(tokens) > before:
@@ -288,9 +277,9 @@ class SimulatedPipeline:
                     break
                 if is_stuck:
                     errors.append(_stuck(segment, end - spec.prompt_tokens))
-                token = _choose(value, end, spec, self._alphabet, allowed)
+                token = choose(value, end, spec, self._alphabet, allowed)
                 tokens.append(token)
-                logprobs.append(_logprob(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
+                logprobs.append(logprob_of(fingerprint, token, spec, self._alphabet) if spec.return_logprob else None)
                 if is_stuck or (draft and token != segment.token_ids[-draft]):
                     break
             if segment.drafts:
@@ -319,7 +308,7 @@ class SimulatedPipeline:
             seed = embedded_lora_seed(change.path)
             if seed is None:
                 return f"the simulated model has the adapters '{EMBEDDED_LORA}:SEED', got {change.path!r}"
-            self._adapters[change.version] = _salt(EMBEDDED_LORA, seed)
+            self._adapters[change.version] = salt_of(EMBEDDED_LORA, seed)
         if change.drop:
             del self._adapters[change.drop]
         return None
@@ -328,10 +317,10 @@ class SimulatedPipeline:
         """What a draft model would guess after ``token``: what this model will say, but for some of it."""
         guesses: list[int] = []
         for number in range(1, self._guessed + 1):
-            (_, fingerprint) = _chain(fingerprint, (token,))
-            token = _choose(fingerprint ^ row.salt, position + number, row.spec, self._alphabet)
+            (_, fingerprint) = links_of(fingerprint, (token,))
+            token = choose(fingerprint ^ row.salt, position + number, row.spec, self._alphabet)
             if fingerprint % _GUESSES_PER_MISTAKE == 0:
-                token = _FIRST_TOKEN + (token - _FIRST_TOKEN + 1) % self._alphabet
+                token = FIRST_TOKEN + (token - FIRST_TOKEN + 1) % self._alphabet
             guesses.append(token)
         return tuple(guesses)
 
@@ -341,7 +330,7 @@ class SimulatedPipeline:
         if seed is None or (weights is not None and has_embedded_window(weights) is not bool(self._window_tokens)):
             name = EMBEDDED_WINDOW_MODEL if self._window_tokens else EMBEDDED_MODEL
             return f"the simulated model has the weights {name!r} and '{name}:SEED', got {weights!r}"
-        self._root = _START if seed == self._seed else (_START ^ (seed + 1) * _CHAIN) & _MASK
+        self._root = START if seed == self._seed else (START ^ (seed + 1) * CHAIN) & MASK
         return None
 
     # -- the KV cache --
@@ -373,9 +362,9 @@ class SimulatedPipeline:
 
     def kv_digest(self) -> int:
         """A value that stands for the content of the whole KV cache."""
-        digest = _START
+        digest = START
         for page in chain(self._kv, self._window_kv, self._host_kv):
-            digest = (digest * _CHAIN + (page[-1] if page else 0) + len(page)) & _MASK
+            digest = (digest * CHAIN + (page[-1] if page else 0) + len(page)) & MASK
         return digest
 
     def _forward(self, segment: Segment) -> tuple[list[int], _Row]:
@@ -385,7 +374,7 @@ class SimulatedPipeline:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
         fingerprint = self._read(segment, row)
         tokens = segment.token_ids
-        links = (_chain if len(tokens) < _PROMPT_TOKENS else _chain_of_prompt)(fingerprint, tokens)
+        links = links_of(fingerprint, tokens)
         self._write(segment, row, links)
         return links, row
 
@@ -428,7 +417,7 @@ class SimulatedPipeline:
         said = Counter(tokens[spec.prompt_tokens :])
         counts = sorted(said.items()) if spec.frequency_penalty else sorted(said)
         seen = sorted(set(tokens)) if spec.repetition_penalty != 1 else []
-        return _salt(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
+        return salt_of(spec.frequency_penalty, spec.presence_penalty, spec.repetition_penalty, counts, seen)
 
     def _allowed(self, segment: Segment, end: int, row: _Row) -> tuple[int, ...] | None:
         """What the grammar of a row allows at ``end``: a function of its output, which is read from its KV.
@@ -458,7 +447,7 @@ class SimulatedPipeline:
             if len(slots) < offset + 2:
                 return None
             # The inverse of a link of the chain.
-            tokens.append((slots[offset + 1] - slots[offset] * _CHAIN - 1) & _MASK)
+            tokens.append((slots[offset + 1] - slots[offset] * CHAIN - 1) & MASK)
         return tokens
 
     def _strange_window_place(self, segment: Segment, row: _Row, last: int) -> int | None:
@@ -505,72 +494,7 @@ class SimulatedPipeline:
         return _CORRUPTED ^ segment.start
 
 
-def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
-    """The fingerprint, and the one after each token. Not to be changed: some are handed out again."""
-    # Half the price of a function call a token, and the tokens of prompts are most of what a simulated step costs.
-    return [fingerprint, *[fingerprint := (fingerprint * _CHAIN + token + 1) & _MASK for token in tokens]]
-
-
-# The runs of a search begin alike: most of their prompts have been computed before.
-_chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
-
-
-def _salt(*values: object) -> int:
-    """A number that stands for these values, equal in every process."""
-    return zlib.crc32(repr(values).encode()) & _MASK
-
-
-def _has_penalty(spec: SamplingSpec) -> bool:
-    return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
-
-
-def _choose(
-    value: int, position: int, spec: SamplingSpec, alphabet: int, allowed: tuple[int, ...] | None = None
-) -> int:
-    """The token at ``position``: from ``value`` alone if greedy, else from the seed and the position as well.
-
-    A token whose bias is the largest there can be is always said, one with the smallest never; of what a grammar allows
-    one is said in any case.
-    """
-    if spec.temperature != 0:
-        value ^= (spec.seed + position) * _CHAIN & _MASK
-    never: tuple[int, ...] = spec.suppressed_ids if position < spec.suppressed_until else ()
-    if spec.logit_bias:
-        value ^= _salt(spec.logit_bias)
-        never += tuple(token for token, bias in spec.logit_bias if bias <= -_DECISIVE_BIAS)
-        always = [token for token, bias in spec.logit_bias if bias >= _DECISIVE_BIAS and token not in never]
-        if allowed is not None:
-            always = [token for token in always if token in allowed]
-        if always:
-            return always[0]
-    if allowed is not None:
-        tokens = [token for token in allowed if token not in never] or allowed
-        return tokens[(value * _MIX >> 40) % len(tokens)]
-    token = _FIRST_TOKEN + (value * _MIX >> 40) % alphabet
-    if token not in never:
-        return token
-    others = (_FIRST_TOKEN + (token + step - _FIRST_TOKEN) % alphabet for step in range(1, alphabet))
-    return next((other for other in others if other not in never), token)
-
-
 def _stuck(segment: Segment, said: int) -> RequestError:
-    """The end of a request whose grammar leads nowhere after so many tokens of output."""
+    """The end of a request whose grammar leads nowhere after ``said`` tokens of output."""
     why = f"the grammar cannot be followed after {said} tokens of output: nothing may come there; mend or simplify it"
     return RequestError(segment.rid, why, FinishReason.INVALID)
-
-
-def _prompt_logprobs(segment: Segment, links: list[int], spec: SamplingSpec) -> tuple[PromptLogprob, ...]:
-    """Made up as well, of the KV up to the position before a token and of the token: one out of place shows."""
-    first, values = segment.logprobs_from, []
-    for position, target in enumerate(segment.targets, first):
-        number = (links[position - segment.start + 1] ^ (target + 1) * _CHAIN) * _MIX >> 40 & 0xFFFF
-        best = [(_FIRST_TOKEN + (number + i) % _TOKENS, -i / 1000) for i in range(spec.prompt_top_logprobs_num)]
-        values.append(PromptLogprob(-number / 1000, 1 + number, tuple(best)))
-    return tuple(values)
-
-
-def _logprob(fingerprint: int, token: int, spec: SamplingSpec, alphabet: int) -> TokenLogprob:
-    """A made-up but deterministic distribution: the chosen token first, then its neighbours."""
-    first = -((fingerprint >> 10) % 1000) / 1000
-    top = [(_FIRST_TOKEN + (token - _FIRST_TOKEN + i) % alphabet, first - i) for i in range(spec.top_logprobs_num)]
-    return TokenLogprob(logprob=first, top=tuple(top))

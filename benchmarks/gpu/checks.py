@@ -1,6 +1,6 @@
 """Parity on the device: the model's tests and the registered suite in the server tier, by pytest with ``--device``.
 
-The suite has scripts of one stage and of four, which share the GPU where there are no four. Counts what pytest says.
+The suite has scripts of one stage and of four, which share the GPU where there are no four. Counts pytest's outcomes.
 """
 
 from __future__ import annotations

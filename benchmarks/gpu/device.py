@@ -1,6 +1,6 @@
 """What the device itself can do: its name, the bandwidth of its memory, which pages its attention kernel takes.
 
-Everything else is held against these numbers.
+All other measurements are compared with these numbers.
 """
 
 from __future__ import annotations

@@ -65,20 +65,9 @@ class Engine:
     """One engine of all layers. ``values`` are further fields of its configuration."""
 
     def __init__(self, setting: Setting, *, lean: bool = True, **values: Any) -> None:
-        given: dict[str, Any] = {
-            "model": str(setting.folder),
-            "device": setting.device,
-            "backend": "torch",
-            "dtype": setting.dtype,
-            "page_size": setting.page_tokens,
-            "max_total_tokens": setting.kv_tokens,
-            "context_length": setting.context_tokens,
-            "max_running_requests": max(setting.batches),
-            "chunked_prefill_size": setting.context_tokens,
-            "radix_cache": False,
-        }
+        given: dict[str, Any] = {"chunked_prefill_size": setting.context_tokens, "radix_cache": False}
         self._setting = setting
-        config = EngineConfig(**(given | values))
+        config = EngineConfig(**(setting.engine_values | given | values))
         self.limits = Limits.of(config, read_facts(config))
         self.runner = StageRunner(config, self.limits, 0, lean=lean)
         self._scheduler = Scheduler(self.limits)

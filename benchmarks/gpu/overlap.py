@@ -49,20 +49,8 @@ def measure_overlap(setting: Setting) -> list[Table]:
 
 def _serve(stack: ExitStack, parent: PreloadedParent, setting: Setting, folder: Path, stages: int, depth: int) -> str:
     folder.mkdir()
-    values: dict[str, Any] = {
-        "model": str(setting.folder),
-        "device": setting.device,
-        "backend": "torch",
-        "dtype": setting.dtype,
-        "page_size": setting.page_tokens,
-        "max_total_tokens": setting.kv_tokens,
-        "context_length": setting.context_tokens,
-        "max_running_requests": max(setting.batches),
-        "pp_size": stages,
-        "pp_async_depth": depth,
-        "port": 0,
-    }
-    server = stack.enter_context(closing(parent.serve(ServerSettings(**values), folder, folder / "log")))
+    settings = ServerSettings(**setting.engine_values, pp_size=stages, pp_async_depth=depth, port=0)
+    server = stack.enter_context(closing(parent.serve(settings, folder, folder / "log")))
     stack.callback(server.wait, _STOP_TIMEOUT_S)
     stack.callback(server.terminate)
     return server.wait_ready(_START_TIMEOUT_S).base_url

@@ -6,6 +6,7 @@ Handed from the run to each part's process as JSON; owns no file.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def folder(self) -> Path:
         """Where the checkpoint is."""
         return Path(self.checkpoint)
+
+    @property
+    def engine_values(self) -> dict[str, Any]:
+        """The fields of a configuration that every engine of the run has."""
+        return {
+            "model": str(self.folder),
+            "device": self.device,
+            "backend": "torch",
+            "dtype": self.dtype,
+            "page_size": self.page_tokens,
+            "max_total_tokens": self.kv_tokens,
+            "context_length": self.context_tokens,
+            "max_running_requests": max(self.batches),
+        }
 
     @property
     def vocabulary(self) -> int:

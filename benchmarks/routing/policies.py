@@ -1,6 +1,6 @@
 """The routing policies that are compared, one interface for all.
 
-Owns how each of them is told what it may know; the prefix policy itself is the engine's.
+Owns what each policy is told; the prefix policy itself is the engine's.
 """
 
 from __future__ import annotations

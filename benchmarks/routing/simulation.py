@@ -33,11 +33,11 @@ class ReplicaModel:
     cache_chunks: int = 800
 
     def step_s(self, running: int) -> float:
-        """How long a decode step of so many requests takes."""
+        """How long a decode step of ``running`` requests takes."""
         return self.decode_step_s + self.decode_step_a_request_s * running
 
     def prefill_s(self, tokens: int, running: int) -> float:
-        """How long a prompt takes beside so many that decode: they have a part of each step to themselves."""
+        """How long a prompt takes beside ``running`` requests that decode and take their part of each step."""
         return tokens / self.prefill_tokens_s * (1 + running * self.decode_step_a_request_s / self.decode_step_s)
 
 
@@ -109,7 +109,7 @@ def simulate(
     report_s: float = 1.0,
     warm_up: float = 0.3,
 ) -> Outcome:
-    """Run so many requests. The first part of them, ``warm_up``, fills the caches and is not counted.
+    """Run ``requests`` requests. The first part of them, ``warm_up``, fills the caches and is not counted.
 
     Each replica tells its load every ``report_s`` seconds of virtual time.
     """

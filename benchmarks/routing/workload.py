@@ -1,6 +1,6 @@
 """The requests of a simulation: conversations that grow, over system prompts of unequal popularity.
 
-Owns who says what and when; equal seeds, equal requests. Knows no replica.
+Owns what is asked and when; equal seeds give equal requests. Knows no replica.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Conversation:
         return len(self.system) * CHUNK_TOKENS + said
 
     def chain(self, tokens: int) -> tuple[int, ...]:
-        """The full chunks of this conversation's first so many tokens."""
+        """The full chunks of this conversation's first ``tokens`` tokens."""
         own = tokens // CHUNK_TOKENS - len(self.system)
         return self.system + tuple(range(self.first_chunk, self.first_chunk + own))
 
 
 def conversations(workload: Workload, turns_a_second: float, seed: int) -> Iterator[Conversation]:
-    """Conversations by their beginnings, for ever, at a rate that yields so many turns a second on average."""
+    """Conversations in order of their beginnings, without end, with ``turns_a_second`` turns a second on average."""
     draw = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, workload.system_prompts + 1) ** workload.zipf
     cumulative = np.cumsum(weights / weights.sum())

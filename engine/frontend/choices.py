@@ -1,7 +1,7 @@
 """Several generations that answer one HTTP request: sent together, read as they come, aborted together.
 
 Owns their order and their common end; each keeps its own text. Pieces are made when they are asked for, all that are
-there at once, by whoever sends them on.
+there at once, by the code that sends them on.
 """
 
 from __future__ import annotations

@@ -83,6 +83,12 @@ class IncomingText:
                 return
             yield
 
+    def word(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read on as ``run`` does; the characters that were read."""
+        read: list[str] = []
+        yield from self.run(pattern, read.append)
+        return "".join(read)
+
     def marker(self, markers: Sequence[str]) -> Reading[str | None]:
         """Read the marker that stands here, if one does. No marker begins with another one."""
         found = yield from self.sees(markers)

@@ -1,7 +1,7 @@
 """The agent of one stage on a machine of its own: joins a server, starts the stage's process, watches it, ends it.
 
-Single-threaded and event-driven, because it forks. Ends with the server, and the stage with it: an agent that is gone,
-that is silent, or that hears nothing of the server leaves nothing on either side.
+Single-threaded and event-driven, because it forks. Ends with the server, and the stage ends with it.
+When the agent dies, or either side no longer hears the other, both sides end and leave nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from engine.placement.messages import (
     decode_to_agent,
 )
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
-from engine.process.death import describe_status
+from engine.process.death import EXIT_FAILED, describe_status
 from engine.process.logs import configure_logging
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
@@ -57,7 +57,6 @@ from engine.settings import ServerSettings
 __all__ = ["AgentOptions", "run_agent"]
 
 EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
 ANY_STAGE: Final = -1
 RETRY_S: Final = 0.2
 # The path's own bound, until the server has said how long it may be silent.
@@ -72,8 +71,8 @@ class AgentOptions:
 
     ``listen`` is where the stage before connects, unless said the interface by which the server was reached;
     ``advertise`` is what others are told instead. ``model`` is the checkpoint's path here, if it is another one than on
-    the server. ``node`` is what this machine is called in causes, its own name if empty, and ``address`` where its
-    cluster has it. ``timeout_s`` bounds the wait for a server that is not there yet.
+    the server. ``node`` is the name of this machine in causes, its host name if empty, and ``address`` its address in
+    its cluster. ``timeout_s`` bounds the wait for a server that is not there yet.
     """
 
     join: Endpoint
@@ -133,7 +132,7 @@ def _is_asked_to_end(signals: SignalWatch, wait_s: float) -> bool:
 
 
 class _Agent:
-    """One stage's, from the first word to the server to the end of the stage's process."""
+    """The agent of one stage, from its first message to the end of the stage's process."""
 
     def __init__(self, options: AgentOptions, connection: socket.socket, signals: SignalWatch) -> None:
         self._options = options
@@ -296,11 +295,11 @@ class _Agent:
         run_stage_process(control, settings, limits, stage, self._folder.path, wires=wires, meeting=book[0])
 
     def _tend(self, now: float) -> float | None:
-        """Send the pulse that is due, look whether the server is silent; for how long nothing else is to be done."""
+        """Send a pulse if one is due, and end if the server is silent. Returns how long nothing else is to be done."""
         if self._link.owes_pulse(now):
             self._link.send(self._pulse())
         if self._link.is_silent(now):
-            self._lose_server(f"no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
+            self._lose_server(f"silence for {self._link.timeout_s} s: its machine is gone or the network path is cut")
             return 0.0
         if self._link.unsendable is not None:
             self._lose_server(self._link.unsendable)

@@ -27,6 +27,7 @@ from engine.process.control import (
     SupervisorMessage,
     decode_child_message,
 )
+from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
 from engine.process.signals import STACK_SIGNAL
 from engine.process.watched import WatchedProcess
@@ -35,7 +36,6 @@ __all__ = ["Child", "ChildMain", "fork_child"]
 
 ChildMain = Callable[[Control], None]
 
-EXIT_FAILED = 1
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,10 @@ from engine.launch.preload import (
     StageRequest,
     decode_order,
 )
-from engine.launch.supervisor import EXIT_FAILED, supervise
+from engine.launch.supervisor import supervise
 from engine.links.secret import read_secret
 from engine.process.control import Gathering, Serving
+from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import close_inherited_files, die_with_parent
 from engine.settings import ServerSettings
 

@@ -7,7 +7,6 @@ victims are not blamed. Forks before any thread or device context exists and com
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 import selectors
@@ -18,16 +17,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import embedded_seed, loras_of
-from engine.errors import ConfigError, EngineError, StartupError
+from engine.errors import EngineError, StartupError
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import fork_child
+from engine.launch.culprit import first_death, is_culprit
 from engine.launch.descriptors import require_descriptors
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
-from engine.limits import Limits, ModelFacts, embedded_facts
-from engine.output_files import require_writable
+from engine.launch.resolution import openvino_is_likely, refuse_early, resolve
+from engine.limits import Limits, ModelFacts
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -41,7 +40,7 @@ from engine.process.control import (
     Shutdown,
     SupervisorMessage,
 )
-from engine.process.death import DeathReport, describe_status
+from engine.process.death import EXIT_FAILED, DeathReport
 from engine.process.logs import configure_logging, failure_line
 from engine.process.private_dir import PrivateDir
 from engine.process.signals import SignalWatch
@@ -50,15 +49,13 @@ from engine.scheduler_process.gate_context import load_attribute
 from engine.scheduler_process.main import SchedulerPlace, run_scheduler
 from engine.settings import ServerSettings
 
-__all__ = ["EXIT_FAILED", "FRONTEND", "SCHEDULER", "supervise"]
+__all__ = ["FRONTEND", "SCHEDULER", "supervise"]
 
 SCHEDULER = "scheduler"
 FRONTEND = "frontend"
 
 # Named, not imported: the front end is a layer above this one.
 FRONTEND_MAIN = "engine.frontend.process:run_frontend"
-
-EXIT_FAILED = 1
 
 # A death is reported, written down and over within 2 s: the sum of these three and the time to notice it.
 DEATH_GRACE_S = 0.8
@@ -84,9 +81,9 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         require_descriptors(settings.pp_size)
         listener = bind_listener(settings.host, settings.port)
         place = MeetingPlace(settings) if settings.placement != "local" else None
-        _refuse_early(settings)
-        import_models(of_torch=not _openvino_is_likely(settings))
-        settings, facts, limits = _resolve(settings)
+        refuse_early(settings)
+        import_models(of_torch=not openvino_is_likely(settings))
+        settings, facts, limits = resolve(settings)
         folder = PrivateDir(private_dir)
         meeting = place.open(settings, folder) if place is not None else None
     except EngineError as exc:
@@ -97,57 +94,6 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         return _Supervisor(settings, facts, limits, listener, folder, view, meeting).run()
     finally:
         folder.remove()
-
-
-def _openvino_is_likely(settings: ServerSettings) -> bool:
-    """Whether OpenVINO will compute, as far as it shows before the costly imports: they are for what is likely."""
-    if settings.backend != "auto":
-        return settings.backend == "openvino"
-    is_embedded = embedded_seed(settings.model, settings.seed) is not None
-    return not is_embedded and importlib.util.find_spec("openvino") is not None
-
-
-def _refuse_early(settings: ServerSettings) -> None:
-    """Raise EngineError for a model that is not there, numbers that the embedded one cannot have, files closed to it.
-
-    Before the costly imports: a misspelled path is refused in a fraction of a second.
-    """
-    from engine.model.adapter_config import require_adapter
-    from engine.model.checkpoint import require_files
-
-    require_files(settings)
-    if settings.record:
-        require_writable("record", Path(settings.record))
-    if settings.flight_dir:
-        require_writable("flight_dir", Path(settings.flight_dir) / "flight.rec")
-    for name, path in loras_of(settings.lora):
-        if name == settings.model_name:
-            raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
-        require_adapter(path)
-    if settings.speculative_draft_model:
-        require_files(settings.draft_config())
-    if embedded_seed(settings.model, settings.seed) is not None:
-        Limits.of(settings, embedded_facts(settings.model))
-
-
-def _resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limits]:
-    from engine.model.backend import takes_openvino, with_its_pages
-    from engine.model.capacity import measure_kv_tokens, require_memory
-    from engine.model.checkpoint import read_facts
-
-    facts = read_facts(settings)
-    if settings.speculative_draft_model:
-        facts = facts.with_draft(read_facts(settings.draft_config()))
-    settings = with_its_pages(settings)
-    if settings.placement != "local":
-        # Other machines compute. Each says what it can and how much it holds, once it has joined.
-        return settings, facts, Limits.of(settings, facts)
-    takes_openvino(settings)
-    capacity = measure_kv_tokens(settings, facts) if settings.max_total_tokens is None else None
-    limits = Limits.of(settings, facts, capacity)
-    if settings.max_total_tokens is not None:
-        require_memory(settings, facts, limits)
-    return settings, facts, limits
 
 
 def _failed_start(exc: EngineError) -> DeathReport:
@@ -413,19 +359,9 @@ class _Supervisor:
         return EXIT_FAILED
 
     def _first_death(self) -> DeathReport:
-        """The death that caused the others: the first that is not itself the consequence of another one.
-
-        A process that only ended because another was gone may be seen first, so the culprit is waited for a moment.
-        """
-        self._wait_for(lambda: any(map(_is_culprit, self._ended)), CULPRIT_WAIT_S)
-        child = next(filter(_is_culprit, self._ended), self._ended[0])
-        blame = {one.dying.victim_of: one.dying.victim_cause for one in self._ended if one.dying is not None}
-        stuck = next((one for one in self._alive() if one.name in blame), None)
-        if stuck is not None and not _is_culprit(child):
-            # This process is not dead yet, but the others cannot wait for it any longer.
-            return _report_of(stuck, blame[stuck.name])
-        status = child.status if child.status is not None else EXIT_FAILED
-        return _report_of(child, _cause_of(child, status), status)
+        """The death that caused the others. Its consequence may be seen first, so it is waited for a moment."""
+        self._wait_for(lambda: any(map(is_culprit, self._ended)), CULPRIT_WAIT_S)
+        return first_death(self._ended, self._alive())
 
     def _leave(self, report: DeathReport) -> None:
         _report(report, self._folder.path if self._folder.lent else None, self._settings)
@@ -447,7 +383,7 @@ class _Supervisor:
             if not self._wait_for(self._all_ended, TERMINATE_GRACE_S):
                 self._signal(self._engine(), signal.SIGKILL)
                 self._wait_for(self._all_ended, KILL_WAIT_S)
-        # Clients have their last words. The driver may have a cluster to end.
+        # Clients have their final messages by now. The driver may have a cluster to end.
         if not self._wait_for(lambda: not self._alive(), RAY_END_S):
             self._signal(self._alive(), signal.SIGKILL)
             self._wait_for(lambda: not self._alive(), KILL_WAIT_S)
@@ -469,27 +405,3 @@ class _Supervisor:
 
     def _all_ended(self) -> bool:
         return not self._engine()
-
-
-def _is_culprit(child: WatchedProcess) -> bool:
-    """A process that ended in order, or names another one as its reason, is a victim."""
-    return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
-
-
-def _report_of(child: WatchedProcess, cause: str, status: int | None = None) -> DeathReport:
-    return DeathReport(
-        process=child.name,
-        pid=child.pid,
-        cause=cause,
-        when=time.time(),
-        exit_code=status if status is not None and status >= 0 else None,
-        signal=-status if status is not None and status < 0 else None,
-        node=child.node,
-        place=child.place,
-    )
-
-
-def _cause_of(child: WatchedProcess, status: int) -> str:
-    if child.dying is None:
-        return describe_status(status)
-    return child.dying.error if child.dying.expected else child.dying.traceback

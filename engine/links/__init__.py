@@ -1,4 +1,4 @@
-"""Authenticated TCP between the machines of one engine: the run's secret, its proof, who listens and who connects.
+"""Authenticated TCP between the machines of one engine: the run's secret, its proof, listening, connecting.
 
-Reads nothing of a peer before that has proved the secret, except the proof itself. Encrypts nothing, pickles nothing.
+Of a peer that has not proved the secret it reads the proof alone. Encrypts nothing, pickles nothing.
 """

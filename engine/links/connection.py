@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True)
 class LinkAddress:
-    """Where a peer listens, and what proves to it who connects."""
+    """Where a peer listens, and the claim and the secret with which this end proves itself."""
 
     endpoint: Endpoint
     secret: Secret
@@ -36,7 +36,7 @@ class LinkAddress:
         connection = socket.create_connection((self.endpoint.host, self.endpoint.port), CONNECT_TIMEOUT_S)
         try:
             tune(connection, self.silence_s)
-            _await_a_word(connection)
+            _require_open(connection)
             self._prove(connection)
             connection.settimeout(None)
         except TimeoutError as exc:
@@ -74,7 +74,7 @@ class LinkAddress:
         return data
 
 
-def _await_a_word(connection: socket.socket) -> None:
-    """Raise ConnectionResetError when there is none: so does a relay before one that does not listen yet."""
+def _require_open(connection: socket.socket) -> None:
+    """Raise ConnectionResetError for a peer that closes unheard, as a relay does whose target does not listen."""
     if not connection.recv(1, socket.MSG_PEEK):
-        raise ConnectionResetError("it closed the connection before a word")
+        raise ConnectionResetError("it closed the connection before it sent anything")

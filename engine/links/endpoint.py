@@ -36,7 +36,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_endpoint(text: str, name: str) -> Endpoint:
-    """The endpoint that a user wrote. Raises ConfigError, which says ``name``, when it is none."""
+    """The endpoint that a user wrote. Raises ConfigError, which mentions ``name``, for any other text."""
     host, colon, port = text.strip().rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host

@@ -1,7 +1,7 @@
 """The listening end: takes connections, and hands on only those whose peers have proved the run's secret.
 
-Never waits for a peer: any number of them may be slow, silent or talk nonsense, each within bounds of time and bytes.
-One that does not prove itself is dropped with one line in the log.
+Never waits for a peer: any number of them may be slow, silent or malformed, each within bounds of time and bytes.
+A peer without proof is dropped with one line in the log.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Link:
 
 
 def bound_at(endpoint: Endpoint, name: str) -> socket.socket:
-    """A TCP socket that has its port and does not listen yet: who connects is refused, and may try again.
+    """A TCP socket that has its port and does not listen yet: a peer that connects is refused, and may try again.
 
-    Port 0 takes any free one. Raises StartupError, which says ``name``, when it cannot be.
+    Port 0 takes any free one. Raises StartupError, which mentions ``name``, when the socket cannot be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[
@@ -108,7 +108,7 @@ class LinkListener:
         return min((one.due for one in self._unproved.values()), default=None)
 
     def wait_for(self, wanted: Claim) -> socket.socket:
-        """Wait for the one that proves to be this, however long it takes, and drop all others. Blocks."""
+        """Wait for the peer with this claim, without a bound on time, and drop all others. Blocks."""
         while True:
             due = self.due()
             select.select([self], [], [], None if due is None else max(0.0, due - time.monotonic()))

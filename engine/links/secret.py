@@ -28,7 +28,7 @@ class Secret:
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
-        """Raises ConfigError for a text that is too short to be guessed by no one."""
+        """Raises ConfigError for a text that is short enough to be guessed."""
         if len(text) < MIN_SECRET_CHARS:
             raise ConfigError(
                 f"the run's secret must have at least {MIN_SECRET_CHARS} characters, got {len(text)}; make one with "

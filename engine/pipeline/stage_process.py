@@ -116,7 +116,7 @@ def _join_process_group(
 
 
 def _end_with_supervisor(control: Control) -> None:
-    """Block on the control pipe and end the process at the first word that is not good news."""
+    """Block on the control pipe and end the process at the first message that says that the engine ends."""
     try:
         while (message := control.receive()) is None or isinstance(message, Serving):
             continue

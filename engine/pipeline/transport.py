@@ -167,11 +167,11 @@ class SocketTransport:
         """What is announced, and how many bytes follow: those of this microbatch's hidden states, or none."""
         header_bytes, payload_bytes = _SIZES.unpack(self._read(source, _SIZES.size))
         if header_bytes > MAX_HEADER_BYTES:
-            raise self._nonsense(f"a header has at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
+            raise self._unreadable(f"a header has at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
         try:
             header = decode_hidden_header(self._read(source, header_bytes))
         except BadFrameError as exc:
-            raise self._nonsense(f"a header must be one of hidden states, but {exc}") from exc
+            raise self._unreadable(f"a header must be one of hidden states, but {exc}") from exc
         if header.microbatch_id != microbatch.id:
             raise StepFailedError(
                 f"hidden states must come in launch order, stage {self._stage} expects microbatch {microbatch.id}, "
@@ -181,12 +181,12 @@ class SocketTransport:
         if isinstance(header, HiddenStates):
             shape, awaited = (microbatch.tokens, self._hidden_size), _bytes_of(header)
             if (header.tokens, header.hidden_size) != shape:
-                raise self._nonsense(f"microbatch {microbatch.id} has hidden states of {shape}, got {header}")
+                raise self._unreadable(f"microbatch {microbatch.id} has hidden states of {shape}, got {header}")
         if payload_bytes != awaited:
-            raise self._nonsense(f"hidden states of {shape} must have {awaited} bytes, got {payload_bytes}")
+            raise self._unreadable(f"hidden states of {shape} must have {awaited} bytes, got {payload_bytes}")
         return header, payload_bytes
 
-    def _nonsense(self, why: str) -> StepFailedError:
+    def _unreadable(self, why: str) -> StepFailedError:
         return StepFailedError(f"stage {self._stage} cannot read what stage {self._stage - 1} sent it: {why}")
 
     def _write(self, header: bytes, payload: memoryview) -> None:

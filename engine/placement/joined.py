@@ -1,4 +1,4 @@
-"""A stage on another machine as the supervisor sees it: by the word of its agent, a process like those forked here.
+"""A stage on another machine as the supervisor sees it: a process like those forked here, as its agent reports it.
 
 Owns what is known of the machine, and when its silence counts as its end. Never waits for the agent.
 """
@@ -72,7 +72,7 @@ class JoinedStage(WatchedProcess):
         return f"{self.join.node}{address} ({self._peer}, agent {self.join.pid}{stage})"
 
     def take_number(self, stage: int) -> None:
-        """Be this stage from now on."""
+        """Take this number of a stage."""
         self.stage, self.name = stage, f"{STAGE_PREFIX}{stage}"
 
     def fileno(self) -> int:
@@ -88,7 +88,7 @@ class JoinedStage(WatchedProcess):
         self._link.send(message)
 
     def watch(self, timeout_s: float, now: float) -> None:
-        """From now on its agent's silence is its end."""
+        """From now on the silence of its agent counts as its end."""
         self._link.watch(timeout_s, now)
 
     def listen(self) -> ChildMessage | None:
@@ -103,13 +103,13 @@ class JoinedStage(WatchedProcess):
         return None
 
     def tend(self, now: float) -> float | None:
-        """Send the pulse that is due, look whether it is silent, and say when to come again."""
+        """Send a pulse if one is due, and end the stage if its agent is silent. Returns when to call this again."""
         if not self.alive:
             return None
         if self._link.owes_pulse(now):
             self._link.send(Pulse())
         if self._link.is_silent(now):
-            self.end(f"it sent no word for {self._link.timeout_s} s: its machine is gone or the network path is cut")
+            self.end(f"it was silent for {self._link.timeout_s} s: its machine is gone or the network path is cut")
             return None
         if self._link.unsendable is not None:
             self.end(self._link.unsendable)
@@ -117,10 +117,10 @@ class JoinedStage(WatchedProcess):
         return self._link.due()
 
     def look_for_stop(self) -> None:
-        """Its agent says so by itself."""
+        """Does nothing: the agent reports a stop by itself."""
 
     def end(self, why: str) -> None:
-        """Kill it, if its agent still listens, and take it for dead."""
+        """Kill it if its agent still listens, and count it as dead."""
         self.signal(signal.SIGKILL)
         self._lose(why)
 

@@ -97,7 +97,7 @@ AgentMessage = Join | Prepared | Started | StagePulse | Ended | Ready | Loading 
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """This stage is not taken, for a reason that its user can do something about. Nothing follows."""
+    """This stage is refused, for a reason that its user can remedy. Nothing follows."""
 
     why: str
 

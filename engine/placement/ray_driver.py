@@ -32,6 +32,7 @@ from engine.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.placement.stage_order import StageOrder
 from engine.process.control import Control, Dying, Ready, Serving
+from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process
 from engine.process.logs import configure_logging
 from engine.process.signals import STACK_SIGNAL
@@ -49,7 +50,6 @@ HEADSTART_S: Final = 1.0
 # Agents that were told to end have this long before their actors are killed.
 AGENTS_GRACE_S: Final = 0.3
 RAY_GRACE_S: Final = 5.0
-EXIT_FAILED: Final = 1
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Where stages of other machines meet the supervisor: who joins, who is refused and why, which number each one gets.
+"""Where stages of other machines meet the supervisor: admission, refusals with their reasons, numbers of stages.
 
 Driven by the supervisor's selector: it waits for nothing. Also takes the connections by which plans travel, once their
 peers have proved themselves, and passes them on to the scheduler process.
@@ -30,14 +30,14 @@ from engine.settings import ServerSettings
 
 __all__ = ["Rendezvous"]
 
-# An agent says who it is at once.
+# An agent introduces itself at once.
 JOIN_TIMEOUT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class _Arriving(msgspec.Struct):
-    """A connection of an agent that has proved the secret and not yet said who it is."""
+    """A connection of an agent that has proved the secret and not yet introduced itself."""
 
     link: ControlLink[AgentMessage]
     peer: str
@@ -109,7 +109,7 @@ class Rendezvous:
         return " and ".join(free) if count == len(free) else f"{count} of {', '.join(free)}"
 
     def listen(self) -> None:
-        """Take what has come: connections, agents, and what those say that have joined and not begun."""
+        """Handle new connections, new agents, and messages of agents that have joined and not begun."""
         now = time.monotonic()
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
@@ -121,7 +121,7 @@ class Rendezvous:
                 self._look_at(next(one for one in self._joined if one.fileno() == fd))
 
     def tend(self, now: float) -> float | None:
-        """Drop what is late, and say when to come again."""
+        """Drop connections that are late. Returns when to call this again."""
         listener_due = self._listener.due()
         if listener_due is not None and listener_due <= now:
             for link in self._listener.take(now):
@@ -132,7 +132,7 @@ class Rendezvous:
         return min((due for due in dues if due is not None), default=None)
 
     def begin(self, limits: Limits) -> list[JoinedStage]:
-        """Have every stage started. From now on they are the caller's, and their silence is their end."""
+        """Have every stage started. From now on the caller owns them, and silence counts as their end."""
         self._has_begun = True
         book = tuple(one.join.listens for one in self._joined)
         order = Begin(limits=limits, book=book, hidden_transport=self._hidden_transport())
@@ -243,7 +243,7 @@ class Rendezvous:
         self._joined.sort(key=lambda one: one.stage)
 
     def _look_at(self, one: JoinedStage) -> None:
-        """Hear one that has not begun; one that is gone, or has another checkpoint, leaves its place to another."""
+        """Read from a stage that has not begun. One that is gone, or has another checkpoint, frees its place."""
         one.listen()
         if not one.alive:
             why = one.dying.error if one.dying is not None else f"its agent ended with status {one.status}"

@@ -1,4 +1,4 @@
-"""What an agent is told that neither a person nor the command line starts, and by which way it reaches the others.
+"""The order to an agent that a program starts, with the addresses by which it reaches the server and other stages.
 
 Owns the form of the order; starts nothing.
 """

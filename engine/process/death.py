@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["DEATH_FILE", "DeathReport", "describe_status", "read_death_report"]
+__all__ = ["DEATH_FILE", "EXIT_FAILED", "DeathReport", "describe_status", "read_death_report"]
 
 DEATH_FILE = "death.json"
+# The exit status of a process of the engine that could not go on; its reason is on stderr.
+EXIT_FAILED = 1
 
 
 class DeathReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Which replica a request goes to: a pure policy over prefixes and loads, deterministic and in virtual time too.
 
-Owns what a router knows of its replicas. Never asks one: loads are told to it, and so is every seed.
+Owns what a router knows of its replicas. Never asks a replica: its caller reports loads and gives the seed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["MAX_CHUNKS", "chunk_hashes"]
 
-# What follows after so many chunks tells two prompts apart no further: by then the prefix is worth the detour.
+# Later chunks are not hashed: a common prefix of this length decides the choice anyway.
 MAX_CHUNKS: Final = 512
 _HASH_BYTES: Final = 8
 
@@ -18,7 +18,7 @@ _HASH_BYTES: Final = 8
 def chunk_hashes(prompt: bytes, chunk_bytes: int, namespace: bytes = b"") -> tuple[int, ...]:
     """The chain of a prompt. Prompts of different namespaces (a model, an adapter) share no prefix.
 
-    A rest that is shorter than a chunk has no hash.
+    The rest that is shorter than a chunk has no hash.
     """
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")

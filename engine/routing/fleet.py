@@ -95,7 +95,7 @@ class Fleet:
         self._uncount(member)
 
     def report(self, name: str, load: ReplicaLoad, *, accepting: bool = True) -> None:
-        """Take over what a replica says of itself."""
+        """Take over a replica's report of itself."""
         member = self._members[name]
         member.reported = load.running + load.waiting
         member.pending = load.pending_prefill_tokens

@@ -12,7 +12,7 @@ __all__ = ["PrefixIndex"]
 
 
 class PrefixIndex:
-    """The chunks of each replica, least recently used forgotten first, of one prefix its end first.
+    """The chunks of each replica. The least recently used are forgotten first, the end of a prefix before the rest.
 
     ``capacity`` is the most chunks that are kept for one replica.
     """

@@ -37,7 +37,7 @@ class PrefixRouter:
     def route(
         self, chain: Sequence[int], tokens: int, *, tokens_a_chunk: int, left_out: Collection[str] = ()
     ) -> Ticket | Refused:
-        """Choose a replica for a prompt of so many tokens, and count the request as sent there."""
+        """Choose a replica for a prompt of about ``tokens`` tokens, and count the request as sent there."""
         choice = choose(chain, self.fleet, self.index, self._rules, left_out=left_out, seed=self._seed)
         if not isinstance(choice, Choice):
             return choice

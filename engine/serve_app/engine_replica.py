@@ -1,7 +1,7 @@
 """The deployment of engines: each replica is an actor that owns a server and passes requests to it over loopback.
 
-Its own process, not the actor's: the engine forks its processes before any thread exists, and dies or drains by the
-supervisor's rules, which an application inside the actor would have to do without.
+The server does not run in the actor's process: an engine forks before any thread exists, and dies or drains by its
+supervisor's rules, which an application inside the actor would lack.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What takes the clients' requests: finds each prompt's prefix, asks an engine, passes the answer on as it comes.
+"""The front: takes clients' requests, finds each prompt's prefix, asks an engine, streams the answer.
 
-Owns which routes there are, a second try where an engine refused or was lost before its first word, and the last word
-of a stream that was cut. Chooses no engine and computes nothing.
+Owns the routes, the second try where an engine refused or was lost before its answer began, and the final message of
+a stream that was cut. Chooses no engine and computes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PASSED_ON: Final = frozenset(
 )
 # Answered for all engines together.
 OF_ALL: Final = frozenset({"/get_load"})
-# What operates or describes one engine, and would reach any of them here.
+# Routes that operate or describe one engine; here they would reach any of them.
 OF_ONE_ENGINE: Final = frozenset(
     {
         "/server_info",
@@ -69,7 +69,7 @@ OF_ONE_ENGINE: Final = frozenset(
 _METHODS: Final = ("GET", "POST", "OPTIONS")
 _EVENTS: Final = "text/event-stream"
 _END_OF_EVENT: Final = b"\n\n"
-# A request may have been what ended its engine: it does not get to end all of them.
+# A request may have caused the death of its engine; this bounds how many engines it may end.
 _MOST_LOST: Final = 2
 _REFUSALS: Final = frozenset({429, 503})
 
@@ -83,7 +83,7 @@ def front_app(engines: Engines, settings: ServerSettings, *, chunk_bytes: int) -
         routes=[*alone, Route("/get_load", front.loads, methods=["GET"]), *passed],
         exception_handlers={
             ApiError: _answer_error,
-            ClientDisconnect: _answer_nobody,
+            ClientDisconnect: _answer_after_disconnect,
             HTTPException: _answer_route,
             Exception: _answer_bug,
         },
@@ -130,13 +130,13 @@ class _Front:
         return _refusal(request, answer) if isinstance(answer, ApiError) else answer
 
     async def loads(self, request: Request) -> Response:
-        """Say what every engine says of its load, in a list, numbered as SGLang numbers its parts."""
+        """Answer with the load of every engine: a list, numbered as SGLang numbers its ranks."""
         loads = await self._engines.loads(tuple(request.headers.items()))
         numbered = [{**load, "dp_rank": number} for number, load in enumerate(loads)]
         return Response(msgspec.json.encode(numbered), media_type="application/json")
 
     async def refused(self, request: Request) -> Response:
-        """Refuse what is about one engine."""
+        """Refuse a route that is about one engine."""
         raise ApiError(
             404,
             ErrorType.NOT_FOUND,
@@ -224,7 +224,7 @@ async def _answer_error(request: Request, exc: Exception) -> Response:
     return _refusal(request, exc)
 
 
-async def _answer_nobody(_: Request, __: Exception) -> Response:
+async def _answer_after_disconnect(_: Request, __: Exception) -> Response:
     # The client left while it sent the body. No answer can reach it.
     return Response()
 

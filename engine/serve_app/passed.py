@@ -1,4 +1,4 @@
-"""What goes between the front and an engine's replica: a request with its prefix, and the parts of an answer.
+"""The messages between the front and an engine's replica: a request with its prefix, and the parts of an answer.
 
 Owns these types and the port that the front asks engines through. Knows neither Ray nor HTTP libraries.
 """
@@ -33,7 +33,7 @@ class PassedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """How an engine's answer begins, and whose it is."""
+    """The head of an engine's answer, and the replica that it comes from."""
 
     status: int
     headers: Headers
@@ -60,5 +60,5 @@ class Engines(Protocol):
         ...
 
     async def loads(self, headers: Headers) -> list[Mapping[str, object]]:
-        """What each engine says of its load, to who may ask. Raises ApiError."""
+        """The load that each engine reports, for a client that may ask. Raises ApiError."""
         ...

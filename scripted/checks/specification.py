@@ -17,23 +17,21 @@ from engine.plan import ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment, mode_of
 from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
-from scripted.checks.specified_chunks import next_part
-from scripted.checks.specified_drafts import drafts_of, verify
+from scripted.checks.specified_drafts import verify
 from scripted.checks.specified_grammars import SpecifiedGrammars
 from scripted.checks.specified_memory import SpecifiedMemory
-from scripted.checks.specified_queue import by_policy, gives_way, is_overdue, overtake, why_refused
+from scripted.checks.specified_plan import Part, plan_of
+from scripted.checks.specified_queue import why_refused
 from scripted.checks.specified_request import SpecifiedRequest as Request
 from scripted.checks.specified_time import next_deadline, out_of_time
 
 __all__ = ["Specification"]
 
-TRIES_LIMIT: Final = 16
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 FIELDS: Final = messages.EngineStats.__struct_fields__
 TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]
 
-_Part = tuple[Request, int, int]  # a request, its first token in a microbatch, and the first that is not in it
-_Flight = tuple[list[_Part], list[ExpectedSegment], ForwardMode]
+_Flight = tuple[list[Part], list[ExpectedSegment], ForwardMode]
 
 
 class Specification:
@@ -134,7 +132,8 @@ class Specification:
             f"in_flight={len(self.flights) or int(self.calls.update is not None)} releasing={leaving}"
         )
 
-    def _ready(self) -> list[Request]:
+    def ready(self) -> list[Request]:
+        """What decodes and is in no microbatch, launched longest ago first."""
         return [request for request in self.running if not request.in_flight]
 
     def stats(self) -> messages.EngineStats:
@@ -161,7 +160,7 @@ class Specification:
                 self._end(request, failed.reason, error=failed.error)
         tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
         accepted, guesses = iter(completion.accepted), iter(completion.guesses)
-        computed: list[_Part] = []
+        computed: list[Part] = []
         for (request, start, end), segment in zip(plan, segments, strict=True):
             request.in_flight -= 1
             count = int(segment.emits and error is None)
@@ -225,7 +224,7 @@ class Specification:
         request.is_running, self.chunked = False, None if self.chunked is request else self.chunked
         self.running = [other for other in self.running if other is not request]
 
-    def _retract(self, request: Request) -> None:
+    def retract(self, request: Request) -> None:
         """**Retract**: its memory is free as soon as nothing with it is in flight; it keeps its place in the queue."""
         self._take_out(request)
         request.is_leaving = True
@@ -284,7 +283,7 @@ class Specification:
             self._abort_all()
         elif mode is PauseMode.RETRACT:
             for request in [one for one in self.memory.owners if one.end is None and not one.is_leaving]:
-                self._retract(request)
+                self.retract(request)
 
     # -- launching --
 
@@ -292,9 +291,9 @@ class Specification:
         return self.calls.update is None and len(self.flights) < self.limits.depth
 
     def _may_plan(self) -> bool:
-        return self.paused is None and self._has_slot() and bool(self.chunked or self._ready() or self.waiting)
+        return self.paused is None and self._has_slot() and bool(self.chunked or self.ready() or self.waiting)
 
-    def _launch(self) -> tuple[ForwardMode | None, list[_Part], str | None]:
+    def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:
         """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
         if self.failure is not None:
             self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
@@ -307,7 +306,7 @@ class Specification:
         if told is not None:
             return told[0], [], told[1]
         if self._may_plan():
-            prompts, decodes = self._plan()
+            prompts, decodes = plan_of(self)
             if prompts or decodes:
                 return mode_of(prompts, decodes), [*prompts, *decodes], None
         return None, [], None
@@ -321,110 +320,3 @@ class Specification:
         window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
         more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)
         return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_adapter(self.launched))
-
-    def _plan(self) -> tuple[list[_Part], list[_Part]]:
-        """**Mixed**: decodes first, prompts into the rest; or decodes when there are no prompts. **Seats**: for all."""
-        budget, limits = self.limits.prefill_budget_tokens, self.limits
-        if not limits.mixed_chunk:
-            prompts = self._prompts(budget, limits.most_requests)
-            return prompts, [] if prompts else self._decodes(limits.most_requests, with_drafts=True)
-        left_to_prompts = max(1, min(limits.page_size, budget // 2)) if limits.chunking else budget
-        has_prompts = self.chunked is not None or bool(self.waiting)
-        most = limits.most_requests
-        count = len(self._choose(min(budget - left_to_prompts, most - 1))) if has_prompts else 0
-        prompts = self._prompts(budget - count, most - count)
-        taken = sum([end - start for _, start, end in prompts])
-        left = min(budget - taken, most - len(prompts)) if prompts else most
-        return prompts, self._decodes(left, with_drafts=not prompts)
-
-    def _prompts(self, budget: int, seats: int) -> list[_Part]:
-        """**Start**: the next part of the prompt that is split, then requests of the queue while the budget lasts."""
-        plan: list[_Part] = []
-        tries, queue = 0, by_policy(self.grammars.startable(self.waiting), self.limits, self.memory)
-        for request in queue if self.chunked is None else [self.chunked, *queue]:
-            overtaken: list[Request] = []
-            if not request.owns_memory:
-                if request.lacks_adapter and not is_overdue(request):
-                    continue
-                has_row = self.memory.free_rows or (self.limits.priority_preemption and self._lower_than(request))
-                is_worth = len(plan) < seats and self._is_worth(budget, request, alone=not plan)
-                if self.chunked is not None or request.lacks_adapter or not has_row or not is_worth:
-                    break
-                if not self._admit(request):
-                    tries += 1
-                    if tries >= TRIES_LIMIT or is_overdue(request):
-                        break
-                    continue
-                overtaken = overtake(request, self.grammars.startable(self.waiting), self.limits)
-            start = request.planned_tokens
-            end = start + next_part(self.limits, plan, start, request.goal_tokens - start, budget)
-            if not self.memory.extend(request, end):
-                break
-            request.planned_tokens, request.in_flight = end, request.in_flight + 1
-            self.chunked = None if end == request.goal_tokens else request
-            budget -= end - start
-            plan.append((request, start, end))
-            if any(map(is_overdue, overtaken)):
-                break
-        return plan
-
-    def _is_worth(self, budget: int, request: Request, *, alone: bool) -> bool:
-        """**Sliver**: beside other prompts, a whole prompt or a part of at least one page."""
-        if alone or len(request.ids) <= budget:
-            return budget > 0
-        may_split = self.limits.chunking or len(request.ids) > self.limits.prefill_budget_tokens
-        return may_split and budget >= self.limits.page_size
-
-    def _admit(self, request: Request) -> bool:
-        """**Room**: for all of its tokens, and a page for each request that runs."""
-        memory = self.memory
-        if self.limits.priority_preemption:
-            self._preempt_for(request)
-        if not memory.free_rows or not memory.admit(request, len(self.running)):
-            return False
-        request.hit_tokens = request.planned_tokens = request.pages * self.limits.page_size
-        request.goal_tokens = len(request.ids)
-        memory.count_hit(request, self.totals)
-        return True
-
-    def _choose(self, most: int) -> list[Request]:
-        """**Turns**: launched longest ago first, no more than a stage's share of all that run."""
-        most = min(most, -(-len(self.running) // self.limits.pp_size))
-        chosen: list[Request] = []
-        for request in self._ready():
-            if len(chosen) < most and request.is_running and self._make_room(request, chosen):
-                chosen.append(request)
-        return chosen
-
-    def _decodes(self, most: int, *, with_drafts: bool) -> list[_Part]:
-        chosen = self._choose(most)
-        for request in chosen:
-            if with_drafts and self.limits.draft_tokens:
-                request.drafts = drafts_of(request, self)
-                self.memory.extend(request, len(request.ids) + len(request.drafts))
-            request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
-        self.running = [request for request in self.running if request not in chosen] + chosen
-        return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
-
-    def _make_room(self, request: Request, chosen: list[Request]) -> bool:
-        """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""
-        while not self.memory.extend(request, request.planned_tokens + 1):
-            victim = max(self._ready(), key=gives_way)
-            chosen[:] = [one for one in chosen if one is not victim]
-            self._retract(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _lower_than(self, request: Request) -> list[Request]:
-        return [one for one in self._ready() if one.priority < request.priority]
-
-    def _preempt_for(self, request: Request) -> None:
-        """**Preempt**: as many of lower priority as it takes, or none if all of them are not enough."""
-        memory, victims, need = self.memory, self._lower_than(request), (len(request.ids), len(self.running))
-        if not memory.has_room(*need, [owner for owner in memory.owners if owner not in victims]):
-            return
-        while victims and not (memory.free_rows and memory.has_room(*need, memory.owners)):
-            victim = max(victims, key=gives_way)
-            victims.remove(victim)
-            self._retract(victim)

@@ -30,7 +30,8 @@ from engine.scheduler import Scheduler
 from scripted.checks.life import Life
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
-from scripted.simulated_pipeline import SimulatedPipeline, alphabet_of
+from scripted.simulated_model import alphabet_of
+from scripted.simulated_pipeline import SimulatedPipeline
 from scripted.subject.violation import Violation
 
 __all__ = ["Compared", "Oracle", "check_tokens"]

@@ -164,7 +164,7 @@ class _CopyList:
         if not value or type(value[-1]) in self._atoms:
             return self._append(value, list.copy, value)
         if type(value[-1]) is list:
-            # The pages of KV: lists of numbers that nobody else refers to, and half of all that there is to copy.
+            # The pages of KV: lists of numbers without another reference, and half of all that there is to copy.
             return self._append(value, _copy_lists, value)
         return self._indexed(value, list.copy, enumerate(value))
 

@@ -23,7 +23,7 @@ def _nothing_is_in_flight(books: Books) -> bool:
     return True
 
 
-def _is_quiescent_and_nobody_waits(books: Books) -> bool:
+def _is_quiescent_and_nothing_waits(books: Books) -> bool:
     return not books.waiting and bool(_is_quiescent.__get__(books))
 
 
@@ -73,7 +73,7 @@ FLUSHING = (
         test=f"{GALLERY_TESTS}/test_g02_flush_after_pause.py::test_flush_while_all_wait_retracted",
         owner=Books,
         attribute="is_quiescent",
-        replacement=property(_is_quiescent_and_nobody_waits),
+        replacement=property(_is_quiescent_and_nothing_waits),
     ),
     Mutant(
         name="second-deferred-flush-replaces-the-first",

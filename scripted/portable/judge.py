@@ -43,7 +43,7 @@ class PortableJudge:
         self._arrivals = 0
         self._arriving: set[str] = set()
         self._in_flight: dict[int, Batch] = {}
-        # The counts that aborts of nobody must not change; None except in the step that they are given in.
+        # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
         self._resting: Mapping[str, int] | None = None
 
     @property

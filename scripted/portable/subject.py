@@ -26,10 +26,10 @@ from scripted.subject.mutant import Mutant
 from scripted.subject.placed import Placed
 from scripted.subject.written import WrittenTest
 
-__all__ = ["NOBODY", "PortableSubject"]
+__all__ = ["UNKNOWN_RID", "PortableSubject"]
 
 # A request that never was; nothing a schedule names is called this.
-NOBODY: Final = "nobody-ever"
+UNKNOWN_RID: Final = "nobody-ever"
 
 
 _PARTS: Final = ("step", "counts", "is_idle", "depth")
@@ -199,10 +199,10 @@ class PortableSubject:
         return ResumeAll() if run.judge.paused is not None and not run.is_settled else None
 
     def finale(self, run: Any, turn: int) -> Sequence[Event]:
-        """Aborts of nobody, which change nothing; then a pause ends, and the cache is flushed where it can be."""
+        """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
         if turn == 0:
             ended = [life.message.rid for life in run.judge.account.lives[-1:]]
-            return [Abort(rid=rid) for rid in (NOBODY, *ended)]
+            return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
         if turn == 1 and self.limits_of(run.config)[1].flush:
             return [FlushCache(call_id=run.new_call_id())]
         return ()

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 from scripted.errors import BadCall, UnknownName
 from scripted.phrases import nearest
 from scripted.rig.values import Nameless
 
-__all__ = ["Asked", "Method", "check_count", "truth_of"]
+__all__ = ["Asked", "Method", "check_count", "check_predicate", "several", "truth_of"]
+
+_Handle = TypeVar("_Handle")
 
 
 class Method(Nameless):
@@ -105,6 +107,24 @@ def check_count(call: str, name: str, value: object) -> None:
     """Raise BadCall for what is no whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCall(f"{call} takes {name} >= 1, a whole number, got {value!r}")
+
+
+def check_predicate(predicate: object) -> None:
+    """Raise BadCall for what ``run_until()`` cannot ask after each step."""
+    if not callable(predicate):
+        raise BadCall(f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda")
+
+
+def several(handles: Iterable[_Handle], handle: type[_Handle]) -> list[_Handle]:
+    """What ``run_until_all_finished()`` waits for. Raises BadCall for one handle, and for none."""
+    if isinstance(handles, handle) or not isinstance(handles, Iterable):
+        raise BadCall(
+            f"run_until_all_finished() takes several handles, got {handles!r}; write [r], or run_until_finished"
+        )
+    found = list(handles)
+    if not found:
+        raise BadCall("run_until_all_finished() takes at least one handle, got none: it would wait for nothing")
+    return found
 
 
 def _parameters(signature: inspect.Signature) -> str:

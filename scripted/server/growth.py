@@ -20,7 +20,7 @@ from scripted.subject.violation import Violation
 
 __all__ = ["ServerGrowth"]
 
-# A front end that has just told a client the last word still closes the connection.
+# A front end that has just sent a client its final message still has the connection to close.
 SETTLE_TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 0.005
 # It answers at once: it does not ask the scheduler, which stands still between two scripts.

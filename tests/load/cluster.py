@@ -1,4 +1,4 @@
-"""The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it go.
+"""The load run on a Ray cluster of four nodes on this machine, and what happens to its streams when parts of it fail.
 
 Run: ``python tests/load/cluster.py --clients 64 --seconds 60``; ``--placement join`` does without Ray. Prints a table,
 and exits with status 1 when anything was not as it must be. Every address is on loopback. With ``--machines`` each
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from load import LoadResult, run_death, run_load
+from load import Load, LoadResult, run_death, run_load
 from machines import IN_A_NAMESPACE, MachineCluster, MachineStages, Network, inside_a_namespace
 from rich.console import Console
 from rich.table import Table
@@ -76,19 +76,27 @@ class Scene:
 
 def run_scene(scene: Scene, name: str) -> LoadResult:
     """One server under load: left alone ('calm'), on a slow link ('slow'), or with one of ``FAULTS``."""
-    seen = {"stages": STAGES, "clients": scene.clients, "seconds": scene.seconds, "seed": scene.seed}
     with scene.placed() as placed, tempfile.TemporaryDirectory() as folder:
+        load = Load(
+            parent=scene.parent,
+            folder=Path(folder),
+            stages=STAGES,
+            clients=scene.clients,
+            seconds=scene.seconds,
+            seed=scene.seed,
+            placed=placed,
+        )
         if name in ("calm", "slow"):
             slowing = threading.Timer(scene.seconds / 3, _slow, [placed]) if name == "slow" else None
             if slowing is not None:
                 slowing.start()
             try:
-                return run_load(scene.parent, Path(folder), placed=placed, **seen)
+                return run_load(load)
             finally:
                 if slowing is not None:
                     slowing.cancel()
         fault = functools.partial(FAULTS[name], scene, placed)
-        return run_death(scene.parent, Path(folder), placed=placed, fault=fault, **seen)
+        return run_death(load, fault=fault)
 
 
 def different_tokens(scene: Scene) -> list[str]:

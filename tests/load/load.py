@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
+import contextlib
 import os
 import random
 import signal
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from workload import Workload
 from engine.launch.preload import PreloadedParent
 from scripted.server.placed import PlacedStages
 
-__all__ = ["Fault", "LoadResult", "run_death", "run_load"]
+__all__ = ["Fault", "Load", "LoadResult", "run_death", "run_load"]
 
 # Given the pids of processes by their names, in order of preference; returns the name of the one that it hit, and for
 # how many seconds that may go unnoticed.
@@ -67,55 +67,41 @@ class LoadResult:
         return Counter((str(outcome.ask.behaviour), outcome.ending) for outcome in self.outcomes)
 
 
-def run_load(
-    parent: PreloadedParent,
-    folder: Path,
-    *,
-    stages: int,
-    clients: int,
-    seconds: float,
-    seed: int,
-    record: Path | None = None,
-    placed: PlacedStages | None = None,
-) -> LoadResult:
-    """Load a server for ``seconds``, let it come to rest, compare, end it; ``record`` keeps its every step.
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The server of a run, its clients and its length in seconds. With ``placed`` the server's stages are there."""
 
-    With ``placed`` its stages are there.
-    """
-    result = LoadResult(stages)
-    server = _server(parent, folder, stages, clients, record, placed)
-    try:
-        asyncio.run(_load(server, result, clients, seconds, seed))
+    parent: PreloadedParent
+    folder: Path
+    stages: int
+    clients: int
+    seconds: float
+    seed: int
+    placed: PlacedStages | None = None
+
+
+def run_load(load: Load, *, record: Path | None = None) -> LoadResult:
+    """Load a server, let it come to rest, compare, end it; ``record`` keeps its every step."""
+    result = LoadResult(load.stages)
+    with _served(load, result, record) as server:
+        asyncio.run(_load(load, server, result))
         server.end()
-    finally:
-        server.kill()
-        result.complaints += server.complaints
     return result
 
 
-def run_death(
-    parent: PreloadedParent,
-    folder: Path,
-    *,
-    stages: int,
-    clients: int,
-    seconds: float,
-    seed: int,
-    placed: PlacedStages | None = None,
-    fault: Fault | None = None,
-) -> LoadResult:
-    """Load a server, kill a process that computes after ``seconds``, check that every client is told.
+def run_death(load: Load, *, fault: Fault | None = None) -> LoadResult:
+    """Load a server, kill a process that computes at the end of it, check that every client is told.
 
-    ``fault`` does something else to one of the stages, which it is given in an order by ``seed``.
+    ``fault`` does something else to one of the stages, which it is given in an order by the seed.
     """
-    result = LoadResult(stages)
-    server = _server(parent, folder, stages, clients, placed=placed)
-    victims = [f"stage-{number}" for number in random.Random(seed).sample(range(stages), stages)]
-    if stages == 1:
+    result = LoadResult(load.stages)
+    stages = random.Random(load.seed).sample(range(load.stages), load.stages)
+    victims = [f"stage-{number}" for number in stages]
+    if load.stages == 1:
         victims = ["scheduler"]
     victim, unnoticed_s = victims[0], 0.0
 
-    def kill() -> None:
+    def kill(server: LoadedServer) -> None:
         nonlocal victim, unnoticed_s
         pids = {name: server.serving.pids[name] for name in victims}
         if fault is None:
@@ -123,12 +109,9 @@ def run_death(
         else:
             victim, unnoticed_s = fault(pids)
 
-    try:
-        died = asyncio.run(_load_until_death(server, result, clients, seconds, seed, kill))
+    with _served(load, result) as server:
+        died = asyncio.run(_load_until_death(load, server, result, kill))
         server.check_death()
-    finally:
-        server.kill()
-        result.complaints += server.complaints
     found = (complaint_after_death(outcome, victim, died + unnoticed_s) for outcome in result.outcomes)
     result.complaints += [complaint for complaint in found if complaint]
     result.final_message_s = max((outcome.ended - died for outcome in result.outcomes), default=0.0)
@@ -136,32 +119,31 @@ def run_death(
     return result
 
 
-def _server(
-    parent: PreloadedParent,
-    folder: Path,
-    stages: int,
-    clients: int,
-    record: Path | None = None,
-    placed: PlacedStages | None = None,
-) -> LoadedServer:
-    """A server whose queue is full when most of the clients are in it."""
-    return LoadedServer(
-        parent,
-        folder,
-        placed,
-        pp_size=stages,
-        pp_async_depth=stages // 2,
-        max_queued_requests=max(1, clients * 2 // 3),
+@contextlib.contextmanager
+def _served(load: Load, result: LoadResult, record: Path | None = None) -> Iterator[LoadedServer]:
+    """A server whose queue is full when most of the clients are in it; it is gone after this, whatever happened."""
+    server = LoadedServer(
+        load.parent,
+        load.folder,
+        load.placed,
+        pp_size=load.stages,
+        pp_async_depth=load.stages // 2,
+        max_queued_requests=max(1, load.clients * 2 // 3),
         record="" if record is None else str(record),
     )
+    try:
+        yield server
+    finally:
+        server.kill()
+        result.complaints += server.complaints
 
 
-async def _load(server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int) -> None:
+async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
     before_mb = server.resident_mb()
     async with server.http() as http:
-        crowd = [Client(http, Workload(seed, number)) for number in range(clients)]
-        operators = Operators(http, seed)
-        deadline = time.monotonic() + seconds
+        crowd = [Client(http, Workload(load.seed, number)) for number in range(load.clients)]
+        operators = Operators(http, load.seed)
+        deadline = time.monotonic() + load.seconds
         # Clients end when their last request does, so operators must not leave the server paused before that.
         await asyncio.gather(operators.run(deadline), *(client.run(deadline) for client in crowd))
         result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
@@ -172,7 +154,7 @@ async def _load(server: LoadedServer, result: LoadResult, clients: int, seconds:
         result.stats = await server.wait_idle(http)
         result.grown_mb = {name: mb - before_mb[name] for name, mb in server.resident_mb().items()}
         await _flush(http, server, result)
-        await _compare(http, result, seed)
+        await _compare(http, result, load.seed)
 
 
 async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResult) -> None:
@@ -184,17 +166,17 @@ async def _flush(http: httpx.AsyncClient, server: LoadedServer, result: LoadResu
 
 
 async def _load_until_death(
-    server: LoadedServer, result: LoadResult, clients: int, seconds: float, seed: int, kill: Callable[[], None]
+    load: Load, server: LoadedServer, result: LoadResult, kill: Callable[[LoadedServer], None]
 ) -> float:
     """Load until a while after the death; the time of the death."""
     async with server.http() as http:
-        crowd = [Client(http, Workload(seed, number)) for number in range(clients)]
-        no_end = time.monotonic() + seconds + 60
+        crowd = [Client(http, Workload(load.seed, number)) for number in range(load.clients)]
+        no_end = time.monotonic() + load.seconds + 60
         tasks = [asyncio.create_task(client.run(no_end)) for client in crowd]
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(load.seconds)
         died = time.monotonic()
         # In a thread: streams are read while it takes its time.
-        await asyncio.to_thread(kill)
+        await asyncio.to_thread(kill, server)
         await asyncio.gather(*tasks)
         result.outcomes = [outcome for client in crowd for outcome in client.outcomes]
     return died
@@ -264,10 +246,15 @@ def main() -> None:
     with PreloadedParent.start() as parent:
         for stages in flags.stages:
             with tempfile.TemporaryDirectory() as folder:
-                run = run_death if flags.kill else functools.partial(run_load, record=flags.record)
-                result = run(
-                    parent, Path(folder), stages=stages, clients=flags.clients, seconds=flags.seconds, seed=flags.seed
+                load = Load(
+                    parent=parent,
+                    folder=Path(folder),
+                    stages=stages,
+                    clients=flags.clients,
+                    seconds=flags.seconds,
+                    seed=flags.seed,
                 )
+                result = run_death(load) if flags.kill else run_load(load, record=flags.record)
             _show(console, f"{flags.clients} clients, {flags.seconds:g} s, {stages} stages, seed {flags.seed}", result)
             wrong += len(result.complaints)
     sys.exit(1 if wrong else 0)

@@ -1,4 +1,4 @@
-"""The server under load: started from the preloaded parent, asked whether it is idle, ended, looked for afterwards.
+"""The server under load: started from the preloaded parent, asked whether it is idle, ended, checked for leftovers.
 
 Owns what must be true of an idle server, and of one that has ended.
 """

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from auditing_gate import AuditingGate
-from load import run_death, run_load
+from load import Load, run_death, run_load
 from outcome import Outcome, Window, complaint_about, complaint_after_death
 from workload import Ask, Behaviour, Workload
 
@@ -29,10 +29,14 @@ SEED = 1
 ENOUGH_ANSWERS = 20
 
 
+def _load(parent: PreloadedParent, folder: Path, stages: int, seconds: float) -> Load:
+    return Load(parent=parent, folder=folder, stages=stages, clients=CLIENTS, seconds=seconds, seed=SEED)
+
+
 @pytest.mark.parametrize("stages", [1, 4])
 def test_nothing_is_lost_and_nothing_leaks_under_load(parent: PreloadedParent, tmp_path: Path, stages: int) -> None:
     """B05, B06, B11, C05, C07, A07: one right end for each request, a server at rest, nothing left of it."""
-    result = run_load(parent, tmp_path, stages=stages, clients=CLIENTS, seconds=LOAD_S, seed=SEED)
+    result = run_load(_load(parent, tmp_path, stages, LOAD_S))
     assert result.complaints == []
     answered = [outcome for outcome in result.outcomes if outcome.finish_reasons]
     assert len(answered) > ENOUGH_ANSWERS
@@ -46,7 +50,7 @@ def test_nothing_is_lost_and_nothing_leaks_under_load(parent: PreloadedParent, t
 @pytest.mark.parametrize("stages", [1, 4])
 def test_death_under_load_ends_every_stream_with_an_error(parent: PreloadedParent, tmp_path: Path, stages: int) -> None:
     """A06: within 2 s, with the name of the dead process, and with nothing left."""
-    result = run_death(parent, tmp_path, stages=stages, clients=CLIENTS, seconds=DEATH_S, seed=SEED)
+    result = run_death(_load(parent, tmp_path, stages, DEATH_S))
     assert result.complaints == []
     assert any("process died" in outcome.error for outcome in result.outcomes)
 

@@ -76,11 +76,11 @@ class ServedApp:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
 
     def wait_ready(self, engines: int) -> None:
-        """Wait until so many engines say their load."""
+        """Wait until this many engines report their load."""
         self.wait(lambda: len(self.loads()) == engines, f"{engines} engines")
 
     def loads(self) -> list[dict[str, int]]:
-        """What the engines say of their loads; nothing while none does."""
+        """The loads that the engines report; nothing while none does."""
         try:
             answer = httpx.get(f"{self.url}/get_load", timeout=5)
         except httpx.HTTPError:

@@ -1,6 +1,6 @@
 """``serve run engine.serve_app:build`` with two engines: streams, prefixes, refusals, a drain and a death.
 
-Goal: what one engine promises its clients, several promise too; the end of one is the end of its own streams alone.
+Goal: several engines keep the guarantees of one; the end of one engine ends its own streams alone.
 Method: the openai client and plain HTTP against Serve's proxy; engines are ended by the signals that end them outside
 of tests. Origin: the replicas of an application; A06, C05. Mutant: none; Ray is not the project's to break.
 """
@@ -173,7 +173,7 @@ def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedAp
     victim.kill()
     killed = time.monotonic()
     app.wait(lambda: len([stream for stream in streams if stream.error]) == ROWS, "the final messages", 30)
-    last_word_s = time.monotonic() - killed
+    final_message_s = time.monotonic() - killed
     during = httpx.post(f"{app.url}/generate", json={"text": "on", "sampling_params": sampling(2)}, timeout=BOUND_S)
     for thread in threads:
         thread.join(BOUND_S)
@@ -189,7 +189,7 @@ def test_a_killed_replica_takes_its_own_streams_along_and_no_other(app: ServedAp
     _, left = psutil.wait_procs(its_processes, timeout=10)
     assert not left
     app.wait_ready(2)
-    print(f"the last word of a cut stream came {last_word_s:.2f} s after the kill")  # noqa: T201 - a figure to look at
+    print(f"the final message of a cut stream came {final_message_s:.2f} s after the kill")  # noqa: T201 - a figure to look at
 
 
 def test_engines_that_drain_finish_what_they_have_and_refuse_the_rest(app: ServedApp) -> None:

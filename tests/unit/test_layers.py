@@ -56,6 +56,7 @@ ROOMS = (
     "scripted.errors",
     "scripted.new_files",
     "scripted.simulated_grammar",
+    "scripted.simulated_model",
     "scripted.simulated_pipeline",
     "scripted.rig",
     "scripted.script",
@@ -97,6 +98,7 @@ PURE = (
     "engine.scheduler",
     "engine.integrity",
     "scripted.simulated_grammar",
+    "scripted.simulated_model",
     "scripted.simulated_pipeline",
 )
 WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.serve_app")

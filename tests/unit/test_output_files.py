@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
 from engine.errors import ConfigError
-from engine.launch.supervisor import _refuse_early
+from engine.launch.resolution import refuse_early
 from engine.output_files import require_writable, write_output
 from engine.settings import ServerSettings
 from scripted.cli import main
@@ -85,7 +85,7 @@ def test_a_server_refuses_before_it_loads_anything(tmp_path: Path, field: str) -
     (tmp_path / "file").write_text("")
     settings = ServerSettings(**{field: str(tmp_path / "file" / "x")})
     with pytest.raises(ConfigError, match=f"{field} must name a file that can be written, .* is no folder"):
-        _refuse_early(settings)
+        refuse_early(settings)
 
 
 @pytest.mark.parametrize("words", ["-m engine config", "-m scripted gallery list", "-m ci --help"])

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
     parser.add_argument("--area", choices=list(AREAS), default="core", help="which sources, against which tests")
     parser.add_argument("--suites", nargs="+", choices=[suite.value for suite in Suite], default=list(Suite))
-    parser.add_argument("--sample", type=int, metavar="N", help="so many mutants; default: all")
+    parser.add_argument("--sample", type=int, metavar="N", help="sample N mutants; default: all")
     parser.add_argument("--seed", type=int, default=0, help="which ones; a larger sample of one seed has the smaller")
     parser.add_argument("--kind", choices=("behaviour", "guard", "all"), default="all", help="guards only object")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this in their id")

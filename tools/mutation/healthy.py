@@ -61,7 +61,7 @@ def measure(units: Sequence[Unit], files: Iterable[str], jobs: int) -> list[Heal
     found: dict[int, Healthy] = {}
     for number, ended in run_children(tasks(), jobs):
         if not ended.said:
-            raise RuntimeError(f"{units[number].name} ended without a word, by signal {ended.signal}")
+            raise RuntimeError(f"{units[number].name} ended without a result, by signal {ended.signal}")
         found[number] = msgspec.json.decode(ended.said, type=Healthy)
     return [found[number] for number in range(len(units))]
 

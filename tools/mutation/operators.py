@@ -252,7 +252,7 @@ def _is_negated_elsewhere(test: ast.expr) -> bool:
 
 def _can_be_missing(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assign | ast.AnnAssign):
-        # Without a name of its own the function would only fail: that is no bug that anybody writes.
+        # Without a name of its own the function would only fail: no developer writes such a bug.
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return statement.value is not None and all(isinstance(one, ast.Attribute | ast.Subscript) for one in targets)
     bare = isinstance(statement, ast.Return) and statement.value is None

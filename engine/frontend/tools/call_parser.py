@@ -87,10 +87,9 @@ class CallParser(ABC):
 
     def _read_between(self) -> Reading[None]:
         """Read what separates calls. Of that, whitespace may be content where no marker closes a call."""
-        read: list[str] = []
-        yield from self._text.run(_BETWEEN, read.append)
+        between = yield from self._text.word(_BETWEEN)
         if not self.closes:
-            self._parts.say("".join(character for character in "".join(read) if character.isspace()))
+            self._parts.say("".join(character for character in between if character.isspace()))
 
     def _give_back(self) -> None:
         """What was held is no call: it is content."""

@@ -72,8 +72,7 @@ class DeepSeekParser(CallParser):
         return (yield from text.marker((BEGIN,))) is not None
 
     def _read_name(self) -> Reading[str]:
-        read: list[str] = []
         yield from self._text.run(SPACE)
-        yield from self._text.run(_NAME, read.append)
+        name = yield from self._text.word(_NAME)
         yield from self._text.run(SPACE)
-        return "".join(read)
+        return name

@@ -36,10 +36,8 @@ class Glm45Parser(CallParser):
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from text.run(SPACE)
-            read: list[str] = []
-            yield from text.run(_NAME, read.append)
+            name = yield from text.word(_NAME)
             yield from text.run(SPACE)
-            name = "".join(read)
             if not name or (yield from text.sees((KEY, CLOSE))) is None:
                 self._give_back()
                 continue
@@ -64,10 +62,10 @@ class Glm45Parser(CallParser):
 
     def _read_key(self) -> Reading[str]:
         """Read a key and the tags around it, which models double at times."""
-        text, read = self._text, list[str]()
+        text = self._text
         while (yield from text.marker((KEY,))) is not None:
             pass
-        yield from text.run(_KEY, read.append)
+        key = yield from text.word(_KEY)
         while (yield from text.marker((END_KEY,))) is not None:
             yield from text.run(SPACE)
-        return "".join(read).strip()
+        return key.strip()

@@ -52,7 +52,6 @@ class MistralParser(CallParser):
         yield from self._read_between()
 
     def _read_name(self) -> Reading[str]:
-        read: list[str] = []
-        yield from self._text.run(_NAME, read.append)
+        name = yield from self._text.word(_NAME)
         yield from self._text.run(SPACE)
-        return "".join(read)
+        return name

@@ -42,7 +42,7 @@ class Qwen3CoderParser(CallParser):
 
     def _read_function(self, *, bare: bool) -> Reading[None]:
         text = self._text
-        name = (yield from self._read_name()).strip()
+        name = yield from self._read_name()
         if not name or (bare and name not in self._tools) or (yield from text.peek()) != ">":
             self._give_back()
             return
@@ -55,7 +55,7 @@ class Qwen3CoderParser(CallParser):
             yield from text.run(SPACE)
             if (yield from text.marker((PARAMETER,))) is None:
                 break
-            key = (yield from self._read_name()).strip()
+            key = yield from self._read_name()
             if (yield from text.peek()) != ">":
                 return
             text.take(1)
@@ -68,6 +68,4 @@ class Qwen3CoderParser(CallParser):
             arguments.end()
 
     def _read_name(self) -> Reading[str]:
-        read: list[str] = []
-        yield from self._text.run(_NAME, read.append)
-        return "".join(read)
+        return (yield from self._text.word(_NAME)).strip()

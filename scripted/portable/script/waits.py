@@ -12,7 +12,7 @@ from scripted.phrases import plural
 from scripted.portable.script.gate import ScriptGate
 from scripted.portable.script.handles import RequestHandle
 from scripted.portable.script.queries import Queries
-from scripted.script.asked import check_count, truth_of
+from scripted.script.asked import check_count, check_predicate, several, truth_of
 from scripted.script.wait import DEFAULT_BUDGET_STEPS, Steps, Wait
 
 __all__ = ["Waits"]
@@ -27,10 +27,7 @@ class Waits(Queries):
 
     def run_until(self, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until ``predicate()`` is true; none at all if it is true already."""
-        if not callable(predicate):
-            raise BadCall(
-                f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda"
-            )
+        check_predicate(predicate)
         return self._wait(
             "run_until(...)",
             lambda: truth_of(predicate(), "the predicate's answer"),
@@ -45,13 +42,7 @@ class Waits(Queries):
 
     def run_until_all_finished(self, rs: Iterable[RequestHandle], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
         """Run steps until every one of these requests has ended."""
-        if isinstance(rs, RequestHandle) or not isinstance(rs, Iterable):
-            raise BadCall(
-                f"run_until_all_finished() takes several handles, got {rs!r}; write [r], or run_until_finished"
-            )
-        handles = list(rs)
-        if not handles:
-            raise BadCall("run_until_all_finished() takes at least one handle, got none: it would wait for nothing")
+        handles = several(rs, RequestHandle)
         for r in handles:
             self._check_handle("run_until_all_finished()", r)
         return self._wait(

@@ -37,7 +37,7 @@ RESULTS: Final = "result waits"
 TAKEN: Final = "result taken"
 ANSWERED: Final = "answers"
 
-# A lane never grows beyond so many chips; the step's state has the others.
+# A lane never has more chips than this; the step's state has the others.
 _SLOTS: Final = 4
 # Chips that hold two or three lines of text are higher than a lane of boxes.
 _TWO_LINES: Final = 1.3

@@ -16,11 +16,12 @@ from scripted.explore.mutant_search import Found
 from scripted.gallery import ESCAPES, RACES, Mutant
 from scripted.script.loader import find_test
 
-__all__ = ["gallery_markdown", "write_gallery"]
+__all__ = ["gallery_markdown", "results_on", "write_gallery"]
 
 _HEADING: Final = "### "
 _SECTIONS: Final = (("Races of real engines", RACES), ("Found by review of this project's own suites", ESCAPES))
 _FIRST_HEADING: Final = re.compile(r"^###? ", re.MULTILINE)
+_RESULT: Final = re.compile(r"^### ([a-z0-9-]+)$(?:(?!^#).)*?^- Search: ([^\n]+)\.$", re.MULTILINE | re.DOTALL)
 _WIDTH_COLUMNS: Final = 100
 _README_ROW: Final = re.compile(r"^(\| `([a-z-]+)` \|.*\| )([^|]*) \|$", re.MULTILINE)
 _README_COUNTS: Final = (
@@ -29,23 +30,26 @@ _README_COUNTS: Final = (
 )
 
 
-def gallery_markdown(found: Iterable[Found]) -> str:
+def gallery_markdown(results: Mapping[str, str]) -> str:
     """The gallery as Markdown: of each mutant the origin, the bug, the test that catches it, what finding it took."""
-    by_name = {one.mutant: one for one in found}
-    return "\n".join(_section(title, mutants, by_name) for title, mutants in _SECTIONS)
+    return "\n".join(_section(title, mutants, results) for title, mutants in _SECTIONS)
+
+
+def results_on(page: str) -> dict[str, str]:
+    """What the entries of a page say it took to find each mutant."""
+    return dict(_RESULT.findall(page))
 
 
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
-    """Write the page's entries; what stands above the first heading of them stays.
+    """Write the page's entries. What stands above the first of them stays, and so do results of other mutants.
 
     A README beside the page's folder gets the same figures, in the rows of its own table, and the numbers of entries.
     """
-    found = list(found)
-    above = _FIRST_HEADING.split(page.read_text(encoding="utf-8"), maxsplit=1)[0] if page.exists() else ""
-    write_output(page, above + gallery_markdown(found))
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    results = results_on(before) | {one.mutant: one.result for one in found}
+    write_output(page, _FIRST_HEADING.split(before, maxsplit=1)[0] + gallery_markdown(results))
     readme = page.parent.parent / "README.md"
     if readme.exists():
-        results = {one.mutant: one.result for one in found}
         text = _README_ROW.sub(
             lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")
         )
@@ -54,14 +58,14 @@ def write_gallery(page: Path, found: Iterable[Found]) -> None:
         readme.write_text(text, encoding="utf-8")
 
 
-def _section(title: str, mutants: Iterable[Mutant], found: Mapping[str, Found]) -> str:
-    return f"## {title}\n\n" + "\n".join(_entry(mutant, found.get(mutant.name)) for mutant in mutants)
+def _section(title: str, mutants: Iterable[Mutant], results: Mapping[str, str]) -> str:
+    entries = [_entry(mutant, results.get(mutant.name, "not searched for")) for mutant in mutants]
+    return f"## {title}\n\n" + "\n".join(entries)
 
 
-def _entry(mutant: Mutant, found: Found | None) -> str:
+def _entry(mutant: Mutant, result: str) -> str:
     test = mutant.test.rpartition("/")[2].partition("::")[0]
     tiers = " and ".join(find_test(mutant.test).tiers)
-    result = "not searched for" if found is None else found.result
     lines = [
         f"Origin: {mutant.origin}.",
         f"Bug: {mutant.bug}.",

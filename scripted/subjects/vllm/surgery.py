@@ -1,4 +1,4 @@
-"""A function with statements left out: for bugs that sit in the middle of a long function of somebody else's.
+"""A function with statements left out: for bugs that sit in the middle of a long function of another project.
 
 The function is compiled again from the source that is installed; none of that source is kept here.
 """

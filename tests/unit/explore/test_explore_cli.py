@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from scripted.cli import app
 from scripted.gallery import ESCAPES, RACES
 from scripted.refusals import ScriptDefinitionError
+from scripted.subjects.lockstep.gallery_page import results_on
 
 RACE = "pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
 FLUSH = ["--mutant", "flush-ignores-in-flight"]
@@ -78,7 +79,9 @@ def test_replay_passes_without_the_mutant() -> None:
 def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
     page, readme = tmp_path / "docs" / "gallery.md", tmp_path / "README.md"
     page.parent.mkdir()
-    page.write_text("# The gallery\n\nAbove.\n\n### stale\n\n- Search: never.\n")
+    page.write_text(
+        "# The gallery\n\nAbove.\n\n### stale\n\n- Search: never.\n\n### head-blocks-the-queue\n\n- Search: kept.\n"
+    )
     rows = "| `decode-runs-twice` | origin | schedule 0, 0.00 s |\n| `other` | origin | schedule 7 |\n"
     readme.write_text(rows + "0 races and scheduling bugs that\n0 more were found by review of\n")
     status, output = run("gallery", "find", "decode-runs-twice", "--markdown", str(page))
@@ -88,6 +91,7 @@ def test_gallery_find_says_how_soon(tmp_path: Path) -> None:
     assert text.startswith("# The gallery\n\nAbove.\n\n## Races of real engines\n\n### ")
     assert "### decode-runs-twice\n" in text
     assert "stale" not in text
+    assert results_on(text)["head-blocks-the-queue"] == "kept"
     first, other, races, escapes = readme.read_text().splitlines()
     assert races == f"{len(RACES)} races and scheduling bugs that"
     assert escapes == f"{len(ESCAPES)} more were found by review of"

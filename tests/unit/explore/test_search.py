@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from scripted.explore.units import SearchPlan
 from scripted.gallery import ESCAPES, RACES, UnknownMutant
 from scripted.gallery.mutants import switched_on
 from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.gallery_page import gallery_markdown
+from scripted.subjects.lockstep.gallery_page import gallery_markdown, results_on
 from scripted.subjects.lockstep.workloads import FLAGSHIP
 
 FLUSH = "flush-ignores-in-flight"
@@ -141,7 +142,7 @@ def test_failures_of_one_invariant_have_one_signature() -> None:
 
 def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:
     found = find_mutant("decode-runs-twice")
-    table = gallery_markdown([found, Found(FLUSH, None, 12, 0.5)])
+    table = gallery_markdown({one.mutant: one.result for one in (found, Found(FLUSH, None, 12, 0.5))})
     assert re.findall("^### (.*)$", table, re.MULTILINE) == [mutant.name for mutant in (*RACES, *ESCAPES)]
     assert re.findall("^## (.*)$", table, re.MULTILINE) == [
         "Races of real engines", "Found by review of this project's own suites",
@@ -150,6 +151,14 @@ def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:
     assert "not by a sweep (12 schedules)" in table
     with pytest.raises(UnknownMutant):
         find_mutant("flush-ignores-flight")
+
+
+def test_the_page_of_the_gallery_is_what_its_generator_writes() -> None:
+    """F: a mutant without an entry, or an entry whose bug or test has changed since, makes the page stale."""
+    page = (Path(__file__).parents[3] / "docs" / "gallery.md").read_text(encoding="utf-8")
+    results = results_on(page)
+    assert list(results) == [mutant.name for mutant in (*RACES, *ESCAPES)]
+    assert page.endswith(gallery_markdown(results))
 
 
 def test_a_dead_stage_ends_every_run() -> None:

@@ -173,7 +173,7 @@ def test_nothing_is_left_after_a_death(parent: PreloadedParent, victim: str) -> 
         cause = {
             "stage": "it was killed by signal 9 (SIGKILL)",
             "agent": "its agent was ended, or its machine is gone",
-            "silent agent": f"it sent no word for {heartbeat_s} s: its machine is gone or the network path is cut",
+            "silent agent": f"it was silent for {heartbeat_s} s: its machine is gone or the network path is cut",
         }[victim]
         # A client is told which process on which machine, and of what; addresses and pids are for the operator alone.
         assert f"the stage-2 process died: on {platform.node()}: " in message

@@ -252,7 +252,7 @@ def test_silence_is_an_end_and_a_pulse_is_none(meeting: Meeting) -> None:
     assert silent.tend(late) is None
     assert (live.alive, silent.alive) == (True, False)
     assert silent.dying is not None
-    assert silent.dying.error == f"it sent no word for {limit_s} s: its machine is gone or the network path is cut"
+    assert silent.dying.error == f"it was silent for {limit_s} s: its machine is gone or the network path is cut"
     for one in (silent, live):
         one.close()
 
