@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 from load import Load, LoadResult, run_death, run_load
-from machines import IN_A_NAMESPACE, MachineCluster, MachineStages, Network, inside_a_namespace
+from machines import IN_A_NAMESPACE, MachineStages, Network, inside_a_namespace
 from rich.console import Console
 from rich.table import Table
 
@@ -56,7 +56,7 @@ class Scene:
     """
 
     parent: PreloadedParent
-    cluster: LocalCluster | MachineCluster | None
+    cluster: LocalCluster | None
     clients: int
     seconds: float
     seed: int = 0
@@ -67,7 +67,7 @@ class Scene:
         """Stages for one server."""
         with tempfile.TemporaryDirectory() as folder:
             if self.network is not None:
-                stages = MachineStages(self.network, Path(folder), STAGES, self.cluster)
+                stages = MachineStages(self.network, Path(folder), STAGES)
             else:
                 stages = PlacedStages(Path(folder), STAGES, self.cluster)
             with stages as placed:
@@ -178,6 +178,8 @@ def main() -> None:
     # A slow link needs the relay, and a node needs Ray.
     left_out = {"node"} if flags.placement == "join" else set()
     if flags.machines:
+        if flags.placement == "ray":
+            parser.error("--machines takes stages that joined by hand: add --placement join")
         left_out.add("slow")
         if not inside_a_namespace():
             os.execvp(IN_A_NAMESPACE[0], [*IN_A_NAMESPACE, sys.executable, *sys.argv])
@@ -189,10 +191,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(PreloadedParent.start())
         network = stack.enter_context(contextlib.closing(Network(STAGES))) if flags.machines else None
-        cluster = None
-        if flags.placement == "ray":
-            by_network = network is not None and MachineCluster(network, STAGES, cpus=NODE_CPUS)
-            cluster = stack.enter_context(by_network or LocalCluster(STAGES, cpus=NODE_CPUS))
+        cluster = stack.enter_context(LocalCluster(STAGES, cpus=NODE_CPUS)) if flags.placement == "ray" else None
         for name in scenes:
             calm = name in ("calm", "slow")
             seconds = flags.seconds if calm else flags.fault_seconds

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,9 +21,8 @@ from typing import Any, Final
 import psutil
 
 from engine.launch.preload import PreloadedParent, ServerProcess
-from engine.placement.ray_order import NICENESS, ray_defaults
 
-__all__ = ["IN_A_NAMESPACE", "MachineCluster", "MachineStages", "Network", "inside_a_namespace", "why_no_namespace"]
+__all__ = ["IN_A_NAMESPACE", "MachineStages", "Network", "inside_a_namespace", "why_no_namespace"]
 
 # What a command is prefixed with, so that it is root of a user namespace with an empty network.
 IN_A_NAMESPACE: Final = ("unshare", "--user", "--map-root-user", "--net")
@@ -34,14 +31,11 @@ SERVER: Final = "10.77.0.254"
 HEARTBEAT_TIMEOUT_S: Final = 3.0
 GATHERING_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 10.0
-# The smallest that Ray takes.
-OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
-SHORT_FOLDER: Final = "/tmp"
 
 
 def why_no_namespace() -> str | None:
     """Why namespaces cannot be had here; None where they can."""
-    for tool in ("unshare", "nsenter", "ip"):
+    for tool in ("unshare", "nsenter", "setpriv", "ip"):
         if shutil.which(tool) is None:
             return f"there is no {tool}"
     tried = subprocess.run(
@@ -70,8 +64,6 @@ class Network:
             _ip("link", "add", "name", BRIDGE, "type", "bridge")
             _ip("address", "add", f"{SERVER}/24", "dev", BRIDGE)
             _ip("link", "set", BRIDGE, "up")
-            # It leads nowhere. Ray asks for it to learn its own address.
-            _ip("route", "add", "default", "dev", BRIDGE)
             for number in range(machines):
                 self._add(number)
             stack.pop_all()
@@ -105,7 +97,7 @@ class Network:
         self._holders = []
 
     def _add(self, number: int) -> None:
-        holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        holder = subprocess.Popen(["unshare", "--net", "setpriv", "--pdeathsig", "KILL", "sleep", "infinity"])
         self._holders.append(holder)
         while _net_of(holder.pid) == _net_of(os.getpid()):
             time.sleep(0.001)
@@ -115,95 +107,30 @@ class Network:
             ("link", "set", "lo", "up"),
             ("address", "add", f"{self.address_of(number)}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
-            ("route", "add", "default", "dev", "eth0"),
         ):
             subprocess.run([*self.on(number), "ip", *command], check=True)
 
 
-class MachineCluster:
-    """A Ray node on each machine of a network, and the head without CPUs where the server is. A context manager."""
-
-    def __init__(self, network: Network, machines: int, *, cpus: int) -> None:
-        self._folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)
-        self._nodes: list[subprocess.Popen[bytes]] = []
-        self.address = f"{SERVER}:6379"
-        with ExitStack() as stack:
-            stack.callback(self.close)
-            self._start([], SERVER, "--head", "--port=6379", "--num-cpus=0")
-            _wait_for_port(SERVER, 6379)
-            for number in range(machines):
-                where = network.address_of(number)
-                self._start(network.on(number), where, f"--address={self.address}", f"--num-cpus={cpus}")
-            stack.pop_all()
-
-    def node_of(self, pid: int) -> str:
-        """The node on which a process runs that it started."""
-        nodes = {node.pid: str(number) for number, node in enumerate(self._nodes)}
-        return next(nodes[one.pid] for one in psutil.Process(pid).parents() if one.pid in nodes)
-
-    def can_lose(self, node: str) -> bool:
-        """Whether the cluster outlives this node: all but the head."""
-        return node != "0"
-
-    def kill_node(self, node: str) -> None:
-        """Kill all processes of a node, as the loss of a machine does."""
-        _kill([self._nodes[int(node)]])
-
-    def close(self) -> None:
-        """End all nodes, and remove what they wrote; idempotent."""
-        _kill(self._nodes)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _start(self, on: list[str], address: str, *arguments: str) -> None:
-        number = len(self._nodes)
-        environment = (
-            ray_defaults()
-            | os.environ
-            | {
-                "RAY_enable_metrics_collection": "0",
-                NICENESS: "0",
-                "TMPDIR": self._folder,
-            }
-        )
-        command = [
-            *on,
-            *(str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={address}", *arguments),
-            *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
-        ]
-        if not number:
-            command += [f"--temp-dir={self._folder}/ray", "--include-dashboard=false"]
-        with Path(self._folder, f"node-{number}.log").open("wb") as log:
-            self._nodes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-
-    def __enter__(self) -> MachineCluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class MachineStages:
-    """The stages of one server, each on a machine of ``network``: joined by hand, or placed on ``cluster``."""
+    """The stages of one server, joined by hand, each on a machine of ``network``."""
 
-    def __init__(self, network: Network, folder: Path, stages: int, cluster: MachineCluster | None = None) -> None:
+    def __init__(self, network: Network, folder: Path, stages: int) -> None:
         self.network = network
         self._folder = folder
         self._stages = stages
-        self._cluster = cluster
         self._agents: list[subprocess.Popen[bytes]] = []
 
     @property
     def settings(self) -> dict[str, Any]:
         """The server's, as far as they say where its stages are."""
-        common = {"stage_listen": f"{SERVER}:0", "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S}
-        if self._cluster is None:
-            return {"placement": "join", **common}
-        return {"placement": "ray", "ray_address": self._cluster.address, **common}
+        return {
+            "placement": "join",
+            "stage_listen": f"{SERVER}:0",
+            "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
+        }
 
     def start(self, parent: PreloadedParent, server: ServerProcess) -> None:
-        """Start the agents once the server takes them, unless Ray does. ``parent`` forks none of them: it is here."""
-        if self._cluster is not None:
-            return
+        """Start the agents once the server takes them. ``parent`` forks none of them: it is on the server's machine."""
         gathering = server.wait_gathering(GATHERING_TIMEOUT_S)
         environment = os.environ | {"TMPDIR": str(self._folder)}
         for stage in range(self._stages):
@@ -232,15 +159,6 @@ def _net_of(pid: int) -> str:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
-
-
-def _wait_for_port(host: str, port: int) -> None:
-    deadline = time.monotonic() + GATHERING_TIMEOUT_S
-    with socket.socket() as trying:
-        while (refused := trying.connect_ex((host, port))) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    if refused:
-        raise TimeoutError(f"nothing listens on {host}:{port} after {GATHERING_TIMEOUT_S:g} s: {os.strerror(refused)}")
 
 
 def _kill(started: list[subprocess.Popen[bytes]]) -> None:
