@@ -13,6 +13,7 @@ import msgspec
 
 from scripted.explore.coverage import Cell
 from scripted.explore.schedule_gate import Phase, ScheduleGate
+from scripted.phrases import text_of
 from scripted.refusals import HarnessError
 from scripted.subject.placed import Placed
 from scripted.subject.protocol import Freezer
@@ -40,10 +41,11 @@ class Failure(msgspec.Struct, frozen=True):
         """What an exception that ended a run says."""
         rids = sorted(set(gate.judge.names), key=len, reverse=True)
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
-        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", str(exc).partition(":")[0])
+        text = text_of(exc)
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
         place = traceback.extract_tb(exc.__traceback__)[-1].name
         return cls(
-            type(exc).__name__, str(exc), gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}"
+            type(exc).__name__, text, gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}"
         )
 
     def __str__(self) -> str:
@@ -84,7 +86,7 @@ def finish(gate: ScheduleGate) -> Outcome:
     except Exception as exc:
         if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
             raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {exc}; this says nothing about the "
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing about the "
                 "scheduler, and is a defect of the harness or of the adapter"
             ) from exc
         failure = Failure.of(exc, gate)
