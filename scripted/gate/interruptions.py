@@ -30,8 +30,8 @@ class Departure(BadCall):
 
     def __init__(self, exc: BaseException) -> None:
         super().__init__(
-            f"the script was left by {type(exc).__name__}({text_of(exc)!r}), which decides nothing; use an assertion to "
-            "fail, return to end, and pytest's marks to skip"
+            f"the script was left by {type(exc).__name__}({text_of(exc)!r}), which decides nothing; use an assertion "
+            "to fail, return to end, and pytest's marks to skip"
         )
 
 

@@ -50,12 +50,13 @@ class ScriptRunner(ABC):
 
         Raises ScriptDefinitionError for what is no such function.
         """
-        if isinstance(script, functools.partial):
-            if script.args:
-                raise ScriptDefinitionError(f"{script!r} has arguments before t; give them to run(script, *args)")
-            script, kwargs = script.func, script.keywords | kwargs
-        spec = getattr(script, "scripted", None)
-        function = spec.script if isinstance(spec, ScriptedTest) else script
+        function: Any = script
+        if isinstance(function, functools.partial):
+            if function.args:
+                raise ScriptDefinitionError(f"{function!r} has arguments before t; give them to run(script, *args)")
+            function, kwargs = function.func, function.keywords | kwargs
+        spec = getattr(function, "scripted", None)
+        function = spec.script if isinstance(spec, ScriptedTest) else function
         if not inspect.isgeneratorfunction(function):
             raise ScriptDefinitionError(f"{function!r} is no generator function; a script yields once for each step")
         return self._run(function, args, kwargs, options or ScriptOptions(timeout_s=timeout_s))

@@ -121,7 +121,8 @@ class ClientView(Nameless):
 class Call(Nameless):
     """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
 
-    ``was_read`` says that the answer's status or text was looked at. One that ``must_be_read`` and was not tests nothing.
+    ``was_read`` says that the answer's status or text was looked at. One that ``must_be_read`` and was not, tests
+    nothing.
     """
 
     _ask = "its .done or .status"

@@ -147,7 +147,7 @@ class Word(str):
         self._what, self._known = what, known
         return self
 
-    def __getnewargs__(self) -> tuple[str, str, frozenset[str]]:
+    def __getnewargs__(self) -> tuple[str, str, frozenset[str]]:  # type: ignore[override]
         """For copies."""
         return self.value, self._what, self._known
 

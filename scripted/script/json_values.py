@@ -47,7 +47,7 @@ def _encodable(call: str, name: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        raise BadCall(f"{call} takes {name} as a text that UTF-8 can say, got {ascii(value)}: {exc.reason}") from exc
+        raise BadCall(f"{call} takes {name} as a text that UTF-8 can say, got {value!a}: {exc.reason}") from exc
     return str.__str__(value)
 
 

@@ -436,7 +436,7 @@ def _as_sent(body: dict[str, Any]) -> dict[str, Any]:
     call = "start_req()"
     sampling = {name: as_json(call, name, value) for name, value in body["sampling_params"].items()}
     others = body | {"sampling_params": sampling}
-    return {name: as_json(call, _ARGUMENTS.get(name, name), value) for name, value in others.items()}
+    return {name: as_json(call, _ARGUMENTS.get(name) or name, value) for name, value in others.items()}
 
 
 def _number(value: Any) -> Any:

@@ -164,8 +164,8 @@ class _Run:
         meant = exc is gate.script_error or isinstance(exc, (Violation, Overdue, *gate.subject.violations))
         if not meant and gate.phase is not Phase.SUBJECT:
             raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing about the "
-                "scheduler, and is a defect of the adapter or of the harness"
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+                "about the scheduler, and is a defect of the adapter or of the harness"
             ) from exc
 
     def error_of(self, gate: ScriptGate, exc: BaseException, mutant: str | None) -> ScriptError:

@@ -253,8 +253,10 @@ def logged(script):
         ("@scripted(ONE)\ndef test_a(t):\n    assert t\n", "never yields, so it would never run a step"),
         ("@scripted(ONE)\ndef test_a(t):\n    yield\n\n" * 2, "is defined before, in line"),
         (
-            "import functools\ndef bare(f):\n    return functools.wraps(f)(lambda t: f(t))\n\n"
-            "@scripted(ONE)\n@bare\ndef test_a(t):\n    yield\n",
+            (
+                "import functools\ndef bare(f):\n    return functools.wraps(f)(lambda t: f(t))\n\n"
+                "@scripted(ONE)\n@bare\ndef test_a(t):\n    yield\n"
+            ),
             "stands in a decorator that is no generator function",
         ),
         ("test_a = scripted(ONE)(lambda t: (yield))\n", "is a lambda"),
