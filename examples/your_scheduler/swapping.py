@@ -20,7 +20,7 @@ class SwapConfig(Config, frozen=True):
 
 
 class SwappingScheduler(MendedScheduler):
-    """The least urgent request gives way. What it has computed waits in host blocks, numbered from where the pool ends."""
+    """The least urgent request gives way. What it has computed waits in host blocks."""
 
     def __init__(self, blocks, host_blocks, *sizes):
         super().__init__(blocks, *sizes)
