@@ -129,17 +129,14 @@ class Call(Nameless):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        # The engine may refuse what was asked for, or has refused it.
+        self.must_be_read = name.startswith(_MAY_BE_REFUSED)
         self.call_id: str | None = None
         self.arrived = False
         self.done = False
         self.was_read = False
         self._status = Status(0)
         self._text = ""
-
-    @property
-    def must_be_read(self) -> bool:
-        """The engine may refuse what was asked for, or it has refused it."""
-        return self.name.startswith(_MAY_BE_REFUSED) or (self.done and self._status != _OK)
 
     @property
     def status(self) -> int:
@@ -156,6 +153,7 @@ class Call(Nameless):
     def answer(self, status: int, text: str) -> None:
         """Note the HTTP answer."""
         self._status, self._text, self.done = Status(status), text, True
+        self.must_be_read |= status != _OK
 
     def _read(self, what: str) -> None:
         if not self.done:
