@@ -443,6 +443,7 @@ def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
 
 def _written(lines: list[str], kind: type) -> Any:
     """The function ``copy`` of these lines."""
-    scope: dict[str, Any] = {"make": _MAKE, "put": _SET, "kind": kind}
+    make = types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else _MAKE
+    scope: dict[str, Any] = {"make": make, "put": _SET, "kind": kind}
     exec("\n".join(lines), scope)  # noqa: S102 - names of attributes, which are identifiers
     return scope["copy"]

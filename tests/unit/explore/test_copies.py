@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import threading
+import types
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -140,6 +141,7 @@ class Remembers:
         self.note = note
         self.counts = lambda: self.count
         self.rng = random.Random(7)
+        self.names = types.SimpleNamespace(of=[])
 
 
 def test_functions_that_remember_the_machine_remember_the_copy() -> None:
@@ -149,6 +151,8 @@ def test_functions_that_remember_the_machine_remember_the_copy() -> None:
     first, second = frozen.thaw(), frozen.thaw()
     first.note(2)
     first.count = 5
+    first.names.of.append(1)
+    assert not second.names.of
     assert (first.seen, second.seen, original.seen) == ([2, 1, 0], [], [])
     assert (first.counts(), second.counts()) == (5, 0)
     assert first.rng.random() == second.rng.random() == original.rng.random()
