@@ -1,4 +1,4 @@
-"""Preemption by swap, as the second example has it: the search finds nothing wrong, and finds it broken in four ways."""
+"""Preemption by swap, as the second example has it: the search finds nothing wrong, and four breaks of it."""
 
 from __future__ import annotations
 
