@@ -158,10 +158,14 @@ def pytest_runtest_makereport(
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
         report.user_properties.append((_RESULT, counts))
     if call.excinfo is not None and report.failed:
-        from scripted.errors import ScriptError
+        from scripted.errors import BadCall, ScriptError
+        from scripted.refusals import ScriptDefinitionError
 
-        if isinstance(call.excinfo.value, ScriptError):
-            report.longrepr = _told(call.excinfo, call.excinfo.value.report, item.config)
+        error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
+        if isinstance(error, ScriptError):
+            report.longrepr = _told(call.excinfo, error.report, item.config)
+        elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
+            report.longrepr = _refused(call.excinfo, item)
     return report
 
 
@@ -174,6 +178,17 @@ def _told(failure: pytest.ExceptionInfo[BaseException], report: Report, config: 
         told.reprcrash.message = report.headline
         if report.frames:
             told.reprcrash.path, told.reprcrash.lineno = report.frames[-1].file, report.frames[-1].line
+    return told
+
+
+def _refused(failure: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Any:
+    """What the harness refuses before a script begins, told of the test: the harness's own lines say nothing."""
+    told: Any = failure.getrepr(style="value", chain=False)
+    path, line, _ = item.location
+    text = f"{type(failure.value).__name__}: {failure.value}"
+    told.reprtraceback.reprentries[0].lines = [f"{path}: in {item.name}", f"E       {text}"]
+    if told.reprcrash is not None:
+        told.reprcrash.path, told.reprcrash.lineno, told.reprcrash.message = path, (line or 0) + 1, text
     return told
 
 

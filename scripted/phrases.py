@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["nearest", "plural", "printable", "short_rid"]
+__all__ = ["nearest", "plural", "printable", "short_rid", "text_of"]
 
 # A rid longer than this keeps its head and its tail: generated ones differ in the one or the other.
 _RID_CHARACTERS: Final = 14
@@ -23,6 +23,14 @@ def short_rid(rid: str) -> str:
     """A rid as a label; a long one keeps head and tail."""
     rid = printable(rid)
     return rid if len(rid) <= _RID_CHARACTERS else f"{rid[:_RID_HEAD]}..{rid[-_RID_TAIL:]}"
+
+
+def text_of(exc: BaseException) -> str:
+    """What an exception says; one that cannot say it, because its own text raises, must not raise in a report."""
+    try:
+        return str(exc)
+    except Exception as why:  # noqa: BLE001 - a class of the user's
+        return f"(its text raises {type(why).__name__})"
 
 
 def plural(count: int, noun: str) -> str:

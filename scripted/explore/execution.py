@@ -11,9 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.errors import Overdue
 from scripted.explore.coverage import Cell
 from scripted.explore.schedule_gate import Phase, ScheduleGate
+from scripted.phrases import text_of
 from scripted.refusals import HarnessError
+from scripted.sim.watchdog import watchdog
 from scripted.subject.placed import Placed
 from scripted.subject.protocol import Freezer
 from scripted.subject.schedule import Schedule
@@ -22,6 +25,9 @@ from scripted.subject.violation import Violation
 __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 
 _SIGNATURE_LENGTH: Final = 60
+# A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
+RUN_TIMEOUT_S: Final = 10.0
+_OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -40,11 +46,15 @@ class Failure(msgspec.Struct, frozen=True):
         """What an exception that ended a run says."""
         rids = sorted(set(gate.judge.names), key=len, reverse=True)
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
-        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", str(exc).partition(":")[0])
+        text = text_of(exc)
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
         place = traceback.extract_tb(exc.__traceback__)[-1].name
-        return cls(
-            type(exc).__name__, str(exc), gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}"
-        )
+        return cls(type(exc).__name__, text, gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}")
+
+    @property
+    def hangs(self) -> bool:
+        """The run did not end, and others of its kind would not either."""
+        return self.type == Overdue.__name__
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.type}: {self.text}"
@@ -60,9 +70,9 @@ class Outcome(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
-def execute(schedule: Schedule) -> Outcome:
+def execute(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
     """Run a schedule from its beginning. Raises HarnessError."""
-    return finish(ScheduleGate(schedule))
+    return finish(ScheduleGate(schedule), timeout_s=timeout_s)
 
 
 def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
@@ -73,19 +83,23 @@ def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
     return outcome, gate.records
 
 
-def finish(gate: ScheduleGate) -> Outcome:
-    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step."""
+def finish(gate: ScheduleGate, *, timeout_s: float | None = None) -> Outcome:
+    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step.
+
+    A step that does not end in time is a failure as well.
+    """
     failure = None
     try:
-        gate.subject.drive(gate)
+        with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE):
+            gate.subject.drive(gate)
         _check_ended(gate)
     except HarnessError:
         raise
     except Exception as exc:
         if gate.phase is not Phase.SUBJECT and not isinstance(exc, (Violation, *gate.subject.violations)):
             raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {exc}; this says nothing about the "
-                "scheduler, and is a defect of the harness or of the adapter"
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+                "about the scheduler, and is a defect of the harness or of the adapter"
             ) from exc
         failure = Failure.of(exc, gate)
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import random
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from scripted.refusals import HarnessError
+
 __all__ = ["Copier", "Frozen"]
 
 _T = TypeVar("_T")
@@ -26,7 +29,7 @@ _Build = Callable[[Any, list[Any]], Any]
 _Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
 
 _ATOMS: Final[frozenset[type]] = frozenset({
-    int, float, bool, str, bytes, type(None), type, frozenset, types.FunctionType
+    int, float, bool, str, bytes, type(None), type, frozenset
 })  # fmt: skip
 _SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
 _MAKE: Final[Callable[[type], Any]] = object.__new__
@@ -114,13 +117,20 @@ class _CopyList:
         self._members: list[tuple[int, list[Any]]] = []  # a set, its members
         self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
         self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
+        self._cells: deque[tuple[int, types.CellType]] = deque()  # cells whose contents are still to come
+        self._contents: list[tuple[int, Any]] = []  # a cell, what it holds
         self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
 
     def thaw(self) -> list[Any]:
         """A copy of everything; the first is the engine."""
-        new = list(map(call, self.shells, self.sources))
+        try:
+            new = list(map(call, self.shells, self.sources))
+        except Exception as exc:
+            raise HarnessError(self._what_cannot_be_copied()) from exc
         for place, build, what, items in self._builds:
             new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
+        for place, held in self._contents:
+            new[place].cell_contents = new[held.place] if type(held) is _At else held
         for place, key, item in self._items:
             new[place][key] = new[item]
         for place, fill, places in self._fills:
@@ -134,6 +144,18 @@ class _CopyList:
             for key, value in zip(keys, values, strict=True):
                 into[new[key.place] if type(key) is _At else key] = new[value.place] if type(value) is _At else value
         return new
+
+    def _what_cannot_be_copied(self) -> str:
+        for shell, source in zip(self.shells, self.sources, strict=True):
+            try:
+                shell(source)
+            except Exception as exc:  # noqa: BLE001 - it is what is told
+                kind = type(source)
+                return (
+                    f"the machine holds a {kind.__module__}.{kind.__qualname__}, which cannot be copied ({exc}); give "
+                    "the subject no copier, or Copier(shared=[...]) with the class if copies may share it"
+                )
+        return "the machine can be copied sometimes, and sometimes not; give the subject no copier"
 
     def add(self, value: Any) -> int | None:
         """The place of an object's copy; None for what never changes and is shared."""
@@ -211,6 +233,18 @@ class _CopyList:
             return None
         return self.add_tuple(value)
 
+    def add_function(self, value: types.FunctionType) -> int | None:
+        """One that was made while the machine was, and so may remember it; all others never change."""
+        if not value.__closure__ or "<locals>" not in value.__qualname__:
+            return None
+        return self._built(value, _build_function, value, [self._at(cell) for cell in value.__closure__])
+
+    def add_cell(self, value: types.CellType) -> int:
+        """What it holds comes later: it may be the function that remembers it."""
+        place = self._append(value, _new_cell, None, made=False)
+        self._cells.append((place, value))
+        return place
+
     def add_method(self, value: types.MethodType) -> int:
         return self._built(value, _build_method, value.__func__, [self._at(value.__self__)])
 
@@ -256,7 +290,12 @@ class _CopyList:
     def add_all(self, value: Any) -> None:
         """An object and all that can be reached from it."""
         self.add(value)
-        while self._instances:
+        while self._instances or self._cells:
+            if self._cells:
+                place, cell = self._cells.popleft()
+                if cell != types.CellType():
+                    self._contents.append((place, self._at(cell.cell_contents)))
+                continue
             place, instance, names = self._instances.popleft()
             into = {name: self.add(getattr(instance, name)) for name in names}
             copied = {name: at for name, at in into.items() if at is not None}
@@ -301,6 +340,10 @@ def _nothing(value: None) -> None:
     return value
 
 
+def _new_cell(value: None) -> types.CellType:  # noqa: ARG001 - a shell takes what it is made of
+    return types.CellType()
+
+
 def _empty(kind: type) -> Any:
     return kind()
 
@@ -313,6 +356,13 @@ def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partia
     positional = len(items) - len(names)
     function, *arguments = items[:positional]
     return functools.partial(function, *arguments, **dict(zip(names, items[positional:], strict=True)))
+
+
+def _build_function(value: types.FunctionType, cells: list[Any]) -> types.FunctionType:
+    new = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    new.__kwdefaults__, new.__qualname__ = value.__kwdefaults__, value.__qualname__
+    new.__dict__.update(value.__dict__)
+    return new
 
 
 def _build_builtin(name: str, items: list[Any]) -> Any:
@@ -336,6 +386,8 @@ _PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
     set: _CopyList.add_set,
     deque: _CopyList.add_deque,
     bytearray: _CopyList.add_bytearray,
+    types.FunctionType: _CopyList.add_function,
+    types.CellType: _CopyList.add_cell,
     types.MethodType: _CopyList.add_method,
     types.BuiltinFunctionType: _CopyList.add_builtin,
     functools.partial: _CopyList.add_partial,
@@ -350,7 +402,7 @@ def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None]:
     if issubclass(kind, list | dict | set | deque):
         return _CopyList.add_container
     slots = tuple(name for base in kind.__mro__ for name in _slots_of(base))
-    if not slots and not kind.__dictoffset__:
+    if (not slots and not kind.__dictoffset__) or issubclass(kind, random.Random):
         return _CopyList.add_opaque
     return lambda plan, value: plan.add_instance(
         value,
@@ -391,6 +443,7 @@ def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
 
 def _written(lines: list[str], kind: type) -> Any:
     """The function ``copy`` of these lines."""
-    scope: dict[str, Any] = {"make": _MAKE, "put": _SET, "kind": kind}
+    make = types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else _MAKE
+    scope: dict[str, Any] = {"make": make, "put": _SET, "kind": kind}
     exec("\n".join(lines), scope)  # noqa: S102 - names of attributes, which are identifiers
     return scope["copy"]

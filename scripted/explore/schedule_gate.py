@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from scripted.explore.coverage import Cell
+from scripted.phrases import text_of
 from scripted.refusals import HarnessError
 from scripted.subject.action import Action
 from scripted.subject.clock import VirtualClock
@@ -119,7 +120,7 @@ class ScheduleGate:
     ) -> None:
         if exc is not None and self.records is not None and self.phase is _SUBJECT:
             step = self.subject.new_step(tuple(self._events), self.clock.now())
-            error = f"{type(exc).__name__}: {exc}"
+            error = f"{type(exc).__name__}: {text_of(exc)}"
             self.records.append(self.subject.record_step(step, None, self.machine, error))
 
     def next_step(self, previous: Any) -> Any:

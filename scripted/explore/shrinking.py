@@ -12,13 +12,15 @@ from typing import Final
 import msgspec
 
 from scripted.explore.execution import execute
-from scripted.refusals import HarnessError
+from scripted.refusals import HarnessError, ScriptDefinitionError
 from scripted.subject.placed import Placed
 from scripted.subject.schedule import Schedule
 
 __all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink"]
 
 SHRINK_BUDGET_S: Final = 5.0
+# How many runs that hang fit into the budget.
+_HANGING_RUNS: Final = 10
 
 
 class Shrunk(msgspec.Struct, frozen=True):
@@ -49,6 +51,10 @@ class _Search:
         self.runs = 1
         failure = execute(schedule).failure
         self.signature = None if failure is None else failure.signature
+        self._timeout_s: float | None = None
+        if failure is not None and failure.hangs:
+            # It has shown that it never ends; what is left of it will show so sooner.
+            self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, time.monotonic() + budget_s
 
     def improve(self) -> bool:
         """Try every kind of smaller schedule once; True when one of them became the best."""
@@ -63,8 +69,8 @@ class _Search:
             return False
         self.runs += 1
         try:
-            failure = execute(candidate).failure
-        except (ValueError, HarnessError):
+            failure = execute(candidate, timeout_s=self._timeout_s).failure
+        except (ValueError, HarnessError, ScriptDefinitionError):
             return False  # Settings that need one another.
         if failure is None or failure.signature != self.signature:
             return False

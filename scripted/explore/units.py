@@ -94,7 +94,7 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
         counted.add(outcome.cells)
         if outcome.failure is not None:
             findings.setdefault(outcome.failure.signature, Finding(unit.target, extra, outcome.failure))
-            if plan.stop_at_first:
+            if plan.stop_at_first or outcome.failure.hangs:
                 break
         if unit.until is not None and time.time() >= unit.until:
             break

@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from scripted.errors import BadCall
-from scripted.phrases import nearest
+from scripted.phrases import nearest, text_of
 
-__all__ = ["Departure", "error_text", "without_debugger"]
+__all__ = ["Departure", "error_text", "no_departure", "without_debugger"]
 
 _UNKNOWN_ARGUMENT: Final = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+_NOT_CALLABLE: Final = re.compile(r"'\w+' object is not callable")
+# Of a chain of exceptions, those that are named.
+_MOST_BEFORE: Final = 3
 _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step through it with scripted shell"
 
 
@@ -27,19 +30,32 @@ class Departure(BadCall):
 
     def __init__(self, exc: BaseException) -> None:
         super().__init__(
-            f"the script was left by {type(exc).__name__}({str(exc)!r}), which decides nothing; use an assertion to "
-            "fail, return to end, and pytest's marks to skip"
+            f"the script was left by {type(exc).__name__}({text_of(exc)!r}), which decides nothing; use an assertion "
+            "to fail, return to end, and pytest's marks to skip"
         )
 
 
-def error_text(exc: BaseException, context: type[object]) -> str:
+def error_text(exc: BaseException, context: type[object], script: object = None) -> str:
     """The exception as pytest shows it: an assertion by its introspected text, all else by type and text.
 
-    ``context`` is the class of ``t``, whose methods the script called.
+    Below it, a line each: the exceptions of a group, and what was being handled or was the cause. ``context`` is the
+    class of ``t``, whose methods the ``script`` called.
     """
-    if type(exc) is AssertionError and str(exc):
-        return str(exc)
-    return f"{type(exc).__name__}: {exc}".removesuffix(": ") + _remedy(exc, context)
+    text = text_of(exc)
+    if type(exc) is not AssertionError or not text:
+        text = f"{type(exc).__name__}: {text}".removesuffix(": ") + _remedy(exc, context, script)
+    return "\n".join([text, *_grouped(exc), *_before(exc)])
+
+
+@contextlib.contextmanager
+def no_departure() -> Iterator[None]:
+    """A script that is left by no Exception has failed; only an interrupt of the user's ends the run itself."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
+        raise Departure(exc).with_traceback(exc.__traceback__) from exc
 
 
 @contextlib.contextmanager
@@ -56,14 +72,44 @@ def without_debugger() -> Iterator[None]:
         sys.breakpointhook = before
 
 
-def _remedy(exc: BaseException, context: type[object]) -> str:
+def _grouped(exc: BaseException, indent: str = "  ") -> Iterator[str]:
+    if isinstance(exc, BaseExceptionGroup):
+        for one in exc.exceptions:
+            yield f"{indent}{_headline(one)}"
+            yield from _grouped(one, f"{indent}  ")
+
+
+def _before(exc: BaseException) -> Iterator[str]:
+    """What a failure in an ``except`` or a ``finally`` would hide."""
+    seen = {id(exc)}
+    while len(seen) <= _MOST_BEFORE:
+        meant = getattr(exc, "is_meant_for_the_script", False)
+        cause = None if meant else exc.__cause__
+        before = cause or (None if exc.__suppress_context__ else exc.__context__)
+        if before is None or id(before) in seen:
+            return
+        yield f"{'because of' if cause is not None else 'while it handled'} {_headline(before)}"
+        seen.add(id(before))
+        exc = before
+
+
+def _headline(exc: BaseException) -> str:
+    first = text_of(exc).partition("\n")[0]
+    return f"{type(exc).__name__}: {first}".removesuffix(": ")
+
+
+def _remedy(exc: BaseException, context: type[object], script: object) -> str:
     """What the text of a Python error leaves out: the nearest name that there is."""
     if isinstance(exc, bdb.BdbQuit):
         return f"the debugger was left, or had no terminal; {_DEBUG_REMEDY}"
+    if type(exc) is AttributeError and exc.obj is not None and exc.obj is getattr(script, "__self__", None):
+        return "; a method runs on a new object, which no fixture, setup method or __init__ has touched"
     if type(exc) is AttributeError and exc.name is not None:
         return nearest(exc.name, (name for name in dir(exc.obj) if not name.startswith("_")))
     if type(exc) is TypeError and (found := _UNKNOWN_ARGUMENT.search(str(exc))):
         return _nearest_argument(context, found[1], found[2])
+    if type(exc) is TypeError and _NOT_CALLABLE.fullmatch(str(exc)):
+        return "; it is a value and no method: leave the parentheses out"
     return ""
 
 

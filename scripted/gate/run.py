@@ -6,9 +6,9 @@ import contextlib
 import io
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from engine.scheduler import Scheduler, StepRecord
 from scripted.checks.growth import Grown
 from scripted.checks.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
-from scripted.gate.interruptions import Departure, error_text, without_debugger
+from scripted.gate.interruptions import error_text, no_departure, without_debugger
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of, frames_of, position_of
 from scripted.report.tally import NOT_COMPARED
@@ -26,6 +26,7 @@ from scripted.report.trace import Note
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
+from scripted.script.source import code_of
 from scripted.script.t import ScriptContext
 
 __all__ = ["RunSource", "ScriptRun", "ScriptSucceeded", "kind_of"]
@@ -109,17 +110,22 @@ class ScriptRun:
 
     def resume(self) -> Any:
         """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
+        return self._go_on(next)
+
+    def stop(self, why: Exception) -> NoReturn:
+        """Raise this at the script's line, so that it is shown there; a script that catches it has failed as well."""
+        with contextlib.suppress(StopIteration):
+            self._go_on(lambda script: script.throw(why))
+        raise why
+
+    def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
         assert self.script is not None
         with ExitStack() as stack:
             if self._printed is not None:
                 stack.enter_context(contextlib.redirect_stdout(self._printed))
                 stack.enter_context(without_debugger())
-            try:
-                return next(self.script)
-            except (Exception, KeyboardInterrupt, GeneratorExit):
-                raise
-            except BaseException as exc:
-                raise Departure(exc).with_traceback(exc.__traceback__) from exc
+            with no_departure():
+                return on(self.script)
 
     def take_printed(self) -> str:
         """What the script has printed since the last call."""
@@ -154,16 +160,16 @@ class ScriptRun:
 
     def report(self, rig: Rig, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
         """The report of a run that raised ``exc``, in the script or under it."""
-        file = self.function.__code__.co_filename
-        frames = frames_of(exc, inside=file) or position_of(self.script) or (definition_of(self.function.__code__),)
+        code = code_of(self.function)
+        frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or (definition_of(code),)
         died = kind is FailureKind.DIED
         state = "" if self.context is None else _state_text(self.context)
         return FailureReport(
             kind=kind,
-            error=error_text(exc, ScriptContext),
+            error=error_text(exc, ScriptContext, self.function),
             frames=frames,
             printed=self.take_printed(),
-            script=f"{file}::{self.function.__name__}",
+            script=f"{code.co_filename}::{self.function.__name__}",
             tier=rig.world.tier,
             mutant=mutant,
             state=state,

@@ -5,6 +5,8 @@ A tier says what it runs a script on. This starts nothing.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,6 +16,7 @@ import msgspec
 from engine.config import EngineConfig
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
 from scripted.gate.run import ScriptSucceeded
+from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions
@@ -43,9 +46,19 @@ class ScriptRunner(ABC):
         options: ScriptOptions | None = None,
         **kwargs: Any,
     ) -> ScriptSucceeded:
-        """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty."""
-        spec = getattr(script, "scripted", None)
-        function = spec.script if isinstance(spec, ScriptedTest) else script
+        """Run a generator function that takes ``t``. Raises ScriptFailed, ScriptTimeout, ServerDied or ServerDirty.
+
+        Raises ScriptDefinitionError for what is no such function.
+        """
+        function: Any = script
+        if isinstance(function, functools.partial):
+            if function.args:
+                raise ScriptDefinitionError(f"{function!r} has arguments before t; give them to run(script, *args)")
+            function, kwargs = function.func, function.keywords | kwargs
+        spec = getattr(function, "scripted", None)
+        function = spec.script if isinstance(spec, ScriptedTest) else function
+        if not inspect.isgeneratorfunction(function):
+            raise ScriptDefinitionError(f"{function!r} is no generator function; a script yields once for each step")
         return self._run(function, args, kwargs, options or ScriptOptions(timeout_s=timeout_s))
 
     @abstractmethod

@@ -159,9 +159,8 @@ class ScriptedGate:
 
     def _script_steps(self, run: ScriptRun) -> Steps:
         """Pass on the script's yields, within its budget of steps."""
-        context, script = run.context, run.script
+        context = run.context
         assert context is not None
-        assert script is not None
         for steps in range(run.options.max_steps + 1):
             try:
                 value = run.resume()
@@ -171,16 +170,14 @@ class ScriptedGate:
                 raise BadCall(f"a script yields nothing, got {words_of_yielded(value)}")
             context.check_waits()
             if self.rig.is_dead:
-                script.throw(BadCall(_NO_STEP))
-                raise BadCall(_NO_STEP)
+                run.stop(BadCall(_NO_STEP))
             if steps == run.options.max_steps:
                 causes = "; ".join(causes_of(self.rig))
                 spent = BudgetSpent(
                     f"the script ran its max_steps={steps} steps; {context.state}"
                     + (f"; {causes}" if causes else "; @scripted(..., max_steps=N) allows more")
                 )
-                script.throw(spent)
-                raise spent
+                run.stop(spent)
             yield
 
     # -- one step --

@@ -23,8 +23,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"the limit {name} is at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"the limit {name} is at least 1, a whole number, got {value!r}")
 
     @property
     def pool_tokens(self) -> int:

@@ -118,10 +118,15 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch. All its shares are written before any of them reads."""
+    """One launch. All its shares are written before any of them reads.
+
+    Before that, ``copies`` are made in their order, each from the first block to the second: of requests that are
+    swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own.
+    """
 
     id: int
     shares: tuple[Share, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 # -- replies: what clients are told --

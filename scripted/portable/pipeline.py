@@ -105,11 +105,14 @@ class SimulatedRunner:
             self.violation = exc
 
     def _launch(self, microbatch: Batch) -> None:
-        batch = Batch(id=microbatch.id, shares=tuple([self._understand(share) for share in microbatch.shares]))
+        shares = tuple([self._understand(share) for share in microbatch.shares])
+        batch = Batch(id=microbatch.id, shares=shares, copies=microbatch.copies)
         self.understood = batch
         if self._fails(batch):
             self._done.append(BatchFailed(batch_id=batch.id, error="this batch was told to fail"))
             return
+        for source, target in batch.copies:
+            self._copy(source, target)
         for share in batch.shares:
             self._write(share)
         said = [self._read(share) for share in batch.shares]
@@ -149,6 +152,11 @@ class SimulatedRunner:
             filled = [known.get(place, -1) if guess == -1 else guess for place, guess in enumerate(share.draft_ids)]
             share = msgspec.structs.replace(share, draft_ids=tuple(filled))
         return share
+
+    def _copy(self, source: int, target: int) -> None:
+        """A block has what another has; what was never written is nothing that could be read."""
+        self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
+        self._written[target] = self._written.get(source, self._flushes)
 
     def _write(self, share: Share) -> None:
         tokens = self._requests[share.rid]

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from scripted.explore.forks import Copier, Frozen
+from scripted.phrases import text_of
 from scripted.portable.actions import ResumeAll, actions_of
 from scripted.portable.capabilities import Capabilities, Limits
 from scripted.portable.fresh import Fresh
@@ -18,21 +19,20 @@ from scripted.portable.judge import PortableJudge
 from scripted.portable.messages import Abort, Event, FlushCache, Stepped
 from scripted.portable.pipeline import SimulatedRunner
 from scripted.portable.records import Record, Step
+from scripted.portable.shape import wrong_in_machine, wrong_in_step
 from scripted.portable.workloads import workloads_of
 from scripted.refusals import ScriptDefinitionError
 from scripted.subject.action import Action
 from scripted.subject.common_actions import ReleaseResults
 from scripted.subject.mutant import Mutant
 from scripted.subject.placed import Placed
+from scripted.subject.violation import Violation
 from scripted.subject.written import WrittenTest
 
 __all__ = ["UNKNOWN_RID", "PortableSubject"]
 
 # A request that never was; nothing a schedule names is called this.
 UNKNOWN_RID: Final = "nobody-ever"
-
-
-_PARTS: Final = ("step", "counts", "is_idle", "depth")
 
 
 def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
@@ -145,17 +145,24 @@ class PortableSubject:
         """A machine, the simulated runner, the checks."""
         del record
         limits, can = self.limits_of(config)
-        return self._machine(config), SimulatedRunner(limits, can), PortableJudge(limits, can, self._fresh_of(config))
+        fresh = self._fresh_of(config)
+        return self._new_machine(config), SimulatedRunner(limits, can), PortableJudge(limits, can, fresh)
+
+    def _new_machine(self, config: Any) -> Any:
+        try:
+            return self._machine(config)
+        except (Exception, SystemExit) as exc:
+            raise ScriptDefinitionError(
+                f"the machine of {self.name} cannot be made of {config!r}: {type(exc).__name__}: {text_of(exc)}"
+            ) from exc
 
     def _fresh_of(self, config: Any) -> Fresh:
         if config not in self._fresh:
             leaves = () if self._copier is None else self._copier.shared
-            machine = self._machine(config)
-            lacks = [part for part in _PARTS if not hasattr(machine, part)]
-            if lacks:
-                raise ScriptDefinitionError(
-                    f"the machine of {self.name} has no {', '.join(lacks)}; docs/your_scheduler.md"
-                )
+            machine = self._new_machine(config)
+            wrong = wrong_in_machine(machine)
+            if wrong is not None:
+                raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/your_scheduler.md")
             self._fresh[config] = Fresh(machine, self._may_grow, leaves)
         return self._fresh[config]
 
@@ -167,9 +174,13 @@ class PortableSubject:
         stepped: Stepped | None = None
         with run:
             while (step := run.next_step(stepped)) is not None:
-                stepped = run.machine.step(step.events, step.now)
-                if not isinstance(stepped, Stepped):
-                    run.fault(f"step() of the machine of {self.name} returns a Stepped, got {stepped!r:.80}")
+                try:
+                    stepped = run.machine.step(step.events, step.now)
+                except SystemExit as exc:
+                    raise Violation(f"a step ends the process, by SystemExit({text_of(exc)!r})") from exc
+                wrong = wrong_in_step(stepped)
+                if wrong is not None:
+                    run.fault(f"step() of the machine of {self.name} {wrong}")
                 run.pipeline.follow(step.events, stepped)
                 if stepped.microbatch is not None:
                     run.pipeline.launch(stepped.microbatch)

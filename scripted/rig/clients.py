@@ -20,6 +20,7 @@ __all__ = ["FINISH_REASONS", "Call", "Chunk", "ClientView", "Clients", "finish_r
 FINISH_REASONS: Final = frozenset(reason.value for reason in FinishReason)
 
 
+_OK: Final = 200
 _MAY_BE_REFUSED: Final = ("/flush_cache", "/update_weights")
 
 
@@ -120,14 +121,15 @@ class ClientView(Nameless):
 class Call(Nameless):
     """One administrative call of a script. ``arrived``: its message is at the gate; ``done``: its answer is in.
 
-    ``was_read`` says that the answer's status or text was looked at, ``must_be_read`` that the engine may refuse what
-    was asked for, so that an answer that is not read tests nothing.
+    ``was_read`` says that the answer's status or text was looked at. One that ``must_be_read`` and was not, tests
+    nothing.
     """
 
     _ask = "its .done or .status"
 
     def __init__(self, name: str) -> None:
         self.name = name
+        # The engine may refuse what was asked for, or has refused it.
         self.must_be_read = name.startswith(_MAY_BE_REFUSED)
         self.call_id: str | None = None
         self.arrived = False
@@ -151,6 +153,7 @@ class Call(Nameless):
     def answer(self, status: int, text: str) -> None:
         """Note the HTTP answer."""
         self._status, self._text, self.done = Status(status), text, True
+        self.must_be_read |= status != _OK
 
     def _read(self, what: str) -> None:
         if not self.done:

@@ -21,6 +21,8 @@ class HeldGrammars:
         self._open: deque[int] = deque()
         self._may_come: int | None = None
         self._fails = False
+        # How many answers were made errors.
+        self.failed = 0
 
     def ordered(self, orders: Sequence[GrammarOrder]) -> None:
         """Note the orders of a step."""
@@ -38,6 +40,7 @@ class HeldGrammars:
         if not self._fails:
             return ready
         self._fails = False
+        self.failed += 1
         why = f"grammar {ready.grammar_id} failed as it was told to"
         return GrammarReady(grammar_id=ready.grammar_id, error=why)
 
@@ -55,7 +58,10 @@ class HeldGrammars:
 
     def release(self, count: int | None) -> None:
         """Let ``count`` more through, or stop holding."""
-        self._may_come = None if count is None else (self._may_come or 0) + count
+        if count is None:
+            self._may_come = None
+        elif self._may_come is not None:
+            self._may_come += count
 
     def fail_next(self) -> None:
         """The next answer is an error."""
@@ -73,4 +79,5 @@ class HeldGrammars:
         """Forget all that was held or ordered."""
         self._open.clear()
         self._fails = False
+        self.failed = 0
         self.release(None)

@@ -86,6 +86,9 @@ class Named(dict[str, T]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(self._known(name))
 
+    def __bool__(self) -> bool:
+        raise BadCall(f"{self._what} always has {', '.join(self)}, so asking it tests nothing; ask one of them")
+
     def get(self, name: str, default: Any = None) -> Any:
         """As of a dict, of a name that there is."""
         return super().get(self._known(name), default)
@@ -143,6 +146,10 @@ class Word(str):
         self = super().__new__(cls, word)
         self._what, self._known = what, known
         return self
+
+    def __getnewargs__(self) -> tuple[str, str, frozenset[str]]:  # type: ignore[override]
+        """For copies."""
+        return self.value, self._what, self._known
 
     @property
     def value(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from scripted.errors import BadCall, UnknownName
 from scripted.phrases import nearest
@@ -17,6 +17,8 @@ from scripted.rig.values import Nameless
 __all__ = ["Asked", "Method", "check_count", "check_predicate", "several", "truth_of"]
 
 _Handle = TypeVar("_Handle")
+# Names that a message lists when none is near.
+_MOST_NAMED: Final = 6
 
 
 class Method(Nameless):
@@ -63,9 +65,10 @@ class Method(Nameless):
         return f"the method {self._name}"
 
 
-class Asked:
+class Asked(Nameless):
     """Base of ``t`` and its clock: public methods know that they are methods, and a wrong name gets the nearest one."""
 
+    _ask = "one of its queries"
     _called = "t"
 
     def _seal(self) -> None:
@@ -76,12 +79,18 @@ class Asked:
 
     def __getattr__(self, name: str) -> Any:
         known = [known for known in dir(type(self)) if not known.startswith("_")]
-        raise UnknownName(f"{self._called} has no {name!r}{nearest(name, known)}")
+        there = f"; it has {', '.join(known)}" if len(known) <= _MOST_NAMED else ""
+        raise UnknownName(f"{self._called} has no {name!r}{nearest(name, known) or there}")
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(self.__dict__.get(name), Method) and not callable(value):
             raise BadCall(f"{self._called}.{name} is a method and cannot be set to {value!r}; call it")
+        if isinstance(getattr(type(self), name, None), property):
+            raise BadCall(f"{self._called}.{name} is only to be read and cannot be set to {value!r:.80}")
         object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return self._called
 
 
 @functools.cache
@@ -110,9 +119,15 @@ def check_count(call: str, name: str, value: object) -> None:
 
 
 def check_predicate(predicate: object) -> None:
-    """Raise BadCall for what ``run_until()`` cannot ask after each step."""
+    """Raise BadCall for what ``run_until()`` cannot ask after each step, without an argument."""
     if not callable(predicate):
         raise BadCall(f"run_until() takes a function that is asked after each step, got {predicate!r}; write a lambda")
+    try:
+        inspect.signature(predicate).bind()
+    except TypeError as exc:
+        raise BadCall(f"run_until() asks its predicate without an argument, but: {exc}; write lambda: ...") from exc
+    except ValueError:  # a builtin that does not say what it takes
+        return
 
 
 def several(handles: Iterable[_Handle], handle: type[_Handle]) -> list[_Handle]:

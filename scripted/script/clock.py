@@ -27,8 +27,8 @@ class ScriptClock(Asked):
     def advance(self, seconds: float) -> None:
         """Move time forward; the next step is the first that sees it."""
         number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not math.isfinite(seconds) or seconds < 0:
-            raise BadCall(f"t.clock.advance() takes seconds >= 0, got {seconds!r}")
+        if not number or not math.isfinite(self._clock.now() + seconds) or seconds < 0:
+            raise BadCall(f"t.clock.advance() takes seconds >= 0, got {seconds!r}; it is {self._clock.now():g} s")
         self._clock.advance(seconds)
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from scripted.phrases import nearest
 from scripted.refusals import ScriptDefinitionError
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
-from scripted.script.source import idle_statements
+from scripted.script.source import code_of, file_of, idle_statements
 from scripted.subject.named import OWN, subject_named
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def file(self) -> str:
         """The file that defines it."""
-        return self.script.__code__.co_filename
+        return file_of(self.script)
 
 
 TestRunner = Callable[[ScriptedTest, str, dict[str, Any]], None]
@@ -126,10 +126,17 @@ def scripted(
         @functools.wraps(function)
         def test(*instances: object, **arguments: Any) -> None:
             __tracebackhide__ = True
-            tier = arguments.pop(TIER_PARAMETER)
+            tier = arguments.pop(TIER_PARAMETER, None)
             spec = spec_of(test)
+            if tier is None:
+                raise ScriptDefinitionError(
+                    f"{function.__qualname__} was called, and pytest has not said in which tier; pytest runs scripts "
+                    "that are functions or methods of plain classes, not of a unittest.TestCase; by hand, give it to "
+                    "run() of a ScriptedSim or a ScriptedServer"
+                )
             if instances:
-                spec = msgspec.structs.replace(spec, script=method_of(type(instances[0]), function))
+                owner = instances[0] if isinstance(instances[0], type) else type(instances[0])
+                spec = msgspec.structs.replace(spec, script=method_of(owner, function))
             _run_test(spec, tier, arguments)
 
         tier = inspect.Parameter(TIER_PARAMETER, inspect.Parameter.KEYWORD_ONLY)
@@ -227,8 +234,10 @@ def _check_tiers(tiers: Sequence[str]) -> None:
 def method_of(owner: type, function: Callable[..., Any]) -> Callable[..., Any]:
     """A method as a script: on a new object of its class, which no fixture and no ``__init__`` has touched.
 
-    The scheduler's process can make it too, so a script is the same in both tiers.
+    The scheduler's process can make it too, so a script is the same in both tiers. A class method has its class.
     """
+    if isinstance(inspect.getattr_static(owner, function.__name__, None), classmethod):
+        return types.MethodType(function, owner)
     return types.MethodType(function, object.__new__(owner))
 
 
@@ -245,7 +254,8 @@ def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter]
     """
     if not inspect.isfunction(function):
         raise ScriptDefinitionError(f"@scripted decorates functions, got {function!r}")
-    where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__qualname__}"
+    code = code_of(function)
+    where = f"{code.co_filename}:{code.co_firstlineno}: {function.__qualname__}"
     if function.__name__ == "<lambda>":
         raise ScriptDefinitionError(
             f"{where} is a lambda; the scheduler process finds a script by its name, so give it one"
@@ -254,6 +264,11 @@ def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter]
         raise ScriptDefinitionError(
             f"{where} is defined inside a function; the scheduler process finds a script by its name, "
             "so define it at the top of the file, or in a class there"
+        )
+    if not inspect.isgeneratorfunction(function) and inspect.isgeneratorfunction(inspect.unwrap(function)):
+        raise ScriptDefinitionError(
+            f"{where} stands in a decorator that is no generator function, so it would never run a step; "
+            "write 'yield from' in the decorator, or put it above @scripted"
         )
     if not inspect.isgeneratorfunction(function):
         raise ScriptDefinitionError(
@@ -272,7 +287,7 @@ def _check_script(function: Callable[..., Any]) -> tuple[list[inspect.Parameter]
 
 
 def _check_unique(function: Callable[..., Any], where: str) -> None:
-    key, line = (function.__code__.co_filename, function.__qualname__), function.__code__.co_firstlineno
+    key, line = (file_of(function), function.__qualname__), code_of(function).co_firstlineno
     before = _defined.setdefault(key, line)
     if before != line and ("." in function.__qualname__ or function.__globals__.get(function.__name__) is not None):
         raise ScriptDefinitionError(

@@ -155,7 +155,7 @@ class Queries(Asked):
 
     def stage(self, i: int) -> StageView:
         """A stage's own view of what it has computed: last microbatch, counts, a digest of what its KV slots hold."""
-        self._check_stage(i)
+        self._check_live_stage("stage", i)
         return self._rig.world.describe_stage(i)
 
     # -- inside --
@@ -188,4 +188,14 @@ class Queries(Asked):
     def _check_stage(self, i: int) -> None:
         stages = self.scheduler.limits.pp_size
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < stages:
-            raise BadCall(f"stage must be 0 to {stages - 1}, got {i!r}")
+            raise BadCall(f"stage must be 0 to {stages - 1} with pp_size={stages}, got {i!r}")
+
+    def _check_live_stage(self, verb: str, i: int) -> None:
+        self._check_stage(i)
+        failure = self._rig.failure
+        if failure is not None or self._rig.is_dead:
+            dead = "the scheduler" if failure is None else failure.process
+            raise BadCall(
+                f"t.{verb}({i}) needs stages that run, and {dead} has died, which ends all of them; "
+                "ask what the clients were told"
+            )

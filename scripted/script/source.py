@@ -8,16 +8,28 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["idle_statements"]
+__all__ = ["code_of", "file_of", "idle_statements"]
 
 _DROPPED: Final = (ast.Compare, ast.Attribute, ast.Name, ast.Lambda, ast.GeneratorExp, ast.UnaryOp)
 _DROPPED_WITHOUT_CALLS: Final = (ast.BoolOp, ast.BinOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript)
 # Attributes whose values are words.
 _WORDS: Final = frozenset({"finish_reason", "mode", "paused", "status"})
 _ACTS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+
+
+def file_of(function: Callable[..., Any]) -> str:
+    """The file that a function was written in, also where a decorator of another file stands around it."""
+    return code_of(function).co_filename
+
+
+def code_of(function: Callable[..., Any]) -> types.CodeType:
+    """The function's own code, below decorators that say what they wrap."""
+    code: types.CodeType = inspect.unwrap(function).__code__
+    return code
 
 
 def idle_statements(function: Callable[..., Any]) -> Iterator[str]:

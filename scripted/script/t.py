@@ -53,6 +53,7 @@ class ScriptContext(Verbs):
             "questions about rids that never were": self._asked_in_vain,
             "aborts of rids that never were": self._aborted_in_vain,
             "failures of a stage that no step met": self._failures_not_met(),
+            "failures of a grammar that none met": max(0, self._grammar_failures - self._rig.grammars.failed),
             "bad calls that the script caught": BadCall.made - self._bad_calls_before,
             "spent budgets that the script caught": BudgetSpent.made - self._budgets_before,
             "scripts without a step": not history,

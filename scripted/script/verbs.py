@@ -6,8 +6,10 @@ the next step. Effects are checked, and a refused call raises with status and bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import math
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Final
 
 from engine.messages import Abort, Generate, PauseMode
 from scripted.actions import (
@@ -33,6 +35,7 @@ from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.script.asked import check_count
+from scripted.script.json_values import as_json
 from scripted.script.waits import Steps, Wait, Waits
 from scripted.subject.violation import Violation
 
@@ -40,6 +43,9 @@ __all__ = ["Verbs"]
 
 # A longer delay would be taken for a process that hangs.
 MAX_DELAY_S = 2.0
+_MOST_SHOWN_CHARS: Final = 64
+# What a body calls otherwise than start_req does.
+_ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
 
 
 class Verbs(Waits):
@@ -52,6 +58,7 @@ class Verbs(Waits):
         self._aborted_in_vain = 0
         # After which steps a stage was told to fail.
         self._failures_ordered: list[int] = []
+        self._grammar_failures = 0
 
     def start_req(
         self,
@@ -172,10 +179,13 @@ class Verbs(Waits):
 
         Every adapter that a script loads is gone before the next script.
         """
+        if not isinstance(path, str):
+            raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
         return self._call(LoadLora(name=name, path_of_adapter=path))
 
     def unload_lora(self, name: str, timeout_s: float | None = None) -> Call:
         """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
+        _check_timeout("unload_lora()", timeout_s)
         return self._call(UnloadLora(name=name, timeout_s=timeout_s))
 
     def pause_generation(self, mode: str = "retract") -> Call:
@@ -254,8 +264,7 @@ class Verbs(Waits):
 
     def release_results(self, n: int | None = None) -> None:
         """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-            raise BadCall(f"release_results() takes n >= 1, or None for all, got {n!r}")
+        _check_released("release_results()", n)
         self._rig.results.release(n)
 
     def hold_grammars(self) -> None:
@@ -264,17 +273,17 @@ class Verbs(Waits):
 
     def release_grammars(self, n: int | None = None) -> None:
         """Let ``n`` grammars become ready, in the order in which they were ordered, or all and stop holding."""
-        if n is not None and n < 1:
-            raise BadCall(f"release_grammars() takes n >= 1, or None for all, got {n}")
+        _check_released("release_grammars()", n)
         self._rig.grammars.release(n)
 
     def fail_next_grammar(self) -> None:
         """Make the next grammar that would become ready one that cannot be compiled; the engine goes on."""
         self._rig.grammars.fail_next()
+        self._grammar_failures += 1
 
     def kill_stage(self, i: int) -> None:
         """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
-        self._check_stage(i)
+        self._check_live_stage("kill_stage", i)
         if self.scheduler.limits.pp_size == 1:
             raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
         self._rig.kill_stage(i)
@@ -291,14 +300,15 @@ class Verbs(Waits):
 
     def stall_stage(self, i: int) -> None:
         """Stop a stage; nothing completes until it is resumed."""
-        self._check_stage(i)
+        self._check_live_stage("stall_stage", i)
         self._rig.world.stall_stage(i)
         self._rig.results.stalled.add(i)
 
     def resume_stage(self, i: int) -> None:
         """End a stall."""
         self._check_stage(i)
-        self._rig.world.resume_stage(i)
+        if self._rig.failure is None and not self._rig.is_dead:
+            self._rig.world.resume_stage(i)
         self._rig.results.stalled.discard(i)
 
     def slow_link(self, i: int, delay_s: float = 0.05) -> None:
@@ -306,7 +316,7 @@ class Verbs(Waits):
 
         The steps are those of a fast link: a result that is due is waited for.
         """
-        self._check_stage(i)
+        self._check_live_stage("slow_link", i)
         if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
             raise BadCall(f"slow_link() takes delay_s in real seconds, 0 < delay_s <= {MAX_DELAY_S}, got {delay_s!r}")
         self._rig.slow_link(i, float(delay_s))
@@ -316,7 +326,7 @@ class Verbs(Waits):
 
         Nothing completes until ``heal_link``, or until ``await_loss`` has seen that the heartbeats found it.
         """
-        self._check_stage(i)
+        self._check_live_stage("cut_link", i)
         self._rig.cut_link(i)
 
     def heal_link(self, i: int) -> None:
@@ -326,7 +336,7 @@ class Verbs(Waits):
 
     def await_loss(self, i: int) -> None:
         """Wait, in real time, until the heartbeats have found a cut. The server is not used again after this script."""
-        self._check_stage(i)
+        self._check_live_stage("await_loss", i)
         if i not in self._rig.results.cut:
             raise BadCall(f"await_loss() takes a stage whose link is cut, that of stage {i} is not; use cut_link({i})")
         self._rig.await_loss(i)
@@ -336,18 +346,19 @@ class Verbs(Waits):
 
         Returns when the loss is known. Nothing in flight comes back, and the server is not used again.
         """
-        self._check_stage(i)
+        self._check_live_stage("lose_node", i)
         self._rig.lose_node(i)
 
     def fail_next_step(self, i: int) -> None:
         """Make the next microbatch that a stage computes fail; the engine goes on."""
-        self._check_stage(i)
+        self._check_live_stage("fail_next_step", i)
         self._rig.world.fail_next_step(i)
         self._failures_ordered.append(self.scheduler.step_number)
 
     # -- inside --
 
     def _start(self, body: dict[str, Any]) -> RequestHandle:
+        body = _as_sent(body)
         rid = body["rid"]
         view = self._rig.world.clients.generate(rid, body)
         message = self._rig.await_arrival(
@@ -356,13 +367,15 @@ class Verbs(Waits):
         if message is None:
             if view.terminal_answers != 1:
                 raise Violation(f"the client of {rid}, refused, got {view.terminal_answers} terminal answers: {view}")
-            raise RequestRefused(f"request {rid}", view.status or 0, view.error or view.text)
+            raise RequestRefused(f"request {_shown(rid)}", view.status or 0, view.error or view.text)
         assert isinstance(message, Generate)
         handle = RequestHandle(message, view)
         self._rig.handles.start(handle)
         return handle
 
     def _call(self, action: AdministrativeCall) -> Call:
+        for name, value in (action.body or {}).items():
+            as_json(f"POST {action.route}", name, value)
         call = self._rig.world.clients.call(action)
         message = self._rig.await_arrival(action.is_sent_as, refused=lambda: call.done)
         if message is None:
@@ -409,7 +422,21 @@ def _one_prompt(
     return {"input_ids": _items(prompt_ids)} if prompt_ids is not None else {"text": text}
 
 
+def _shown(rid: Any) -> str:
+    """A rid in a message: as it is, unless that is empty, long or no plain text."""
+    plain = isinstance(rid, str) and rid.isprintable() and 0 < len(rid) <= _MOST_SHOWN_CHARS
+    return rid if plain else reprlib.repr(rid)
+
+
 # -- bodies: what is of another type goes to the server as it is, and the server says what it takes --
+
+
+def _as_sent(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request. Raises BadCall for an argument that JSON cannot say."""
+    call = "start_req()"
+    sampling = {name: as_json(call, name, value) for name, value in body["sampling_params"].items()}
+    others = body | {"sampling_params": sampling}
+    return {name: as_json(call, _ARGUMENTS.get(name) or name, value) for name, value in others.items()}
 
 
 def _number(value: Any) -> Any:
@@ -417,7 +444,9 @@ def _number(value: Any) -> Any:
 
 
 def _items(value: Any) -> Any:
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+    """Any sequence as a list; what has no order, or is no sequence, as it is."""
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, (str, Set, Mapping))
+    return list(value) if is_sequence else value
 
 
 def _biases(value: Any) -> Any:
@@ -426,6 +455,12 @@ def _biases(value: Any) -> Any:
     return {str(token): _number(bias) for token, bias in value.items()}
 
 
+def _check_released(call: str, n: object) -> None:
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+        raise BadCall(f"{call} takes n >= 1, or None for all, got {n!r}")
+
+
 def _check_timeout(call: str, timeout_s: Any) -> None:
-    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and (not number or not math.isfinite(timeout_s)):
         raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")

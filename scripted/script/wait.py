@@ -9,10 +9,12 @@ from typing import Final
 from scripted.errors import BadCall
 from scripted.rig.values import Nameless
 
-__all__ = ["DEFAULT_BUDGET_STEPS", "Steps", "Wait", "words_of_yielded"]
+__all__ = ["DEFAULT_BUDGET_STEPS", "HAND_ON", "Steps", "Wait", "words_of_yielded"]
 
 DEFAULT_BUDGET_STEPS: Final = 400
 
+# What to do about a wait whose yields reach nobody.
+HAND_ON: Final = "use a wait as 'yield from', or yield once for each of its yields"
 Steps = Generator[None, None, None]
 
 

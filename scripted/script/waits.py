@@ -15,7 +15,7 @@ from scripted.rig.rig import Rig
 from scripted.script.asked import check_count, check_predicate, several, truth_of
 from scripted.script.causes import causes_of
 from scripted.script.queries import Queries
-from scripted.script.wait import DEFAULT_BUDGET_STEPS, Steps, Wait
+from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 
 __all__ = ["DEFAULT_BUDGET_STEPS", "STAGES", "Steps", "Wait", "Waits"]
 
@@ -69,7 +69,8 @@ class Waits(Queries):
         check_count("advance_to_nth_chunk()", "n", n)
         goal = f"{r.rid} never got to chunk {n}"
         return self._wait(
-            f"advance_to_nth_chunk({r.rid}, {n})", self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal)
+            f"advance_to_nth_chunk({r.rid}, {n})",
+            self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal, needs_chunks=True),
         )
 
     def advance_to_decode_step(self, r: RequestHandle, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
@@ -96,11 +97,13 @@ class Waits(Queries):
             "mid_decode": lambda: len(r.output_ids) >= max(1, r.sampling.max_new_tokens // 2),
             "last_decode": lambda: len(r.output_ids) >= max(1, r.sampling.max_new_tokens - 1),
         }
-        if stage not in reached:
+        if not isinstance(stage, str) or stage not in reached:
             guess = nearest(str(stage), STAGES)
             raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}{guess}")
-        goal = f"{r.rid} never got to {stage}"
-        return self._wait(f"advance_to_stage({r.rid}, {stage})", self._live_until(r, reached[stage], max_steps, goal))
+        steps = self._live_until(
+            r, reached[stage], max_steps, f"{r.rid} never got to {stage}", needs_chunks=stage == "first_chunk"
+        )
+        return self._wait(f"advance_to_stage({r.rid}, {stage})", steps)
 
     def check_waits(self) -> None:
         """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
@@ -122,8 +125,10 @@ class Waits(Queries):
         self._check_handle(call, r)
         check_count(call, "max_steps", max_steps)
 
-    def _spent(self, goal: str, max_steps: int) -> BudgetSpent:
+    def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
         """What was waited for, what stands in its way, the state, and how to allow more."""
+        if self.scheduler.step_number == first_step:
+            return BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
         causes = "; ".join(causes_of(self._rig))
         why = f"because {causes}" if causes else "and nothing is known to stand in its way; max_steps=N allows more"
         return BudgetSpent(f"{goal} within {max_steps} steps; {self.state}; {why}")
@@ -134,19 +139,31 @@ class Waits(Queries):
         return wait
 
     def _until(self, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
+        first_step = self.scheduler.step_number
         for _ in range(max_steps):
             if predicate():
                 return
             yield
         if not predicate():
-            raise self._spent(goal, max_steps)
+            raise self._spent(goal, max_steps, first_step)
 
-    def _live_until(self, r: RequestHandle, reached: Callable[[], bool], max_steps: int, goal: str) -> Steps:
+    def _live_until(
+        self,
+        r: RequestHandle,
+        reached: Callable[[], bool],
+        max_steps: int,
+        goal: str,
+        *,
+        needs_chunks: bool = False,
+    ) -> Steps:
+        first_step = self.scheduler.step_number
         for _ in range(max_steps):
             if reached():
                 return
             if r.finished:
-                raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}); {self.state}")
+                whole = needs_chunks and not r.chunks_done
+                why = ", and a prompt that is not split counts no chunks" if whole else ""
+                raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
             yield
         if not reached():
-            raise self._spent(goal, max_steps)
+            raise self._spent(goal, max_steps, first_step)

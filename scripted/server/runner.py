@@ -39,6 +39,7 @@ from scripted.report.frames import Frame, definition_of
 from scripted.script.arguments import check_plain, packed
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
+from scripted.script.source import file_of
 from scripted.server.gate import GateOptions, script_address
 from scripted.server.growth import ServerGrowth
 from scripted.server.placed import PlacedStages
@@ -157,7 +158,7 @@ class ScriptedServer(ScriptRunner):
         # Until the process that it runs in says where it stands.
         self._position = (definition_of(script.__code__),)
         command = RunScript(
-            file=script.__code__.co_filename,
+            file=file_of(script),
             name=script.__qualname__,
             args=packed(list(args)),
             kwargs=packed(kwargs),

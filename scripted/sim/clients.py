@@ -8,14 +8,26 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from engine.frontend.answer import Answer, is_shown, joined
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import refusal_of, require_end
-from engine.frontend.protocol import GenerateAnswer, GenerateBody, parse_body
+from engine.frontend.protocol import (
+    MAX_CALL_TIMEOUT_S,
+    AbortBody,
+    GenerateAnswer,
+    GenerateBody,
+    LoadLoraBody,
+    PauseBody,
+    StrictBody,
+    UnloadLoraBody,
+    UpdateWeightsBody,
+    parse_body,
+)
+from engine.frontend.routes.queries import timeout_of
 from engine.frontend.served_model import request_of
 from engine.grammar import fault_of
 from engine.limits import Limits
@@ -32,11 +44,29 @@ from engine.messages import (
     Reply,
     TokenOutput,
 )
-from scripted.actions import AdministrativeCall
+from scripted.actions import (
+    AbortEverything,
+    AbortRequest,
+    AdministrativeCall,
+    LoadLora,
+    Pause,
+    UnloadLora,
+    Update,
+)
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.rig.clients import Call, Chunk, ClientView
 
 __all__ = ["SimClients"]
+
+# What the route of each call that has a body reads.
+_BODIES: Final[Mapping[str, type[StrictBody]]] = {
+    AbortRequest.route: AbortBody,
+    AbortEverything.route: AbortBody,
+    Pause.route: PauseBody,
+    Update.route: UpdateWeightsBody,
+    LoadLora.route: LoadLoraBody,
+    UnloadLora.route: UnloadLoraBody,
+}
 
 
 class _OpenRequest:
@@ -113,6 +143,11 @@ class SimClients:
     def call(self, action: AdministrativeCall) -> Call:
         """Send the message of an administrative call."""
         call = Call(action.path)
+        try:
+            _check_call(action)
+        except ApiError as exc:
+            call.answer(exc.status, exc.body.error.message)
+            return call
         call_id = f"call-{next(self._numbers)}"
         self._calls[call_id] = call
         self._send_message(action.message(call_id))
@@ -200,3 +235,12 @@ class SimClients:
         self._open[rid].remove(request)
         if not self._open[rid]:
             del self._open[rid]
+
+
+def _check_call(action: AdministrativeCall) -> None:
+    """Raise ApiError for a call that its route refuses."""
+    if action.body is not None:
+        parse_body(_BODIES[action.route], msgspec.json.encode(action.body))
+    timeout = action.path.partition("?timeout=")[2]
+    if timeout:
+        timeout_of(timeout, MAX_CALL_TIMEOUT_S)

@@ -6,7 +6,6 @@ bodies, text and stop strings.
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -18,7 +17,6 @@ from scripted.gallery import mutant_named
 from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
 from scripted.gate.script_runner import ScriptRunner, error_of
 from scripted.gate.scripted_gate import ScriptedGate
-from scripted.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptFunction
@@ -92,8 +90,6 @@ class ScriptedSim(ScriptRunner):
     ) -> ScriptSucceeded:
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
-        if not inspect.isgeneratorfunction(script):
-            raise ScriptDefinitionError(f"{script!r} is no generator function; a script yields once for each step")
         source = _OneRun(ScriptRun(script, args, kwargs, options), self.mutant, self.config)
         with ExitStack() as stack:
             if self.mutant is not None:

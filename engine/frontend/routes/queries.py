@@ -6,7 +6,7 @@ from fastapi import Request
 
 from engine.frontend.errors import ApiError
 
-__all__ = ["read_timeout"]
+__all__ = ["read_timeout", "timeout_of"]
 
 
 def read_timeout(request: Request, maximum_s: float) -> float | None:
@@ -16,8 +16,11 @@ def read_timeout(request: Request, maximum_s: float) -> float | None:
         message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
         raise ApiError.invalid(message, param=min(unknown))
     text = request.query_params.get("timeout")
-    if text is None:
-        return None
+    return None if text is None else timeout_of(text, maximum_s)
+
+
+def timeout_of(text: str, maximum_s: float) -> float:
+    """A time in seconds. Raises ApiError (400)."""
     try:
         timeout_s = float(text)
     except ValueError as exc:

@@ -7,6 +7,7 @@ defect of the adapter or of the harness, and is raised as that.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
@@ -15,7 +16,8 @@ import msgspec
 
 from scripted.errors import BadCall, BudgetSpent, Overdue, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.explore.schedule_gate import Phase
-from scripted.gate.interruptions import Departure, error_text
+from scripted.gate.interruptions import error_text, no_departure
+from scripted.phrases import text_of
 from scripted.portable.script.gate import ScriptGate
 from scripted.portable.script.report import SubjectReport
 from scripted.portable.script.t import SubjectContext
@@ -23,6 +25,7 @@ from scripted.portable.script.words import step_line
 from scripted.refusals import HarnessError
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
 from scripted.script.options import ScriptOptions
+from scripted.script.source import code_of
 from scripted.script.wait import words_of_yielded
 from scripted.script.windows import check_reached
 from scripted.sim.watchdog import watchdog
@@ -129,13 +132,10 @@ class _Run:
     def _resume(self) -> tuple[bool, Any]:
         assert self._script is not None
         try:
-            return True, next(self._script)
+            with no_departure():
+                return True, next(self._script)
         except StopIteration:
             return False, None
-        except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as exc:
-            raise Departure(exc).with_traceback(exc.__traceback__) from exc
 
     def _end(self, gate: ScriptGate) -> None:
         assert self._context is not None
@@ -146,14 +146,15 @@ class _Run:
         self._context.end()
 
     def _stop(self) -> None:
-        """Raise at the script's line, so that it is shown."""
+        """Raise at the script's line, so that it is shown; a script that catches it has failed as well."""
         assert self._context is not None
         assert self._script is not None
         why = self._context.obstacles() or "@scripted(..., max_steps=N) allows more"
         spent = BudgetSpent(
             f"the script ran its max_steps={self._options.max_steps} steps; {self._context.state}; {why}"
         )
-        self._script.throw(spent)
+        with suppress(StopIteration), no_departure():
+            self._script.throw(spent)
         raise spent
 
     # -- what went wrong --
@@ -163,18 +164,18 @@ class _Run:
         meant = exc is gate.script_error or isinstance(exc, (Violation, Overdue, *gate.subject.violations))
         if not meant and gate.phase is not Phase.SUBJECT:
             raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {exc}; this says nothing about the "
-                "scheduler, and is a defect of the adapter or of the harness"
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+                "about the scheduler, and is a defect of the adapter or of the harness"
             ) from exc
 
     def error_of(self, gate: ScriptGate, exc: BaseException, mutant: str | None) -> ScriptError:
         """The error that pytest shows."""
-        code = self._function.__code__
+        code = code_of(self._function)
         frames = frames_of(exc, inside=code.co_filename) or position_of(self._script) or (definition_of(code),)
         words = gate.subject.config_words(gate.config)
         numbered = list(enumerate(gate.records, 1))[-_SHOWN_STEPS:]
         report = SubjectReport(
-            error=error_text(exc, SubjectContext),
+            error=error_text(exc, SubjectContext, self._function),
             when=self._when(gate, exc),
             frames=frames,
             inside=_frames_inside(exc) if gate.phase is Phase.SUBJECT and gate.script_error is None else (),

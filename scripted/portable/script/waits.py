@@ -13,7 +13,7 @@ from scripted.portable.script.gate import ScriptGate
 from scripted.portable.script.handles import RequestHandle
 from scripted.portable.script.queries import Queries
 from scripted.script.asked import check_count, check_predicate, several, truth_of
-from scripted.script.wait import DEFAULT_BUDGET_STEPS, Steps, Wait
+from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
 
 __all__ = ["Waits"]
 
@@ -86,10 +86,13 @@ class Waits(Queries):
         return wait
 
     def _until(self, reached: Callable[[], bool], max_steps: int, goal: str) -> Steps:
+        first_step = self._gate.step
         for _ in range(max_steps):
             if reached():
                 return
             yield
+        if not reached() and self._gate.step == first_step:
+            raise BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
         if not reached():
             why = self.obstacles()
             why = f"because {why}" if why else "and nothing is known to stand in its way; max_steps=N allows more"

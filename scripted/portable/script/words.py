@@ -40,7 +40,8 @@ def step_line(number: int, record: Record, batch: Batch | None) -> str:
         done += [f"preempted {' '.join(stepped.preempted)}"] if stepped.preempted else []
         done += [", ".join(map(_reply, stepped.replies))] if stepped.replies else []
     if batch is not None:
-        done.append(f"batch {batch.id}: {', '.join(map(_share, batch.shares))}")
+        copies = [f"copies block {source} to {target}" for source, target in batch.copies]
+        done.append(f"batch {batch.id}: {', '.join([*copies, *map(_share, batch.shares)])}")
     if record.error is not None:
         done.append(f"died of {record.error}")
     return f"step {number}: {came} -> {'; '.join(done) or 'nothing'}"

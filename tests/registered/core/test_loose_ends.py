@@ -99,6 +99,21 @@ def looks_for_a_misspelt_rid(t):
     yield from t.run_until_finished(r)
 
 
+@counted("answers never looked at")
+@was_green
+def is_refused_and_never_looks(t):
+    t.load_lora("x", "embedded-lora:1")
+    yield
+
+
+@counted("failures of a grammar that none met")
+@was_green
+def orders_a_failure_that_no_grammar_meets(t):
+    r = t.start_req(prompt_len=10, max_new_tokens=2)
+    t.fail_next_grammar()
+    yield from t.run_until_finished(r)
+
+
 @counted("failures of a stage that no step met")
 @was_green
 def orders_a_failure_that_no_step_meets(t):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import random
+import threading
+import types
 from dataclasses import dataclass, field
 from enum import Enum
 
 import pytest
 
 from scripted.explore.forks import Copier, Frozen
+from scripted.refusals import HarnessError
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -120,3 +124,46 @@ def test_what_never_changes_is_shared(two: tuple[Whole, Whole]) -> None:
     copy, other = two
     assert copy.shared is other.shared
     assert copy.colour is Colour.RED
+
+
+class Remembers:
+    """Has functions that were made with it, one of which knows itself, and random numbers."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.count = 0
+
+        def note(value: int) -> None:
+            self.seen.append(value)
+            if value:
+                note(value - 1)
+
+        self.note = note
+        self.counts = lambda: self.count
+        self.rng = random.Random(7)
+        self.names = types.SimpleNamespace(of=[])
+
+
+def test_functions_that_remember_the_machine_remember_the_copy() -> None:
+    """D10: one that wrote into the machine it was made with would have two runs share what they do."""
+    original = Remembers()
+    frozen = Frozen(original, Copier())
+    first, second = frozen.thaw(), frozen.thaw()
+    first.note(2)
+    first.count = 5
+    first.names.of.append(1)
+    assert not second.names.of
+    assert (first.seen, second.seen, original.seen) == ([2, 1, 0], [], [])
+    assert (first.counts(), second.counts()) == (5, 0)
+    assert first.rng.random() == second.rng.random() == original.rng.random()
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    """D02: by its class, with the remedy."""
+    original = Remembers()
+    original.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(
+        HarnessError, match=r"holds a _thread.lock, which cannot be copied .*give the subject no copier"
+    ):
+        Frozen(original, Copier())
+    assert Frozen(original, Copier(shared=[type(threading.Lock())])).thaw().lock is original.lock  # type: ignore[attr-defined]

@@ -57,12 +57,17 @@ class PlannedRun:
         return result
 
     def step(
-        self, *shares: Share, replies: tuple[Any, ...] = (), preempted: tuple[str, ...] = (), name: int = 0
+        self,
+        *shares: Share,
+        replies: tuple[Any, ...] = (),
+        preempted: tuple[str, ...] = (),
+        name: int = 0,
+        copies: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """One step that launches these shares, says these replies, and is judged."""
         events, self.events = self.events, []
         self.batches += bool(shares)
-        batch = Batch(id=name or self.batches, shares=shares) if shares else None
+        batch = Batch(id=name or self.batches, shares=shares, copies=copies) if shares else None
         stepped = Stepped(microbatch=batch, replies=replies, preempted=preempted)
         self.pipeline.follow(events, stepped)
         if batch is not None:

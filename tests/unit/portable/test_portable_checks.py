@@ -188,6 +188,40 @@ def test_a_block_that_another_has_written_over(run: PlannedRun) -> None:
         run.step(share("a", 4, 1, 0, 1))
 
 
+def swap_out(run: PlannedRun) -> None:
+    """What ``a`` has computed is in the host's blocks 100 and 101; its own are written for ``b``."""
+    run.add("a"), run.add("b", seed=1)
+    run.launch("a", 0, 6, 0, 1)
+    run.step(share("b", 0, 6, 0, 1), copies=((0, 100), (1, 101)))
+    run.take_result()
+
+
+def test_a_request_that_is_swapped_out_and_in(run: PlannedRun) -> None:
+    """B06: it goes on in other blocks, with the copies."""
+    swap_out(run)
+    run.step(share("a", 6, 1, 2, 3), copies=((100, 2), (101, 3)))
+
+
+@pytest.mark.parametrize("copies", [(), ((101, 2), (100, 3)), ((100, 2),), ((102, 2), (103, 3)), ((0, 2), (1, 3))])
+def test_a_request_that_is_swapped_in_wrong(run: PlannedRun, copies: tuple[tuple[int, int], ...]) -> None:
+    """B06: not at all, in the wrong order, in part, from blocks that never were, from those of another."""
+    swap_out(run)
+    with refused("a reads KV that is not its own"):
+        run.step(share("a", 6, 1, 2, 3), copies=copies)
+
+
+def test_a_copy_from_before_a_flush(run: PlannedRun) -> None:
+    """B15: a copy is as old as what it is a copy of."""
+    a = run.add("a", 6, new=1)
+    run.launch("a", 0, 6, 0, 1)
+    run.step(replies=(told("a", *alone(a), end="length"),))
+    run.events.append(FlushCache(call_id="flush"))
+    run.step(replies=(answered("flush"),))
+    run.add("b", 7)
+    with refused("b began after the cache was flushed, but reads block 2, which was written before"):
+        run.step(share("b", 4, 3, 2, 3), copies=((0, 2),))
+
+
 def test_an_equal_prefix_may_be_shared(run: PlannedRun) -> None:
     run.add("a", 6)
     run.add("b", 7)

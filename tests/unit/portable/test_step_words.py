@@ -45,6 +45,13 @@ def test_a_step_with_everything() -> None:
     )
 
 
+def test_a_batch_that_copies_blocks() -> None:
+    shares = (Share(rid="a", start=4, count=1, block_ids=(0, 2)),)
+    assert line(batch=Batch(id=4, shares=shares, copies=((9, 2),))) == (
+        "step 7: nothing -> batch 4: copies block 9 to 2, a[4:5] in blocks 0 2"
+    )
+
+
 @pytest.mark.parametrize(
     ("event", "words"),
     [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from scripted.cli import main
+from scripted.explore import execution
+from scripted.explore.campaign import Campaign
+from scripted.explore.shrinking import shrink
+from scripted.explore.targets import target_named
+from scripted.explore.units import SearchPlan
+
 BASE = """
 import itertools
 import msgspec
@@ -49,7 +54,7 @@ WRONG = {
     ),
     "a limit of nothing": (
         "SUBJECT = subject(limits=LIMITS | {'block_size': 0})",
-        "the limit block_size is at least 1, got 0",
+        "the limit block_size is at least 1, a whole number, got 0",
     ),
     "a workload that cannot be read": (
         "SUBJECT = subject(workloads={'mine': 'default; 1 strt a'})",
@@ -63,28 +68,115 @@ WRONG = {
         ),
         "its machine is not deterministic",
     ),
+    "a machine that cannot be made": (
+        "class Wrong(Machine):\n    def __init__(self, config): raise SystemExit('no GPU')\nSUBJECT = subject(Wrong)",
+        "cannot be made of Config(blocks=8): SystemExit: no GPU",
+    ),
+    "a property that is a method": (
+        "class Wrong(Machine):\n    def is_idle(self): return True\nSUBJECT = subject(Wrong)",
+        "has is_idle as a method, which would always be true",
+    ),
+    "counts that raise": (
+        "class Wrong(Machine):\n    def counts(self): return {}['none']\nSUBJECT = subject(Wrong)",
+        "has counts that cannot be asked: KeyError: 'none'",
+    ),
+    "a property that raises": (
+        (
+            "class Wrong(Machine):\n    @property\n    def is_idle(self): return self.no_such_thing\n"
+            "SUBJECT = subject(Wrong)"
+        ),
+        "has is_idle that cannot be asked: AttributeError: 'Wrong' object has no attribute 'no_such_thing'",
+    ),
+    "a step without the time": (
+        "class Wrong(Machine):\n    def step(self, events): return Stepped()\nSUBJECT = subject(Wrong)",
+        "it takes the events and the time: step(events, now)",
+    ),
+    "replies that can be read once": (
+        (
+            "class Wrong(Machine):\n    def step(self, events, now): return Stepped(replies=(r for r in ()))\n"
+            "SUBJECT = subject(Wrong)"
+        ),
+        "returns replies as a tuple, got <generator object",
+    ),
+    "a share of nothing": (
+        (
+            "class Wrong(Machine):\n    def step(self, events, now):\n"
+            "        return Stepped(microbatch=Batch(id=1, shares=(Share(rid=5, start=0, count=1, block_ids=()),)))\n"
+            "SUBJECT = subject(Wrong)"
+        ),
+        "returns a Share with the rid of a request, a text, got 5",
+    ),
+    "a machine that cannot be copied": (
+        (
+            "import threading\nfrom scripted.explore.forks import Copier\n"
+            "class Wrong(Machine):\n    def __init__(self, config): self.lock = threading.Lock()\n"
+            "SUBJECT = subject(Wrong, copier=Copier())"
+        ),
+        "the machine holds a _thread.lock, which cannot be copied",
+    ),
+    "a limit that is no number": (
+        "SUBJECT = subject(limits=LIMITS | {'depth': '2'})",
+        "the limit depth is at least 1, a whole number, got '2'",
+    ),
     "an import that fails": ("import no_such_module\nSUBJECT = subject()", "cannot be loaded: ModuleNotFoundError"),
     "no subject": ("", "has no SUBJECT"),
 }
 
 
-def explore(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripted", "explore", "--subject", str(path), "--schedules", "20"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+ENDLESS = {
+    "a step that never ends": (
+        "while True: pass",
+        "a run did not end: after 0.4 s it was in line 25 of Wrong.step",
+    ),
+    "a step that ends the process": ("raise SystemExit(3)", "Violation: a step ends the process, by SystemExit('3')"),
+    "a step that raises what has no text": ("raise Odd", "Odd: (its text raises ZeroDivisionError)"),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_step_that_does_not_end_well_is_a_finding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A06: and the search goes on, or stops; it never waits for ever, and never dies of it."""
+    statement, words = ENDLESS[name]
+    path = tmp_path / "wrong_adapter.py"
+    path.write_text(
+        BASE + "class Odd(Exception):\n    def __str__(self): return 1 / 0\n"
+        f"class Wrong(Machine):\n    def step(self, events, now):\n        {statement}\nSUBJECT = subject(Wrong)"
+    )
+    monkeypatch.setattr(execution, "RUN_TIMEOUT_S", 0.4)
+    report = Campaign(SearchPlan(targets=("alone", "twins"), schedules=20, subject=str(path))).run()
+    (finding,) = report.findings.values()
+    assert words in str(finding.failure)
+    assert (report.schedules == 1) is finding.failure.hangs
+    shrunk = shrink(target_named(finding.target, str(path)).base, budget_s=0.5)
+    assert shrunk.fails
+    assert not shrunk.schedule.placed
+
+
+@pytest.fixture
+def explore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The command in this process: its exit status, and what it said on stdout and on stderr."""
+
+    def run(path: Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["scripted", "explore", "--subject", str(path), "--schedules", "20"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_adapter_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_wrong_adapter_is_refused_in_one_line(name: str, tmp_path: Path, explore) -> None:
     source, words = WRONG[name]
     path = tmp_path / "wrong_adapter.py"
     path.write_text(BASE + source)
-    done = explore(path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    status, said, refused = explore(path)
+    assert status == 2, said + refused
+    assert words in refused
+    assert len(refused.splitlines()) == 1
 
 
-def test_a_batch_in_more_blocks_than_there_are_is_a_finding(tmp_path: Path) -> None:
+def test_a_batch_in_more_blocks_than_there_are_is_a_finding(tmp_path: Path, explore) -> None:
     path = tmp_path / "wrong_adapter.py"
     path.write_text(
         BASE
@@ -94,6 +186,6 @@ def test_a_batch_in_more_blocks_than_there_are_is_a_finding(tmp_path: Path) -> N
         + "        return Stepped(microbatch=Batch(id=1, shares=tuple(shares)) if shares else None)\n"
         + "SUBJECT = subject(Wrong)"
     )
-    done = explore(path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "batch 1 is computed in 9 blocks, of 8" in done.stdout
+    status, said, _ = explore(path)
+    assert status == 1
+    assert "batch 1 is computed in 9 blocks, of 8" in said

@@ -130,6 +130,24 @@ def test_scripts_are_ordinary_tests(pytest_of) -> None:
     )
 
 
+def test_scripts_in_odd_places(pytester: pytest.Pytester, pytest_of) -> None:
+    """D03, D08: each is run as what it is, or refused with the reason; the line of pytest's summary is the error."""
+    pytester.makepyfile(helpers=HELPERS)
+    result = pytest_of(IN_CLASSES, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "test_scripts.py:*: in test_wrapped",
+            ">       assert t.state.step == 7",
+            "*AttributeError: 'TestOfAClass' object has no attribute 'made'; a method runs on a new object*",
+            "E       ScriptDefinitionError: OfAnotherKind.test_unit was called, *not of a unittest.TestCase*",
+            "E       BadCall: kind is a Kind, which cannot travel to the scheduler process*",
+            "FAILED test_scripts.py::test_wrapped?sim? - *assert 1 == 7",
+        ]
+    )
+    assert "arguments.py" not in result.stdout.str()
+
+
 def test_some_are_chosen_the_first_failure_stops_and_is_run_again(pytest_of) -> None:
     """D01"""
     pytest_of(SCRIPTS, "-x", "-k", "tokens or fails or window").assert_outcomes(passed=2, failed=1, deselected=5)
@@ -173,12 +191,74 @@ def test_unknown_mutant_is_a_usage_error(pytest_of) -> None:
 
 HEAD = "from engine import EngineConfig\nfrom scripted import scripted\nONE = EngineConfig()\n"
 
+IN_CLASSES = """
+import enum
+import unittest
+import pytest
+from engine import EngineConfig
+from helpers import logged
+from scripted import scripted
+
+ONE = EngineConfig()
+Kind = enum.Enum("Kind", ["FIRST"])
+
+@scripted(ONE)
+@logged
+def test_wrapped(t):
+    yield
+    assert t.state.step == 7
+
+class TestOfAClass:
+    number = 3
+
+    def setup_method(self):
+        self.made = True
+
+    @classmethod
+    @scripted(ONE)
+    def test_of_the_class(cls, t):
+        assert (cls.number, cls.__name__) == (3, "TestOfAClass")
+        yield
+
+    @scripted(ONE)
+    def test_of_what_setup_made(self, t):
+        yield
+        assert self.made
+
+class OfAnotherKind(unittest.TestCase):
+    @scripted(ONE)
+    def test_unit(self, t):
+        yield
+
+@pytest.mark.parametrize("kind", list(Kind))
+@scripted(ONE)
+def test_enum(t, kind):
+    yield
+"""
+
+HELPERS = """
+import functools
+
+def logged(script):
+    @functools.wraps(script)
+    def wrapper(t, **arguments):
+        yield from script(t, **arguments)
+    return wrapper
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("@scripted(ONE)\ndef test_a(t):\n    assert t\n", "never yields, so it would never run a step"),
         ("@scripted(ONE)\ndef test_a(t):\n    yield\n\n" * 2, "is defined before, in line"),
+        (
+            (
+                "import functools\ndef bare(f):\n    return functools.wraps(f)(lambda t: f(t))\n\n"
+                "@scripted(ONE)\n@bare\ndef test_a(t):\n    yield\n"
+            ),
+            "stands in a decorator that is no generator function",
+        ),
         ("test_a = scripted(ONE)(lambda t: (yield))\n", "is a lambda"),
         ("def make():\n    @scripted(ONE)\n    def test_a(t):\n        yield\nmake()\n", "inside a function"),
         ("class TestA:\n    @scripted(ONE)\n    def test_a(self, x):\n        yield\n", "must take t as its first"),

@@ -1,0 +1,59 @@
+"""What a script sends is what JSON can say; anything else is refused at its line, in both tiers alike.
+
+Owns the rule and its words. What the values mean, and which of them are taken, is the server's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scripted.errors import BadCall
+
+__all__ = ["as_json"]
+
+
+def as_json(call: str, name: str, value: Any) -> Any:
+    """The value as it is sent. Raises BadCall, by the argument's name, for what JSON cannot say."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return _finite(call, name, value)
+    if isinstance(value, str):
+        return _encodable(call, name, value)
+    if isinstance(value, (list, tuple)):
+        # Prompts have thousands of tokens.
+        if all(type(item) is int for item in value):
+            return list(value)
+        return [as_json(call, f"{name}[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_key(call, name, key): as_json(call, f"{name}[{key!r}]", item) for key, item in value.items()}
+    raise BadCall(
+        f"{call} takes {name} as a value that JSON has, got {value!r}, a {type(value).__name__}; "
+        "write a number, a text, a list or a dict, such as int(...), sorted(...) or .tolist()"
+    )
+
+
+def _finite(call: str, name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise BadCall(f"{call} takes {name} as a finite number, got {float(value)!r}; JSON has no other")
+    return float(value)
+
+
+def _encodable(call: str, name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise BadCall(f"{call} takes {name} as a text that UTF-8 can say, got {value!a}: {exc.reason}") from exc
+    return str.__str__(value)
+
+
+def _key(call: str, name: str, key: object) -> str:
+    if isinstance(key, str):
+        return _encodable(call, f"a key of {name}", key)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(int(key))
+    raise BadCall(f"{call} takes {name} with texts or whole numbers as keys, got {key!r}")

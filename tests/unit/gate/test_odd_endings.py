@@ -1,0 +1,123 @@
+"""Scripts that end in odd ways: what stopped them, and what they hid, is in the report, and the engine goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine import EngineConfig
+from scripted import BadCall, BudgetSpent, ScriptDefinitionError, ScriptedSim, ScriptFailed, ScriptOptions
+
+CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
+
+
+class Speechless(Exception):
+    """One of a user whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def catches_the_end_of_its_budget(t):
+    with contextlib.suppress(BudgetSpent):
+        while True:
+            yield
+
+
+def fails_while_it_cleans_up(t):
+    try:
+        yield
+        raise LookupError("the first failure")
+    finally:
+        raise OSError("and the second")
+
+
+def never_gets_past_its_finally(t):
+    try:
+        yield
+        raise LookupError("the first failure")
+    finally:
+        while True:
+            yield
+
+
+def raises_a_group(t):
+    yield
+    raise ExceptionGroup("both", [LookupError("one"), ExceptionGroup("inner", [OSError("other")])])
+
+
+def raises_what_has_no_text(t):
+    yield
+    raise Speechless
+
+
+def closes_itself(t):
+    yield
+    raise GeneratorExit
+
+
+def calls_a_property(t):
+    yield
+    t.is_fully_idle()
+
+
+def kills_a_stage_twice(t):
+    t.start_req(prompt_len=10)
+    yield
+    t.stall_stage(0)
+    t.kill_stage(1)
+    t.resume_stage(0)
+    t.kill_stage(1)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (catches_the_end_of_its_budget, "the script ran its max_steps=4 steps"),
+        (fails_while_it_cleans_up, "OSError: and the second\nE +while it handled LookupError: the first failure"),
+        (never_gets_past_its_finally, "max_steps=4 steps.*while it handled LookupError: the first failure"),
+        (raises_a_group, "both .2 sub-exceptions.\nE +LookupError: one\nE +ExceptionGroup: inner.*\nE +OSError: other"),
+        (raises_what_has_no_text, r"Speechless: \(its text raises ZeroDivisionError\)"),
+        (closes_itself, "the script was left by GeneratorExit"),
+        (calls_a_property, "'bool' object is not callable; it is a value and no method: leave the parentheses out"),
+        (kills_a_stage_twice, r"t.kill_stage\(1\) needs stages that run, and stage-1 has died"),
+    ],
+)
+def test_an_odd_end_is_a_failure_at_the_script_s_line(script: Callable[..., Any], words: str) -> None:
+    """D02, D07: and not the death of the engine."""
+    with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptFailed) as caught:
+        sim.run(script, options=ScriptOptions(max_steps=4))
+    text = str(caught.value)
+    assert re.search(words, text, re.DOTALL), text
+    assert f"in {script.__name__}" in text
+
+
+def takes(t, tokens, *, more):
+    yield from t.run_until_finished(t.start_req(prompt_len=5, max_new_tokens=tokens + more))
+
+
+def test_a_partial_is_its_function_and_arguments() -> None:
+    """D01: both tiers find a script by its name."""
+    with ScriptedSim.start(CONFIG) as sim:
+        assert sim.run(functools.partial(takes, more=1), 2).steps == 1 + 3 * 2
+        with pytest.raises(ScriptDefinitionError, match="arguments before t"):
+            sim.run(functools.partial(takes, 2), more=1)
+        with pytest.raises(ScriptDefinitionError, match="is no generator function"):
+            sim.run(BadCall)
+
+
+def releases_grammars_that_it_does_not_hold(t):
+    t.release_grammars(1)
+    for _ in range(2):
+        yield from t.run_until_finished(t.start_req(prompt_len=5, regex="[ab]{2}"), max_steps=20)
+
+
+def test_a_release_of_what_is_not_held_holds_nothing() -> None:
+    """D02: the second grammar was never ready."""
+    with ScriptedSim.start(CONFIG) as sim:
+        sim.run(releases_grammars_that_it_does_not_hold)
