@@ -52,8 +52,11 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
     """
     from engine.placement.ray_order import ray_defaults  # a search of another scheduler imports nothing of the engine
 
-    # Set before the import, which reads it.
-    os.environ.update(ray_defaults() | os.environ)
+    # Set before the import, which reads it. Of a cluster that it starts Ray knows the token by itself.
+    defaults = ray_defaults()
+    if address == LOCAL:
+        defaults.pop("RAY_AUTH_MODE", None)
+    os.environ.update(defaults | os.environ)
     try:
         import ray
     except ModuleNotFoundError as exc:

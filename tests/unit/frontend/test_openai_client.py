@@ -196,7 +196,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
     refused: list[tuple[dict[str, Any], str | None]] = [
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
-        ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, None),
+        ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logprobs"),
         ({"prompt": "x" * 8000, "n": 8, "stream": True, "echo": True, "logprobs": 20}, "logprobs"),
         ({"extra_body": {"store": True}}, "store"),
         ({"extra_body": {"service_tier": "flex"}}, "service_tier"),
@@ -210,11 +210,11 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
         ({"logprobs": 99}, "logprobs"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [264]}, "prompt"),
-        ({"prompt": []}, None),
+        ({"prompt": []}, "prompt"),
         ({"n": 1000}, "n"),
         ({"prompt": "x" * 9000}, "prompt"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
-        ({"stream_options": {"include_usage": True}}, None),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ]
     for change, param in refused:
         arguments = {"model": "embedded", "prompt": "x", "max_tokens": 2} | change

@@ -88,7 +88,7 @@ def test_an_undo_of_more_than_there_is_changes_nothing():
         ("until r1.finished and 1 / 0", "ZeroDivisionError"),
         ("exhaust_kv 99999", "is at most"),
         ("release 0", "release_results() takes n >= 1"),
-        ("fail 9", "stage must be 0 to 3, got 9"),
+        ("fail 9", "stage must be 0 to 3 with pp_size=4, got 9"),
         ("disconnect missing", "name 'missing' is not defined"),
     ],
 )
