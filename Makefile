@@ -80,7 +80,9 @@ clean: ## remove .venv, caches and results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made again when what is installed changes; an interrupted installation leaves no stamp. Modules are compiled when they
-# are first imported: of the 17,000 that are installed few ever are.
+# are first imported: of the 17,000 that are installed few ever are. What was compiled is kept, or every process of the
+# tests would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -197,8 +197,10 @@ def test_a_dropped_link_resets_its_connections_and_no_other(net: Net) -> None:
     connection, other = net.connect(2), net.connect(0)
     assert say(connection, b"a") == b"a"
     net.order(DropLink(stage=2))
-    for broken in (connection, net.connect(2)):
-        assert is_gone(broken)
+    assert is_gone(connection)
+    # The reset of a new connection may come before ``connect`` has returned, or after it.
+    with contextlib.suppress(ConnectionResetError):
+        assert is_gone(net.connect(2))
     assert say(other, b"b") == b"b"
 
 
