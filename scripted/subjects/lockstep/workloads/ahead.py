@@ -14,7 +14,7 @@ AHEAD: Final[dict[str, str]] = {
     "ahead": f"{_AHEAD} max_total_tokens=160; 1 start a prompt=10 new=8; 2 start b prompt=9 seed=1 new=6; 9 start c prompt=20 new=3",
     # The token that ends a request is known when one more is being computed.
     "ahead-of-a-stop": (
-        f"{_AHEAD} max_total_tokens=160; 1 start a prompt=10 new=10 stop=105; 2 start b prompt=9 seed=1 new=8 stop=104; "
+        f"{_AHEAD} max_total_tokens=160; 1 start a prompt=10 new=10 stop=117; 2 start b prompt=9 seed=1 new=8 stop=104; "
         "12 start c prompt=10 new=4"
     ),
     # No room to go ahead, and what is to give way is in flight.
