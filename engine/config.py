@@ -260,8 +260,8 @@ class EngineConfig(BaseModel):
             )
         if self.async_scheduling and self.pp_size > 1:
             raise ValueError(
-                f"async_scheduling needs one stage, got pp_size={self.pp_size}; leave it out: with several stages other "
-                "requests are computed while a token travels back"
+                f"async_scheduling needs one stage, got pp_size={self.pp_size}; leave it out: several stages compute "
+                "other requests while a token travels back"
             )
         if self.async_scheduling and self.speculative_algorithm != "off":
             raise ValueError(

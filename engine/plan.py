@@ -16,6 +16,7 @@ from engine.frames import decoder_of
 from engine.messages import Grammar
 
 __all__ = [
+    "UNKNOWN_TOKEN",
     "AdapterChange",
     "Copies",
     "ForwardMode",
@@ -23,7 +24,6 @@ __all__ = [
     "Microbatch",
     "SamplingSpec",
     "Segment",
-    "UNKNOWN_TOKEN",
     "decode_microbatch",
 ]
 

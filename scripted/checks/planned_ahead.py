@@ -22,7 +22,9 @@ def check_ahead(segment: Segment, life: Life, tenancy: Tenancy) -> None:
             f"{tenancy.in_flight - 1} microbatches with it are in flight"
         )
     if segment.start != known or tenancy.planned != known:
-        raise Violation(f"{life.rid} has {known} tokens, planned up to {tenancy.planned}, and is planned ahead: {segment}")
+        raise Violation(
+            f"{life.rid} has {known} tokens, is planned up to {tenancy.planned}, and goes on with {segment}"
+        )
     if known + 1 >= life.limit:
         raise Violation(f"{life.rid} is planned ahead of the last of its {life.limit} tokens, which is on its way")
     if life.looks_back:

@@ -298,8 +298,10 @@ class Specification:
         return self.calls.update is None and len(self.flights) < self.limits.depth
 
     def _may_plan(self) -> bool:
-        return self.paused is None and self._has_slot() and bool(
-            self.chunked or self.ready() or self.waiting or self.ahead()
+        return (
+            self.paused is None
+            and self._has_slot()
+            and bool(self.chunked or self.ready() or self.waiting or self.ahead())
         )
 
     def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:

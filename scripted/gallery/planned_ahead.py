@@ -104,7 +104,7 @@ PLANNED_AHEAD: tuple[Mutant, ...] = (
     Mutant(
         name="a-stop-frees-what-went-ahead",
         origin="vLLM pull request 45357, SGLang pull request 18803",
-        bug="a request that stops gives its pages and its row back while the decode that was planned ahead is in flight",
+        bug="a request that stops gives pages and row back while the decode that was planned ahead is in flight",
         signature="owns no memory",
         test=f"{_TESTS}::test_pages_are_kept_until_the_token_too_many_is_back",
         owner=Scheduler,
@@ -114,7 +114,7 @@ PLANNED_AHEAD: tuple[Mutant, ...] = (
     Mutant(
         name="a-token-too-many-is-cached",
         origin="SGLang issue 24590",
-        bug="the token that ended a request is cached with its output, because the decode planned ahead has computed it",
+        bug="the token that ended a request is cached with its output: the decode planned ahead has computed it",
         signature="cached",
         test=f"{_TESTS}::test_what_is_cached_ends_before_the_token_that_stopped",
         owner=Scheduler,
@@ -164,7 +164,7 @@ PLANNED_AHEAD: tuple[Mutant, ...] = (
     Mutant(
         name="ahead-of-a-grammar",
         origin="vLLM issues 26292 and 29379",
-        bug="a request with a grammar is planned ahead: its next token is chosen by the grammar's state before the last one",
+        bug="a request with a grammar is planned ahead: its token is chosen by the state before the last one",
         signature="is planned ahead",
         test=f"{_TESTS}::test_what_looks_back_waits_for_its_token",
         owner=planner,

@@ -25,6 +25,10 @@ AHEAD: Final[dict[str, str]] = {
         f"{_AHEAD} schedule_policy=priority priority_preemption=True max_running_requests=2 max_total_tokens=64; 1 start a prompt=13 new=9; "
         "1 start b prompt=12 seed=1 new=9; 6 start c prompt=14 seed=2 new=3 priority=2"
     ),
+    "ahead-and-paused": (
+        f"{_AHEAD} pp_async_depth=3 max_total_tokens=160; 1 start a prompt=10 new=8; 1 start b prompt=9 seed=1 new=8; 8 pause mode=retract; "
+        "13 continue"
+    ),
     # Counts of tokens and grammars have to know the token before.
     "ahead-of-counts": (
         f"{_AHEAD} max_total_tokens=160; 1 start a prompt=10 new=7 penalty=0.5; 1 start b prompt=9 seed=1 new=7; "
