@@ -96,7 +96,7 @@ class Planner:
             return False
         if books.chunked is not None or books.waiting:
             return True
-        return bool(books.running and (self._ready() or self._ahead()))
+        return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
@@ -299,13 +299,17 @@ class Planner:
             elif request.place is _RUNNING:
                 one_waits = True
         # What is to give way to one that waits has to come back first.
-        for request in () if one_waits else self._ahead():
+        if self._plans_ahead and not one_waits:
+            self._choose_ahead(most, chosen)
+        return chosen
+
+    def _choose_ahead(self, most: int, chosen: list[Request]) -> None:
+        for request in self._ahead():
             if len(chosen) >= most:
                 break
             assert request.lease is not None, f"{request} is running, but owns no memory"
             if self._memory.extend(request.lease, request.planned_tokens + 1):
                 chosen.append(request)
-        return chosen
 
     def _ready(self) -> list[Request]:
         """Running requests that are in no microbatch, those launched longest ago first."""
@@ -316,7 +320,7 @@ class Planner:
 
         None while a request waits that could preempt them: in a microbatch they cannot be preempted.
         """
-        if not self._plans_ahead or (self._limits.priority_preemption and self._books.waiting):
+        if self._limits.priority_preemption and self._books.waiting:
             return ()
         return [request for request in self._books.running.values() if may_go_ahead(request)]
 

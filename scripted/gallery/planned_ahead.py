@@ -78,8 +78,6 @@ def _forget_grammars(request: Request) -> bool:
 
 
 def _always_ahead(this: Planner) -> Sequence[Request]:
-    if not this._plans_ahead:
-        return ()
     return [request for request in this._books.running.values() if _may_go_ahead(request)]
 
 
