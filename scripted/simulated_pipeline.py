@@ -154,6 +154,11 @@ class SimulatedPipeline:
         """True when a completion can be taken."""
         return bool(self._done) and (not self._stalled or self._dead is not None)
 
+    @property
+    def takes_more(self) -> bool:
+        """False: results are there when something is launched."""
+        return False
+
     def wake_sources(self) -> Sequence[Any]:
         """No source: everything happens in the caller's thread."""
         return ()
