@@ -86,6 +86,10 @@ class EngineConfig(BaseModel):
 
     pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
     pp_async_depth: int = Field(0, ge=0, le=64, description="microbatches in flight beyond one a stage")
+    async_scheduling: bool = Field(
+        False,
+        description="plan a request's next token before its last one is back, which keeps a GPU busy; one stage only",
+    )
 
     pp_max_micro_batch_size: int | None = Field(
         None, ge=1, description="most requests in one microbatch; unset: as many as its tokens allow"
@@ -254,6 +258,16 @@ class EngineConfig(BaseModel):
                 "speculative_draft_model must be set with speculative_algorithm='draft_model' and with no other, got "
                 f"{self.speculative_draft_model!r} with {self.speculative_algorithm!r}; set both or none"
             )
+        if self.async_scheduling and self.pp_size > 1:
+            raise ValueError(
+                f"async_scheduling needs one stage, got pp_size={self.pp_size}; leave it out: several stages compute "
+                "other requests while a token travels back"
+            )
+        if self.async_scheduling and self.speculative_algorithm != "off":
+            raise ValueError(
+                "async_scheduling must be off with speculation, which guesses after a token that is known, got "
+                f"speculative_algorithm={self.speculative_algorithm!r}; leave one of them out"
+            )
         if self.speculative_ngram_min > self.speculative_ngram_max:
             raise ValueError(
                 f"speculative_ngram_min must be <= speculative_ngram_max={self.speculative_ngram_max}, "
@@ -280,6 +294,7 @@ class EngineConfig(BaseModel):
             "pp_size": 1,
             "speculative_algorithm": "off",
             "speculative_draft_model": "",
+            "async_scheduling": False,
             "weights": "auto",
             "lora": "",
             "max_loras": None,
@@ -293,8 +308,8 @@ class EngineConfig(BaseModel):
 
     @property
     def depth(self) -> int:
-        """Most microbatches in flight at once."""
-        return self.pp_size + self.pp_async_depth
+        """Most microbatches in flight at once. What is planned ahead needs a second one."""
+        return self.pp_size + max(self.pp_async_depth, self.async_scheduling)
 
 
 def _explain(exc: ValidationError, model: type[BaseModel]) -> str:

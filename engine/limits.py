@@ -119,6 +119,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     loras: tuple[tuple[str, str], ...] = ()
     host_pages: int = 0
+    async_scheduling: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -177,6 +178,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             max_loras=config.most_loras,
             loras=loras_of(config.lora),
             host_pages=config.host_kv_tokens // config.page_size,
+            async_scheduling=config.async_scheduling,
         )
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits
 
@@ -198,7 +200,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def most_window_pages(self) -> int:
         """Window pages that all rows can use at once: a window each, and what is in flight."""
-        drafts = self._span(self.draft_tokens) if self.draft_tokens else 0
+        ahead = self.draft_tokens or self.async_scheduling
+        drafts = self._span(ahead) if ahead else 0
         return self.rows * (self._span(self.window_tokens) + drafts) + self.depth * self._span(
             self.prefill_budget_tokens
         )

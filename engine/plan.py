@@ -16,6 +16,7 @@ from engine.frames import decoder_of
 from engine.messages import Grammar
 
 __all__ = [
+    "UNKNOWN_TOKEN",
     "AdapterChange",
     "Copies",
     "ForwardMode",
@@ -41,6 +42,10 @@ class ForwardMode(StrEnum):
     PROFILE = "profile"
     ADAPTER = "adapter"
 
+
+# In place of a token id: the token that the microbatch before chose for this row.
+UNKNOWN_TOKEN: Final = -1
+_UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
 
 # A constant, because a member costs four times as much to look up, and every step asks.
 _CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER)
@@ -106,6 +111,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
 
     ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
+
+    A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it goes on from the token that the
+    last microbatch with this row chooses, which was launched before it and is not back.
     """
 
     rid: str
@@ -121,6 +129,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs_from: int = -1
     next_id: int = -1
     lora: int = 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """True when it computes a token that is not known yet."""
+        return self.token_ids == _UNKNOWN_TOKENS
 
     @property
     def choosers(self) -> int:

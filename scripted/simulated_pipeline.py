@@ -60,9 +60,10 @@ class _Row:
 
     ``poisoned`` rows miss the KV of a microbatch that failed. What was launched later for the same tenant, before
     the failure was known, computes nothing; its result is dropped. What ``looks_back`` says depends on all its tokens.
+    ``newest`` is the token that was chosen last: what is planned ahead goes on from it.
     """
 
-    __slots__ = ("looks_back", "pages", "poisoned", "salt", "seen", "spec", "window")
+    __slots__ = ("looks_back", "newest", "pages", "poisoned", "salt", "seen", "spec", "window")
 
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
@@ -72,6 +73,7 @@ class _Row:
         self.seen: list[int] = []
         self.window: list[int] = []
         self.poisoned = False
+        self.newest: int | None = None
 
 
 class SimulatedPipeline:
@@ -91,6 +93,7 @@ class SimulatedPipeline:
         self._window_pages = limits.window_pages
         self._host_pages = limits.host_pages
         self._ends = limits.eos_token_ids
+        self._plans_ahead = limits.async_scheduling
         self._rows: dict[int, _Row] = {}
         self._make_kv()
         self.forget()
@@ -150,6 +153,11 @@ class SimulatedPipeline:
     def ready(self) -> bool:
         """True when a completion can be taken."""
         return bool(self._done) and (not self._stalled or self._dead is not None)
+
+    @property
+    def takes_more(self) -> bool:
+        """False: results are there when something is launched."""
+        return False
 
     def wake_sources(self) -> Sequence[Any]:
         """No source: everything happens in the caller's thread."""
@@ -284,6 +292,7 @@ class SimulatedPipeline:
                     break
             if segment.drafts:
                 accepted.append(len(tokens) - before - 1)
+            row.newest = tokens[-1]
             if self._guessed:
                 guesses.append(self._guess(fingerprint, end, tokens[-1], row))
         return Completion(
@@ -374,9 +383,20 @@ class SimulatedPipeline:
             return [_CORRUPTED] * (len(segment.token_ids) + 1), row
         fingerprint = self._read(segment, row)
         tokens = segment.token_ids
+        if self._plans_ahead and segment.is_ahead:
+            tokens = self._newest_of(segment, row)
         links = links_of(fingerprint, tokens)
         self._write(segment, row, links)
         return links, row
+
+    def _newest_of(self, segment: Segment, row: _Row) -> tuple[int, ...]:
+        """What a segment that was planned ahead goes on from. The host, which keeps histories, does not know it yet."""
+        if row.looks_back:
+            what = "what it says next depends on the token before, which is not known when it is planned ahead"
+            return (self._corrupted(segment, what),)
+        if row.newest is None:
+            return (self._corrupted(segment, "no token was chosen that what is planned ahead could go on from"),)
+        return (row.newest,)
 
     def _take_over(self, segment: Segment) -> _Row:
         """Bring a row's page table and tenant up to date."""

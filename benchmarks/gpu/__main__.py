@@ -49,8 +49,11 @@ PARTS: Final[dict[str, _Part]] = {
     "decode": _Part("decode:measure_decodes", 300, True, "where a decode step's time goes; share of the bandwidth"),
     "graphs": _Part("decode:measure_graphs", 300, True, "CUDA graphs on and off, and equal tokens"),
     "attention": _Part("decode:measure_attention", 300, True, "one kernel call a layer beside gathered keys"),
+    "ahead": _Part("ahead:measure_ahead", 300, True, "steps launched before the last one's tokens are known"),
     "beside": _Part("beside:measure_beside", 420, True, "beside transformers' continuous batching"),
-    "overlap": _Part("overlap:measure_overlap", 420, False, "served: pp_async_depth 1 beside 0, one stage and four"),
+    "overlap": _Part(
+        "overlap:measure_overlap", 420, False, "served: pp_async_depth 1 beside 0, one stage and four; async_scheduling"
+    ),
     "model": _Part("checks:check_model", 420, False, "the model's parity tests with --device"),
     "suite": _Part("checks:check_servers", 580, False, "the registered suite in the server tier with --device"),
 }

@@ -1,4 +1,4 @@
-"""Served: a second microbatch in flight beside none, on one stage and on several that share the GPU.
+"""Served: a second microbatch in flight beside none, on one stage and on several that share the GPU; planned ahead.
 
 The servers run at the same time and are asked in turns by the client of ``engine bench``.
 """
@@ -9,6 +9,7 @@ import asyncio
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +33,8 @@ def measure_overlap(setting: Setting) -> list[Table]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parent = stack.enter_context(PreloadedParent.start())
         urls = {}
-        for stages in setting.stages:
-            for depth in (0, 1):
-                name = f"{stages} stage{'s' if stages > 1 else ''}, depth {depth}"
-                urls[name] = _serve(stack, parent, setting, scratch / f"{stages}-{depth}", stages, depth)
+        for number, (name, values) in enumerate(_servers(setting)):
+            urls[name] = _serve(stack, parent, setting, scratch / str(number), values)
         rates, gaps = _asked_in_turns(urls, setting)
     tables = []
     for title, values in (("Output tokens a second", rates), ("Between two tokens, ms, median", gaps)):
@@ -47,9 +46,21 @@ def measure_overlap(setting: Setting) -> list[Table]:
     return tables
 
 
-def _serve(stack: ExitStack, parent: PreloadedParent, setting: Setting, folder: Path, stages: int, depth: int) -> str:
+def _servers(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is beside one another, and how it is served."""
+    for stages in setting.stages:
+        count = f"{stages} stage{'s' if stages > 1 else ''}"
+        for depth in (0, 1):
+            yield f"{count}, depth {depth}", {"pp_size": stages, "pp_async_depth": depth}
+        if stages == 1:
+            yield f"{count}, async_scheduling", {"async_scheduling": True}
+            yield f"{count}, async_scheduling, CUDA graphs", {"async_scheduling": True, "cuda_graphs": "auto"}
+            yield f"{count}, CUDA graphs", {"cuda_graphs": "auto"}
+
+
+def _serve(stack: ExitStack, parent: PreloadedParent, setting: Setting, folder: Path, values: dict[str, Any]) -> str:
     folder.mkdir()
-    settings = ServerSettings(**setting.engine_values, pp_size=stages, pp_async_depth=depth, port=0)
+    settings = ServerSettings(**setting.engine_values, **values, port=0)
     server = stack.enter_context(closing(parent.serve(settings, folder, folder / "log")))
     stack.callback(server.wait, _STOP_TIMEOUT_S)
     stack.callback(server.terminate)

@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Pipeline": (
         "pp_size",
         "pp_async_depth",
+        "async_scheduling",
         "pp_max_micro_batch_size",
         "hidden_transport",
         "placement",

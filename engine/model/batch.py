@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.model.kv_pool import KVPool, Slots
+from engine.model.newest_tokens import AheadIds
 from engine.model.transfer import sent
 from engine.plan import Segment
 
@@ -232,6 +233,10 @@ class ForwardBatch:
         if self.window is not None:
             self.window.take(rest[first - 3 :])
 
+    def take_ahead(self, ahead: AheadIds) -> None:
+        """Take ids from where the device has them."""
+        ahead.fill(self.token_ids[0])
+
     @property
     def last_position(self) -> int:
         """The largest position of a token."""
@@ -277,6 +282,12 @@ class DecodeBatch:
         self.numbers_array[3, self.tokens :] = 1
         self.pages_array = np.full((size, pages.shape[1]), pool.scratch_page, np.int64)
         self.pages_array[: self.tokens] = pages
+        # What the device has itself of the ids.
+        self.ahead: AheadIds | None = None
+
+    def take_ahead(self, ahead: AheadIds) -> None:
+        """Have ids taken from where the device has them."""
+        self.ahead = ahead
 
     def _lines(self) -> tuple[Slots, Slots, Slots, Slots]:
         return self.token_ids_array, self.positions_array, self.slots_array, self.positions_array + 1

@@ -138,6 +138,8 @@ class _Buffers:
         """Bring a batch to where its graph reads it: one copy from the host, and one for each kind of numbers."""
         numbers, pages = sent([batch.numbers_array, batch.pages_array], self._device)
         self._numbers[:, : batch.size].copy_(numbers[:_COPIED])
+        if batch.ahead is not None:
+            batch.ahead.fill(self._numbers[0])
         self._lengths[: batch.size].copy_(numbers[_COPIED])
         self._pages[: batch.size, : pages.shape[1]].copy_(pages)
         if self._hidden is None:

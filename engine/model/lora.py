@@ -10,12 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from engine.errors import CheckpointError, IntegrityError
 from engine.model.adapter_config import WEIGHTS_FILE, AdapterConfig, adapter_folder
+from engine.model.transfer import sent
 from engine.plan import Segment
 
 __all__ = ["BatchAdapters", "LoadedAdapter", "Pair", "StageAdapters"]
@@ -144,7 +146,7 @@ class StageAdapters:
     def _rows(self, chosen: list[int]) -> slice | torch.Tensor:
         if chosen[-1] - chosen[0] == len(chosen) - 1:
             return slice(chosen[0], chosen[-1] + 1)
-        return torch.tensor(chosen, device=self._device)
+        return sent([np.array(chosen, np.int64)], self._device)[0]
 
     def _modules_of(self, file: str, keys: Sequence[str]) -> dict[str, tuple[tuple[int, str], list[str]]]:
         """This stage's modules, each with its layer and name here and the keys of its two tensors."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -18,7 +21,7 @@ from engine.grammar import CompiledGrammars
 from engine.limits import Limits
 from engine.messages import Completion
 from engine.model.backend import ComputingStage, make_stage
-from engine.model.batch import Batch
+from engine.model.batch import Batch, DecodeBatch, ForwardBatch
 from engine.model.checkpoint import (
     local_folder,
     read_model_config,
@@ -29,9 +32,11 @@ from engine.model.checkpoint import (
 )
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
+from engine.model.launched import LaunchedStep
 from engine.model.lora import LoadedAdapter, StageAdapters
+from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.profiling import StageProfile
-from engine.model.prompt_logprobs import PromptScores
+from engine.model.prompt_logprobs import PromptScores, ScoreTaker
 from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
@@ -43,6 +48,8 @@ __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 _log = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1
+
+_Output = TypeVar("_Output")
 
 
 class RunnerCounters(msgspec.Struct, kw_only=True):
@@ -70,7 +77,9 @@ class StageRunner:
 
     Sets how many threads torch uses in this process, see ``limit_threads``. ``lean=False`` computes with transformers'
     own forward even where a faster one is known to be equal; ``on_load`` is told of each weight that is loaded.
-    ``grammars`` are those that its requests may use. Raises CheckpointError when the model cannot be loaded.
+    ``early`` says whether microbatches are launched before the host knows what those before them chose, where plans
+    are made ahead; unset: where a GPU computes. ``grammars`` are those that its requests may use. Raises
+    CheckpointError when the model cannot be loaded.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class StageRunner:
         *,
         lean: bool = True,
         on_load: OnLoad | None = None,
+        early: bool | None = None,
     ) -> None:
         limit_threads(config, limits)
         self.stage = stage
@@ -107,6 +117,12 @@ class StageRunner:
         if has_draft_model:
             self._draft_model = DraftModel(config, limits, never=never, device=self._model.device)
         self._fail_next = False
+        self._newest: NewestTokens | None = None
+        self._on_device: DeviceTokens | None = None
+        if limits.async_scheduling:
+            if self.backend == "torch" and (self.device.type == "cuda" if early is None else early):
+                self._on_device = DeviceTokens(limits.rows, self.device)
+            self._newest = NewestTokens(self._on_device)
 
     @property
     def is_first(self) -> bool:
@@ -164,6 +180,8 @@ class StageRunner:
         self.counters = RunnerCounters()
         self._record.forget()
         self._sampler.forget()
+        if self._newest is not None:
+            self._newest.forget()
         self.grammars.clear()
         self._fail_next = False
 
@@ -175,9 +193,17 @@ class StageRunner:
         IntegrityError is not caught: going on would serve wrong tokens. Raises DeviceLostError when the device does not
         work any more, as after a kernel that read where it may not: nothing could be computed on it again.
         """
+        if self._newest is not None:
+            microbatch = msgspec.structs.replace(microbatch, segments=self._newest.resolve(microbatch.segments))
+        output = self._guarded(microbatch, partial(self._compute, microbatch, hidden))
+        if self._newest is not None and isinstance(output, Completion):
+            self._newest.note(microbatch.segments, output, on_device=False)
+        return output
+
+    def _guarded(self, microbatch: Microbatch, compute: Callable[[], _Output]) -> _Output | Completion:
+        """What a microbatch gives. What it raises fails it, and nothing else."""
         try:
-            self._adopt(microbatch)
-            output = self._compute(microbatch, hidden)
+            output: _Output | Completion = compute()
         except IntegrityError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever a kernel raises fails this microbatch and nothing else
@@ -204,6 +230,81 @@ class StageRunner:
         self._record.abandon(microbatch.segments)
         self._count(microbatch)
         self.counters.failed += 1
+
+    # -- without waiting for the device --
+
+    def can_be_followed(self, microbatch: Microbatch) -> bool:
+        """True when the next one may be launched before the result of this one is known: plans are made ahead.
+
+        The host has to know what a request has said where the next token depends on that, reads the logits of a prompt
+        part by part, and does itself what has no tokens. No one guesses where plans are made ahead.
+        """
+        return (
+            self._newest is not None
+            and not microbatch.is_control
+            and not any(
+                segment.logprobs_from >= 0 or (segment.emits and self._sampler.reads_history(segment))
+                for segment in microbatch.segments
+            )
+        )
+
+    def can_launch(self, microbatch: Microbatch) -> bool:
+        """True when ``launch`` takes it."""
+        return self._on_device is not None and self.can_be_followed(microbatch)
+
+    def launch(self, microbatch: Microbatch) -> LaunchedStep:
+        """Hand one microbatch to the device after those before it. Waits for nothing, and raises nothing.
+
+        A segment that is planned ahead goes on from the token that the device has chosen for its row.
+        """
+        launched = LaunchedStep(microbatch)
+        try:
+            self._enqueue(launched)
+        except Exception as exc:  # noqa: BLE001 - told in its turn, see ``finish``
+            launched.failure = exc
+            assert self._on_device is not None, "only what can be launched is"
+            self._on_device.drop(microbatch.segments)
+        return launched
+
+    def finish(self, launched: LaunchedStep) -> Completion:
+        """The result of the oldest microbatch that was launched and is not finished. Waits for it; see ``forward``."""
+        segments = launched.microbatch.segments
+        completion = self._guarded(launched.microbatch, partial(self._result_of, launched))
+        assert self._newest is not None, "only what can be launched is finished"
+        self._newest.note(segments, completion, on_device=True)
+        return completion
+
+    @torch.inference_mode()
+    def _enqueue(self, launched: LaunchedStep) -> None:
+        microbatch, on_device = launched.microbatch, self._on_device
+        assert on_device is not None, "only what can be launched is"
+        segments, ahead = on_device.place(microbatch.segments)
+        self._adopt(microbatch)
+        self._fail_if_told()
+        if microbatch.copies is not None and self._host is not None:
+            self._host.carry_out(microbatch.copies, self._model.pool)
+        batch = self._model.batch(segments)
+        assert isinstance(batch, ForwardBatch | DecodeBatch), "only torch launches"
+        if ahead is not None:
+            batch.take_ahead(ahead)
+        emitters = batch.emitters
+        choice = self._sampler.choose(self._forward(batch, None), emitters, self._record.history)
+        on_device.keep(emitters, choice.ids)
+        launched.note(batch, choice, self.device)
+
+    @torch.inference_mode()
+    def _result_of(self, launched: LaunchedStep) -> Completion:
+        """The host follows: its record of slots first, while the device computes."""
+        if launched.failure is not None:
+            raise launched.failure
+        microbatch = launched.microbatch
+        assert self._newest is not None, "only what can be launched is"
+        segments = self._newest.resolve(microbatch.segments)
+        if microbatch.copies is not None:
+            self._record.carry_out(microbatch.copies)
+        self._record.write(launched.learn(segments))
+        token_ids, logprobs = launched.sampled()
+        return Completion(microbatch_id=microbatch.id, token_ids=token_ids, logprobs=logprobs)
 
     # -- other weights, in two steps, so that all stages take them or none does --
 
@@ -361,6 +462,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def _compute(self, microbatch: Microbatch, hidden: torch.Tensor | None) -> torch.Tensor | Completion:
+        self._adopt(microbatch)
         self._fail_if_told()
         if microbatch.copies is not None and self._host is not None:
             self._host.carry_out(microbatch.copies, self._model.pool)
@@ -370,11 +472,7 @@ class StageRunner:
         if self.is_last and any(segment.logprobs_from >= 0 for segment in microbatch.segments):
             scores = PromptScores(microbatch.segments, self._sampler.spec_of)
         take_scored = None if scores is None else scores.take
-        if self._profile is None:
-            output = self._model.forward(batch, hidden, take_scored)
-        else:
-            with torch.profiler.record_function(f"stage on {self._model.backend}"):
-                output = self._model.forward(batch, hidden, take_scored)
+        output = self._forward(batch, hidden, take_scored)
         if not self.is_last:
             return output
         token_ids, logprobs = self._sampler.sample(output, batch.emitters, self._record.history)
@@ -384,6 +482,14 @@ class StageRunner:
         if self._sampler.errors:
             result = msgspec.structs.replace(result, errors=self._sampler.errors)
         return result if scores is None else msgspec.structs.replace(result, prompt_logprobs=scores.parts())
+
+    def _forward(
+        self, batch: Batch, hidden: torch.Tensor | None, take_scored: ScoreTaker | None = None
+    ) -> torch.Tensor:
+        if self._profile is None:
+            return self._model.forward(batch, hidden, take_scored)
+        with torch.profiler.record_function(f"stage on {self._model.backend}"):
+            return self._model.forward(batch, hidden, take_scored)
 
     def _count(self, microbatch: Microbatch) -> None:
         self.counters.last_microbatch_id = microbatch.id

@@ -1,21 +1,25 @@
-"""Copies a batch's numbers to the device: all in one copy, which the CPU does not wait for.
+"""Copies numbers between host and device, which the CPU does not wait for: a batch's all in one copy, results back.
 
-Owns no memory for longer than a call. Used once a forward, when its batch is built.
+Owns no memory for longer than a call, or than the copy that it tells of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["packed", "sent", "unpacked"]
+__all__ = ["Fetch", "packed", "sent", "unpacked"]
+
+# What travels in one copy has 8 bytes each: whole numbers, and floats as their bits.
+_FLOATS: Final = np.dtype(np.float64)
 
 
-def sent(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors on the device: on a CPU as they are, on a GPU by one copy without a wait.
+def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays, of int64 or float64, as tensors on the device: on a CPU as they are, on a GPU by one copy, no wait.
 
     A copy from memory that is not pinned would wait for all that the GPU was given before it.
     """
@@ -24,14 +28,40 @@ def sent(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[torc
     return unpacked(packed(arrays, pinned=True).to(device, non_blocking=True), arrays)
 
 
-def packed(arrays: Sequence[NDArray[np.int64]], *, pinned: bool) -> torch.Tensor:
+def packed(arrays: Sequence[NDArray[Any]], *, pinned: bool) -> torch.Tensor:
     """All arrays in one tensor, one after the other. Pinned memory is reused by torch, after the copy out of it."""
     host = torch.empty(sum([array.size for array in arrays]), dtype=torch.int64, pin_memory=pinned)
-    np.concatenate([array.ravel() for array in arrays], out=host.numpy())
+    np.concatenate([array.ravel().view(np.int64) for array in arrays], out=host.numpy())
     return host
 
 
-def unpacked(flat: torch.Tensor, arrays: Sequence[NDArray[np.int64]]) -> list[torch.Tensor]:
-    """The parts of a packed tensor in the shapes of ``arrays``: views, no copies."""
+def unpacked(flat: torch.Tensor, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
+    """The parts of a packed tensor in the shapes and types of ``arrays``: views, no copies."""
     parts = torch.split(flat, [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    return [
+        (part.view(torch.float64) if array.dtype == _FLOATS else part).view(array.shape)
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+
+
+class Fetch:
+    """Tensors of a device on their way to the host, in the order of its work; on a CPU they are there.
+
+    They may be let go, but not written any more outside of that order.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._here = list(tensors)
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda" and tensors:
+            self._here = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in tensors]
+            for here, part in zip(self._here, tensors, strict=True):
+                here.copy_(part, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
+            self._event.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host. What went wrong on the device since is raised here, as a RuntimeError."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here

@@ -1,6 +1,7 @@
 """The pipeline of one stage: the model runs in the scheduler process, a direct call without a hop.
 
-``launch`` only queues; the computation happens when the completion is asked for, so the loop takes messages in between.
+On a CPU ``launch`` only queues; the computation happens when the completion is asked for, so the loop takes messages in
+between. What a runner can launch without waiting for its device is launched at once, in order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.grammar import GrammarCompiler
 from engine.messages import Completion, GrammarReady, PipelineEvent
+from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
@@ -29,7 +31,9 @@ class LocalPipeline:
         if not (runner.is_first and runner.is_last):
             raise EngineError(f"a local pipeline needs a runner of all layers, got stage {runner.stage}; use pp_size=1")
         self._runner = runner
-        self._launched: deque[Microbatch] = deque()
+        # What the runner has launched, then what it has not: the latter is computed, or launched, after all before it.
+        self._launched: deque[LaunchedStep] = deque()
+        self._queued: deque[Microbatch] = deque()
         self._describes = 0
         self._compiler = GrammarCompiler(runner.grammars, self._note_ready)
         # Filled from the compiler's thread; the file wakes who waits for it.
@@ -38,15 +42,26 @@ class LocalPipeline:
         self._ready_file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def launch(self, microbatch: Microbatch) -> None:
-        """Queue a microbatch."""
-        self._launched.append(microbatch)
+        """Queue a microbatch, and hand it to the device where that does not wait."""
+        self._queued.append(microbatch)
+        self._launch_queued()
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
-        """Compute the oldest launched microbatch; None at once when there is none: no other thread could launch one."""
+        """Compute or await the oldest one; None at once when there is none: no other thread could launch one."""
         del timeout_s
-        if not self._launched:
+        if self._launched:
+            return self._runner.finish(self._launched.popleft())
+        if not self._queued:
             return None
-        microbatch = self._launched.popleft()
+        completion = self._computed(self._queued.popleft())
+        self._launch_queued()
+        return completion
+
+    def _launch_queued(self) -> None:
+        while self._queued and self._runner.can_launch(self._queued[0]):
+            self._launched.append(self._runner.launch(self._queued.popleft()))
+
+    def _computed(self, microbatch: Microbatch) -> Completion:
         if microbatch.mode is ForwardMode.PROFILE:
             return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
         if microbatch.mode is ForwardMode.UPDATE:
@@ -69,8 +84,16 @@ class LocalPipeline:
 
     @property
     def ready(self) -> bool:
-        """True when a launched microbatch waits to be computed."""
-        return bool(self._launched)
+        """True when a microbatch waits to be computed, or its result to be awaited."""
+        return bool(self._launched or self._queued)
+
+    @property
+    def takes_more(self) -> bool:
+        """True when the oldest one's result need not be known before the next one is launched.
+
+        Else it is computed first, so that requests whose results come one by one get into one batch again.
+        """
+        return bool(self._launched) or (bool(self._queued) and self._runner.can_be_followed(self._queued[0]))
 
     def wake_sources(self) -> Sequence[Any]:
         """None: the work is in this process, see ``ready``."""
@@ -120,8 +143,9 @@ class LocalPipeline:
         return (view_of(self._runner, self._describes, holder=self),)
 
     def close(self) -> None:
-        """Drop what was launched and not computed; idempotent."""
+        """Drop what was launched and not completed; idempotent."""
         self._launched.clear()
+        self._queued.clear()
         with self._ready_lock:
             if self._ready_file >= 0:
                 os.close(self._ready_file)

@@ -107,6 +107,11 @@ class StagedPipeline:
         """True when a completion was read while waiting for something else."""
         return bool(self._launched) and self._launched[0] in self._completions
 
+    @property
+    def takes_more(self) -> bool:
+        """False: a result that was read is there."""
+        return False
+
     def stuck(self, microbatch_id: int) -> tuple[str, str]:
         """Which process keeps a microbatch from coming back, and what it does, when its result is overdue."""
         stage, doing = self._progress.stuck(microbatch_id, self._stage_pids)

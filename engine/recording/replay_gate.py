@@ -72,6 +72,7 @@ class NullPorts:
     """Pipeline and outbox of a replay: both end here."""
 
     ready = False
+    takes_more = False
 
     def launch(self, microbatch: Microbatch) -> None:
         """Its completion is in the recording."""

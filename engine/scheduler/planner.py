@@ -6,17 +6,18 @@ runs out of pages. It launches nothing and replies nothing; it moves requests be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from engine.limits import Limits
 from engine.memory import KVMemory
-from engine.plan import ForwardMode, Segment
+from engine.plan import UNKNOWN_TOKEN, ForwardMode, Segment
 from engine.scheduler.books import Books
 from engine.scheduler.chunk_sizes import ChunkSizes
 from engine.scheduler.counters import Counters
 from engine.scheduler.drafts import Drafts
 from engine.scheduler.grammars import Grammars
+from engine.scheduler.planning_ahead import may_go_ahead
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
 from engine.scheduler.request import NO_LOGPROBS_DUE, Place, Request
@@ -34,6 +35,7 @@ _DISPATCHED: Final = Place.DISPATCHED
 _RUNNING: Final = Place.RUNNING
 _RETRACTING: Final = Place.RETRACTING
 _MIXED: Final = ForwardMode.MIXED
+_UNKNOWN: Final = (UNKNOWN_TOKEN,)
 
 
 class Plan:
@@ -84,6 +86,7 @@ class Planner:
         self.chunk_sizes = ChunkSizes(budget, parity, limits.page_size) if limits.dynamic_chunking else None
         # Once, because they are computed and every step asks.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
+        self._plans_ahead = limits.async_scheduling
 
     @property
     def may_plan(self) -> bool:
@@ -93,7 +96,7 @@ class Planner:
             return False
         if books.chunked is not None or books.waiting:
             return True
-        return bool(books.running and self._ready())
+        return bool(books.running and (self._ready() or (self._plans_ahead and self._ahead())))
 
     def plan(self) -> Plan | None:
         """The next microbatch's mode, segments and their requests; None when there is no slot or nothing to compute."""
@@ -284,26 +287,55 @@ class Planner:
             plan.mode = _MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
-        """Running requests that are in no microbatch, each with a place for its next token's KV."""
+        """Running requests with a place for their next token's KV: those in no microbatch, then what goes ahead."""
         chosen: list[Request] = []
+        one_waits = False
         for request in self._ready():
             if len(chosen) >= most:
                 break
             # It may have been retracted to make room for another one of this microbatch.
             if request.place is _RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
+            elif request.place is _RUNNING:
+                one_waits = True
+        # What is to give way to one that waits has to come back first.
+        if self._plans_ahead and not one_waits:
+            self._choose_ahead(most, chosen)
         return chosen
+
+    def _choose_ahead(self, most: int, chosen: list[Request]) -> None:
+        for request in self._ahead():
+            if len(chosen) >= most:
+                break
+            assert request.lease is not None, f"{request} is running, but owns no memory"
+            if self._memory.extend(request.lease, request.planned_tokens + 1):
+                chosen.append(request)
 
     def _ready(self) -> list[Request]:
         """Running requests that are in no microbatch, those launched longest ago first."""
         return [request for request in self._books.running.values() if not request.in_flight]
 
+    def _ahead(self) -> Sequence[Request]:
+        """Running requests that may be planned before their last token is back, those launched longest ago first.
+
+        None while a request waits that could preempt them: in a microbatch they cannot be preempted.
+        """
+        if self._limits.priority_preemption and self._books.waiting:
+            return ()
+        return [request for request in self._books.running.values() if may_go_ahead(request)]
+
     def _make_room(self, request: Request, chosen: list[Request]) -> bool:
-        """Extend a request by one token, retracting others, latest first, until it fits; False when it is retracted."""
+        """Extend a request by one token, retracting others, latest first, until it fits; False when it does not yet.
+
+        Then it has been retracted itself, or the one that is to give way is in flight, planned ahead.
+        """
         lease = request.lease
         assert lease is not None, f"{request} is running, but owns no memory"
         while not self._memory.extend(lease, request.planned_tokens + 1):
-            victim = self._latest(other for other in self._books.running.values() if not other.in_flight)
+            running = self._books.running.values()
+            victim = self._latest(other for other in running if self._plans_ahead or not other.in_flight)
+            if victim.in_flight:
+                return False
             if victim in chosen:
                 # A victim that was planned earlier in this step leaves the plan as well.
                 chosen.remove(victim)
@@ -361,7 +393,7 @@ class Planner:
             request.rid,
             lease.row,
             start,
-            tuple(request.ids[start:end]) + drafts,
+            (tuple(request.ids[start:end]) or _UNKNOWN) + drafts,
             unsent,
             tuple(lease.pages[unsent:]),
             emits,

@@ -107,6 +107,11 @@ class Pipeline(Protocol):
         """True when ``next_completion(0)`` would return one without a readable wake source: work in this process."""
         ...
 
+    @property
+    def takes_more(self) -> bool:
+        """True when that work is better waited for after more is launched: what is planned ahead of its result."""
+        ...
+
     def wake_sources(self) -> Sequence[Any]:
         """What to register with a ``zmq.Poller`` to learn that ``next_completion(0)`` may return something."""
         ...

@@ -64,7 +64,8 @@ class Request:
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
     starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself. ``misses`` counts
     the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens, and
-    ``guesses_hold`` is true when one did in one of the last two.
+    ``guesses_hold`` is true when one did in one of the last two. With ``ended_by_token`` its output is whole, and is
+    published when it is freed.
     """
 
     rid: str
@@ -96,6 +97,7 @@ class Request:
     misses: int = 0
     guesses_from: int = 0
     guesses_hold: bool = False
+    ended_by_token: bool = False
 
     @property
     def lacks_adapter(self) -> bool:

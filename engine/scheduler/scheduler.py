@@ -373,6 +373,7 @@ class Scheduler:
         """End a request; every end comes here: out of place and registry, one terminal reply, memory freed once."""
         assert not request.is_finished, f"{request} ends twice: {request.finish_reason}, then {reason}"
         request.finish_reason, request.error = reason, error
+        request.ended_by_token = token is not None
         self.books.take_out(request)
         self.time_limits.leave(request)
         del self.books.requests[request.rid]
@@ -385,9 +386,6 @@ class Scheduler:
             request.place = _RELEASING
             self.books.releasing.append(request)
         else:
-            if token is not None:
-                # All but the newest token have confirmed KV. An aborted or failed request publishes nothing.
-                self.memory.publish(request.lease, request.ids[:-1], counts=True)
             self._free(request)
 
     def _release_if_landed(self, request: Request) -> None:
@@ -402,6 +400,9 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         assert request.lease is not None, f"{request} is freed, but owns no memory"
+        if request.ended_by_token:
+            # All but the newest token have confirmed KV. An aborted or failed request publishes nothing.
+            self.memory.publish(request.lease, request.ids[:-1], counts=True)
         self.memory.release(request.lease)
         request.lease = None
         self._forget(request)

@@ -93,7 +93,7 @@ class LiveGate:
             if self._ended:
                 return None
             launched = len(self._launched)
-            events = self._take_events()
+            events = self._take_events(busy=busy)
             now = self._clock.now()
             if len(self._launched) < launched:
                 self._waiting_since = now
@@ -170,15 +170,16 @@ class LiveGate:
             case None:
                 return
 
-    def _take_events(self) -> list[Event]:
+    def _take_events(self, *, busy: bool) -> list[Event]:
         """Completions first, then messages in arrival order: those that came while a completion was computed too.
 
         A source that was just seen to have nothing is not asked again: an empty answer costs as much as a full one.
+        A ``busy`` step may launch more, so it does not wait for work in this process that allows it: a GPU would idle.
         """
         if self._dead is not None:
             return [PipelineFailed(process=self._dead.process, cause=self._dead.cause, node=self._dead.node)]
         readable, sources = self._readable, self._completion_sources
-        computes = self._pipeline.ready
+        computes = self._pipeline.ready and not (busy and self._pipeline.takes_more)
         events: list[Event] = []
         if computes or any(source in readable for source in sources):
             self._take_completions(events)

@@ -12,6 +12,7 @@ from scripted.checks.asked_logprobs import check_asked
 from scripted.checks.ledger import Flight, Ledger
 from scripted.checks.life import Life
 from scripted.checks.pages import Tenancy
+from scripted.checks.planned_ahead import check_ahead
 from scripted.subject.violation import Violation
 
 __all__ = ["follow_launch"]
@@ -107,6 +108,10 @@ def _tenant_of(ledger: Ledger, segment: Segment) -> tuple[Life, Tenancy]:
 
 def _check_tokens(ledger: Ledger, segment: Segment, life: Life, tenancy: Tenancy) -> None:
     """Positions without a gap, the request's own tokens, its own adapter, and what was asked of its prompt."""
+    if ledger.limits.async_scheduling and segment.is_ahead:
+        check_ahead(segment, life, tenancy)
+        tenancy.planned += 1
+        return
     start, known = segment.start, len(life.ids)
     end = start + len(segment.token_ids) - segment.drafts
     if segment.lora or life.message.lora is not None:

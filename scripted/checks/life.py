@@ -71,6 +71,13 @@ class Life:
         return range(0) if first < 0 else range(first + len(self.prompt_logprobs), self.prompt_tokens - 1)
 
     @property
+    def looks_back(self) -> bool:
+        """Whether what it says next depends on what it has said, other than by what the model makes of that."""
+        sampling = self.message.sampling
+        counts = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) != (0, 0, 1)
+        return counts or sampling.grammar is not None
+
+    @property
     def most_hit(self) -> int:
         """How many of its tokens may come from the cache: none whose logits are needed."""
         return self.due.start if self.due else len(self.ids) - 1

@@ -13,7 +13,7 @@ from typing import Any, Final
 from engine import messages
 from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, TokenLogprob
-from engine.plan import ForwardMode
+from engine.plan import UNKNOWN_TOKEN, ForwardMode
 from scripted.checks.expected import Expected, ExpectedSegment, mode_of
 from scripted.checks.specified_adapters import SpecifiedAdapters, Told
 from scripted.checks.specified_calls import Answer, SpecifiedCalls
@@ -136,6 +136,12 @@ class Specification:
         """What decodes and is in no microbatch, launched longest ago first."""
         return [request for request in self.running if not request.in_flight]
 
+    def ahead(self) -> list[Request]:
+        """**Ahead**: what decodes and is in one microbatch; none while one waits that could preempt it."""
+        if not self.limits.async_scheduling or (self.limits.priority_preemption and self.waiting):
+            return []
+        return [request for request in self.running if request.may_go_ahead]
+
     def stats(self) -> messages.EngineStats:
         """**Counters**: sizes as they are now, totals since the engine was new."""
         waiting = self.waiting
@@ -209,8 +215,7 @@ class Specification:
         del self.live[request.rid]
         self.replies.append(request.output(*news, error=error))
         self.totals[ENDS.get(reason, "requests_finished")] += 1
-        if news:
-            self.memory.publish(request, len(request.ids) - 1)
+        request.is_whole = bool(news)
         self.grammars.leave(request)
         self._leave_if_landed(request)
 
@@ -236,6 +241,8 @@ class Specification:
         if request.end is None:
             self.totals["retractions"] += 1
             request.was_retracted, request.guesses = True, ()
+        if request.is_whole:
+            self.memory.publish(request, len(request.ids) - 1)
         request.owns_memory = request.is_leaving = False
         self.memory.release(request)
         self.grammars.leave(request)
@@ -291,7 +298,11 @@ class Specification:
         return self.calls.update is None and len(self.flights) < self.limits.depth
 
     def _may_plan(self) -> bool:
-        return self.paused is None and self._has_slot() and bool(self.chunked or self.ready() or self.waiting)
+        return (
+            self.paused is None
+            and self._has_slot()
+            and bool(self.chunked or self.ready() or self.waiting or self.ahead())
+        )
 
     def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:
         """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
@@ -315,7 +326,9 @@ class Specification:
         """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
         told, request.told_pages = request.told_pages, request.pages
         sampling = request.sampling() if start == request.hit_tokens else None
-        ids, emits = tuple(request.ids[start:end]), end == len(request.ids) < request.limit_tokens
+        # **Ahead**: in the place of its newest token stands that it is not known.
+        ids = tuple(request.ids[start:end]) or (UNKNOWN_TOKEN,)
+        emits = len(request.ids) <= end < request.limit_tokens
         places = range(told, request.pages) if self.memory.window is not None else ()
         window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
         more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)

@@ -35,6 +35,8 @@ class _Engine(Protocol):
 
     def ready(self) -> list[Request]: ...
 
+    def ahead(self) -> list[Request]: ...
+
     def retract(self, request: Request) -> None: ...
 
 
@@ -111,27 +113,39 @@ def _choose(engine: _Engine, most: int) -> list[Request]:
     """**Turns**: launched longest ago first, no more than a stage's share of all that run."""
     most = min(most, -(-len(engine.running) // engine.limits.pp_size))
     chosen: list[Request] = []
+    waits = False
     for request in engine.ready():
-        if len(chosen) < most and request.is_running and _make_room(engine, request, chosen):
+        if len(chosen) < most and request.is_running:
+            has_room = _make_room(engine, request, chosen)
+            chosen += [request] * has_room
+            waits |= request.is_running and not has_room
+    for request in [] if waits else engine.ahead():
+        if len(chosen) < most and engine.memory.extend(request, request.planned_tokens + 1):
             chosen.append(request)
     return chosen
 
 
 def _decodes(engine: _Engine, most: int, *, with_drafts: bool) -> list[Part]:
-    chosen = _choose(engine, most)
+    chosen, places = _choose(engine, most), []
     for request in chosen:
+        places.append(len(request.ids) + request.in_flight)
         if with_drafts and engine.limits.draft_tokens:
             request.drafts = drafts_of(request, engine)
             engine.memory.extend(request, len(request.ids) + len(request.drafts))
-        request.planned_tokens, request.in_flight = len(request.ids) + len(request.drafts), 1
+        request.planned_tokens, request.in_flight = places[-1] + len(request.drafts), request.in_flight + 1
     engine.running = [request for request in engine.running if request not in chosen] + chosen
-    return [(request, len(request.ids) - 1, len(request.ids)) for request in chosen]
+    return [(request, end - 1, end) for request, end in zip(chosen, places, strict=True)]
 
 
 def _make_room(engine: _Engine, request: Request, chosen: list[Request]) -> bool:
-    """**Victim**: while a decode has no page for its next token one gives way, if need be itself."""
+    """**Victim**: while a decode has no page for its next token one gives way, if need be itself.
+
+    Where one may be in flight because it was planned ahead, it is waited for.
+    """
     while not engine.memory.extend(request, request.planned_tokens + 1):
-        victim = max(engine.ready(), key=gives_way)
+        victim = max(engine.running if engine.limits.async_scheduling else engine.ready(), key=gives_way)
+        if victim.in_flight:
+            return False
         chosen[:] = [one for one in chosen if one is not victim]
         engine.retract(victim)
         if victim is request:

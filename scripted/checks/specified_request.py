@@ -82,6 +82,7 @@ class SpecifiedRequest:
         self.stop_ids = frozenset((*message.sampling.stop_token_ids, *eos))
         self.end: FinishReason | None = None
         self.owns_memory = self.is_running = self.is_leaving = self.was_retracted = False
+        self.is_whole = False  # whether it ended with a token
         self.prefix: list[Page] = []
         self.pages = self.told_pages = self.hit_tokens = self.planned_tokens = self.goal_tokens = self.in_flight = 0
         self.overtaken = self.cached_tokens = self.window_start = self.grammar_id = 0
@@ -102,6 +103,14 @@ class SpecifiedRequest:
     def is_prefilled(self) -> bool:
         """**End**: nothing is to follow its prompt, and all of that is launched."""
         return self.planned_tokens == self.limit_tokens
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """**Ahead**: one token is on its way, which is not the last, and the next one depends on no count of tokens."""
+        sampling = self.message.sampling
+        counts = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) != (0, 0, 1)
+        looks_back = counts or sampling.grammar is not None
+        return self.in_flight == 1 and len(self.ids) + 1 < self.limit_tokens and not looks_back
 
     def why_ended(self, token: int) -> FinishReason | None:
         """**End**: by its newest token; None while it goes on."""

@@ -19,6 +19,7 @@ from scripted.gallery.grammars import GRAMMARS
 from scripted.gallery.host_tier import HOST_TIER
 from scripted.gallery.limits_and_load import LIMITS_AND_LOAD
 from scripted.gallery.memory import MEMORY
+from scripted.gallery.planned_ahead import PLANNED_AHEAD
 from scripted.gallery.planning import PLANNING
 from scripted.gallery.prompt_logprobs import PROMPT_LOGPROBS
 from scripted.gallery.queue_policies import QUEUE_POLICIES
@@ -46,6 +47,7 @@ RACES: tuple[Mutant, ...] = (
     *GRAMMARS,
     *ADAPTERS,
     *HOST_TIER,
+    *PLANNED_AHEAD,
 )
 MUTANTS: tuple[Mutant, ...] = (*RACES, *ESCAPES)
 

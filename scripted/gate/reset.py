@@ -61,6 +61,7 @@ def warm_up(rig: Rig) -> Steps:
     t = ScriptContext(rig, rid_prefix="warm-up")
     r = t.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
     yield from t.run_until_finished(r)
+    yield from t.run_until_idle()
     for _ in range(WARM_UP_ROTATIONS * rig.scheduler.limits.depth):
         if not rig.scheduler.is_fully_idle:
             raise NotIdle(f"the engine was not idle after its warm-up: {rig.scheduler.books.what_is_busy()}")

@@ -234,6 +234,7 @@ def _config_of(limits: Limits) -> EngineConfig:
         max_loras=limits.max_loras or None,
         lora=",".join(f"{name}={path}" for name, path in limits.loras),
         host_kv_tokens=limits.host_pages * limits.page_size,
+        async_scheduling=limits.async_scheduling,
     )
     try:
         window_tokens = limits_of(config).window_tokens

@@ -72,7 +72,8 @@ class _Snapshot(_Copy, frozen=True, kw_only=True):
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
 
-    ``drafts`` of the tokens are guesses that it verifies. It copies ``written_pages`` pages to the host, and
+    ``drafts`` of the tokens are guesses that it verifies. The requests of ``ahead`` were planned ahead: the token that
+    it computes for them was not known when it was launched. It copies ``written_pages`` pages to the host, and
     ``loaded_pages`` pages from it.
     """
 
@@ -85,6 +86,7 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     drafts: int = 0
     written_pages: int = 0
     loaded_pages: int = 0
+    ahead: tuple[str, ...] = ()
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ def take_state(rig: Rig) -> State:
                 drafts=sum(launched.microbatch.drafts),
                 written_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.out),
                 loaded_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.into),
+                ahead=Listed(segment.rid for segment in launched.microbatch.segments if segment.is_ahead),
                 due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
             )
             for launched in books.in_flight

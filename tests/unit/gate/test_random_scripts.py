@@ -17,14 +17,16 @@ WEIGHTS = (6, 1, 1, 1, 1, 2, 1, 12)
 
 
 def config_of(rng: random.Random) -> EngineConfig:
+    pp_size = rng.randint(1, 4)
     return EngineConfig(
-        pp_size=rng.randint(1, 4),
+        pp_size=pp_size,
         pp_async_depth=rng.randint(0, 2),
         page_size=rng.choice([4, 16]),
         max_total_tokens=rng.choice([128, 512]),
         max_running_requests=rng.randint(2, 6),
         chunked_prefill_size=rng.choice([-1, 16, 64]),
         mixed_chunk=rng.random() < 0.5,
+        async_scheduling=pp_size == 1 and rng.random() < 0.5,
         radix_cache=rng.random() < 0.8,
     )
 

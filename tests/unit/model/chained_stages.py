@@ -31,9 +31,9 @@ def limits_for(config: EngineConfig, *, vocab_size: int = 199, num_layers: int =
 class ChainedStages:
     """Hands hidden states from runner to runner; knows each row's progress, so that a plan is one line."""
 
-    def __init__(self, config: EngineConfig, limits: Limits, *, lean: bool = True) -> None:
+    def __init__(self, config: EngineConfig, limits: Limits, *, lean: bool = True, early: bool | None = None) -> None:
         self.limits = limits
-        self.runners = [StageRunner(config, limits, stage, lean=lean) for stage in range(limits.pp_size)]
+        self.runners = [StageRunner(config, limits, stage, lean=lean, early=early) for stage in range(limits.pp_size)]
         self.done: dict[int, int] = {}
         self.launched = 0
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from chained_stages import ChainedStages, limits_for
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from engine.config import EngineConfig
 from engine.errors import DeviceLostError, EngineError
@@ -29,7 +30,7 @@ from engine.model.sampling import Sampler
 from engine.model.stage_model import StageModel
 from engine.model.stage_slice import StageSlice
 from engine.model.weights import WeightFiles
-from engine.plan import SamplingSpec, Segment
+from engine.plan import UNKNOWN_TOKEN, ForwardMode, Microbatch, SamplingSpec, Segment
 
 # Of a device that is not the CPU every build of torch can make fake tensors, if it is this one.
 GPU = torch.device("meta")
@@ -69,7 +70,8 @@ def fakes(checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
     # Values: of the comparison with transformers', and of numbers that are copied to the device.
     monkeypatch.setattr(StageModel, "_compare_outputs", lambda self: _Equal())
     monkeypatch.setattr(StageSlice, "_refuse_work_between_layers", lambda self: None)
-    monkeypatch.setattr("engine.model.batch.sent", _sent)
+    for module in ("batch", "choice", "lora", "newest_tokens", "sampling"):
+        monkeypatch.setattr(f"engine.model.{module}.sent", _sent)
     monkeypatch.setattr(torch, "tensor", _tensor)
     monkeypatch.setattr(WeightFiles, "load", lambda self, names, shape: torch.empty(shape, dtype=torch.bfloat16))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -77,7 +79,41 @@ def fakes(checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
 
 
 def _sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty(array.shape, dtype=torch.int64, device=device) for array in arrays]
+    return [torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device) for array in arrays]
+
+
+class _NoWaits(TorchFunctionMode):
+    """Refuses what waits for the device without reading a value: copies to it from memory that is not pinned.
+
+    An index that is a list is such a copy, and one of truth values is counted on the host.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if func in (torch.Tensor.to, torch.Tensor.copy_) and self._crosses(args, kwargs):
+            raise Waited(func.__name__)
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and tensors[0].device == GPU:
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            for part in parts:
+                counted = isinstance(part, torch.Tensor) and (part.device != GPU or part.dtype == torch.bool)
+                if counted or isinstance(part, list | np.ndarray):
+                    raise Waited(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _crosses(args: Any, kwargs: Any) -> bool:
+        places = [
+            value for value in (*args, *(kwargs or {}).values()) if isinstance(value, torch.device | torch.Tensor)
+        ]
+        return len({place if isinstance(place, torch.device) else place.device for place in places}) > 1
+
+
+class Waited(RuntimeError):
+    """The host waited for the device."""
+
+
+def _waits(*_: object, **__: object) -> None:
+    raise Waited("tensor")
 
 
 @pytest.fixture
@@ -137,6 +173,42 @@ def test_adapters_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
         assert stage.forward(stage.batch(segments), None).device == GPU
 
 
+@pytest.mark.parametrize("backend", ["varlen", "sdpa"])
+def test_launching_waits_for_nothing(
+    backend: str, fakes: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C02: prompts and decodes of every parameter but penalties, then decodes whose tokens are not known, adapters."""
+    config = EngineConfig(
+        model=str(fakes("qwen3")),
+        dtype="bfloat16",
+        page_size=4,
+        max_loras=2,
+        attention_backend=backend,
+        async_scheduling=True,
+    )
+    runner = StageRunner(config, limits_for(config), 0, early=True)
+    widths = ((64, 128), (64, 64), (64, 192), (96, 64))
+    loaded = LoadedAdapter([[_pair(*width) for width in widths] for _ in range(5)])
+    runner._adapters().held |= {1: loaded, 2: loaded}
+    parts = [
+        Segment(f"r{row}", row, 0, (1, 2, 3, 4), 0, (row, row + 8), row != 3, SPECS[row % 3], lora=lora)
+        for row, lora in enumerate((1, 0, 1, 2))
+    ]
+    decodes = [
+        msgspec.structs.replace(part, start=4, token_ids=(UNKNOWN_TOKEN,), emits=True, pages=(), sampling=None)
+        for part in parts[:3]
+    ]
+    rest = msgspec.structs.replace(parts[3], start=4, token_ids=(5, 6), emits=True, pages=(), sampling=None)
+    monkeypatch.setattr(torch, "tensor", _waits)
+    for number, segments in enumerate([parts, [rest, *decodes], [decodes[2], decodes[0]]]):
+        microbatch = Microbatch(number, ForwardMode.MIXED, tuple(segments))
+        assert runner.can_launch(microbatch)
+        with _NoWaits():
+            launched = runner.launch(microbatch)
+        if launched.failure is not None:
+            raise launched.failure
+
+
 def _pair(inputs: int, outputs: int) -> Pair:
     down, up = torch.zeros((inputs, 4), device=GPU), torch.zeros((4, outputs), device=GPU)
     return Pair(down.to(torch.bfloat16), up.to(torch.bfloat16))
@@ -179,6 +251,10 @@ def test_a_fake_gpu_notices_what_these_tests_look_for() -> None:
         torch.zeros(2, device=GPU) + torch.zeros(2)
     with pytest.raises(DataDependentOutputException):
         float(torch.zeros(2, device=GPU).sum())
+    numbers, waits = torch.zeros(2, device=GPU), [lambda: numbers[[0]], lambda: numbers[numbers > 0]]
+    for wait in [*waits, lambda: torch.zeros(2).to(GPU), lambda: numbers.copy_(torch.zeros(2))]:
+        with _NoWaits(), pytest.raises(Waited):
+            wait()
 
 
 @pytest.mark.parametrize(

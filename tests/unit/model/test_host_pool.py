@@ -26,6 +26,7 @@ HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
 BACKENDS = [
     {"backend": "torch"},
     {"backend": "torch", "pp_size": 4},
+    {"backend": "torch", "async_scheduling": True},
     {"backend": "torch", "speculative_algorithm": "draft_model", "speculative_draft_model": "embedded"},
     *(
         [{"backend": "openvino", "device": "cpu"}, {"backend": "openvino", "device": "cpu", "kv_cache_dtype": "u8"}]
@@ -40,12 +41,14 @@ def chain_of(**values: object) -> ChainedStages:
         **{"device": DEVICE, "context_length": 256, "page_size": PAGE, "host_kv_tokens": 4 * PAGE, "kv_sanitizer": True}
         | values
     )
-    return ChainedStages(config, Limits.of(config, EMBEDDED_FACTS))
+    return ChainedStages(config, Limits.of(config, EMBEDDED_FACTS), early=True)
 
 
 def computed(chain: ChainedStages, segment: Segment, copies: Copies | None = None) -> Completion:
     microbatch, output = msgspec.structs.replace(chain.plan(segment), copies=copies), None
     for runner in chain.runners:
+        if runner.can_launch(microbatch):
+            return runner.finish(runner.launch(microbatch))
         output = runner.forward(microbatch, output if isinstance(output, torch.Tensor) else None)
     assert isinstance(output, Completion)
     return output

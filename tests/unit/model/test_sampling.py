@@ -12,7 +12,8 @@ from chained_stages import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.sampling import History, Sampled, Sampler, uniform
+from engine.model.choice import Sampled
+from engine.model.sampling import History, Sampler, uniform
 from engine.plan import SamplingSpec, Segment
 
 VOCAB = 8

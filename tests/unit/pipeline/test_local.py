@@ -1,15 +1,19 @@
-"""The pipeline of one stage: launch queues, asking computes, in launch order."""
+"""The pipeline of one stage: launch queues or enqueues, asking computes or awaits, in launch order."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import torch
 from handmade_plans import PlanWriter, generate, take
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
+from engine.config import EMBEDDED_LORA, EngineConfig
+from engine.errors import DeviceLostError, EngineError, IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
+from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
+from engine.plan import UNKNOWN_TOKEN, AdapterChange, ForwardMode, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(device="cpu", context_length=256)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)
@@ -33,6 +37,7 @@ def test_nothing_is_computed_before_it_is_asked_for(pipeline: LocalPipeline, run
     for row in range(3):
         pipeline.launch(writer.plan(row, [1, 2, 3]))
     assert pipeline.ready
+    assert not pipeline.takes_more
     assert runner.counters.microbatches == 0
     assert [take(pipeline).microbatch_id for _ in range(3)] == [1, 2, 3]
     assert not pipeline.ready
@@ -79,3 +84,119 @@ def test_it_needs_a_runner_of_all_layers() -> None:
     config = EngineConfig(device="cpu", pp_size=2)
     with pytest.raises(EngineError, match="runner of all layers, got stage 1"):
         LocalPipeline(StageRunner(config, Limits.of(config, EMBEDDED_FACTS), 1))
+
+
+# -- launched without waiting for the device, on a CPU by the runner's switch --
+
+AHEAD_LIMITS = msgspec.structs.replace(LIMITS, async_scheduling=True, depth=2, max_loras=1)
+
+
+@pytest.fixture(scope="module")
+def early_runner(_one_torch_thread: None) -> StageRunner:
+    config = CONFIG.model_copy(update={"kv_sanitizer": True, "max_loras": 1})
+    return StageRunner(config, AHEAD_LIMITS, 0, early=True)
+
+
+@pytest.fixture
+def early(early_runner: StageRunner) -> LocalPipeline:
+    early_runner.forget()
+    return LocalPipeline(early_runner)
+
+
+def told_to_device(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the microbatches that the runner launches from now on."""
+    numbers: list[int] = []
+    launch = runner.launch
+
+    def note(microbatch: Microbatch) -> LaunchedStep:
+        numbers.append(microbatch.id)
+        return launch(microbatch)
+
+    monkeypatch.setattr(runner, "launch", note)
+    return numbers
+
+
+def test_it_launches_when_it_is_told_to(early: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode after a token that is not back, and tokens as those of the pipeline that computes when it is asked."""
+    expected = generate(LocalPipeline(StageRunner(CONFIG, LIMITS, 0)), PlanWriter(LIMITS), 0, list(b"hello"), 4)
+    numbers, writer = told_to_device(early._runner, monkeypatch), PlanWriter(LIMITS)
+    early.launch(writer.plan(0, list(b"hello")))
+    said = []
+    for number in range(2, 5):
+        early.launch(writer.plan(0, [UNKNOWN_TOKEN]))
+        assert numbers[-1] == number
+        assert early.ready
+        said += take(early).token_ids
+    assert [*said, *take(early).token_ids] == expected
+    assert not early.ready
+    assert early.next_completion(None) is None
+
+
+def test_a_failure_of_a_launch_is_told_in_its_turn(early: LocalPipeline) -> None:
+    """A05: not by the launch, and not before the results of what was launched before it."""
+    writer = PlanWriter(LIMITS)
+    early.launch(writer.plan(0, [1, 2, 3]))
+    early.fail_next_step(0)
+    early.launch(writer.plan(1, [1, 2, 3]))
+    early.launch(writer.plan(2, [1, 2, 3]))
+    results = [take(early) for _ in range(3)]
+    assert [result.microbatch_id for result in results] == [1, 2, 3]
+    assert [result.error and "injected" in result.error for result in results] == [None, True, None]
+    assert results[0].token_ids == results[2].token_ids
+    assert early.describe()[0].failed == 1
+
+
+def test_what_no_request_may_see_ends_the_pipeline_in_its_turn(early: LocalPipeline) -> None:
+    """A07: another row's page is overwritten, which the record of slots notices once the tokens are known."""
+    writer = PlanWriter(LIMITS)
+    early.launch(writer.plan(0, [1, 2, 3]))
+    stolen = Segment("thief", 1, 0, (7, 8, 9), 0, (0,), True, SamplingSpec(seed=0))
+    early.launch(Microbatch(2, ForwardMode.PREFILL, (stolen,)))
+    early.launch(writer.plan(0, [UNKNOWN_TOKEN]))
+    assert [take(early).error for _ in range(2)] == [None, None]
+    with pytest.raises(IntegrityError, match="a page was overwritten by another owner"):
+        early.next_completion(None)
+
+
+def test_a_device_that_was_lost_is_told_in_its_turn(early: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A06: whatever of it the host meets first."""
+    writer = PlanWriter(LIMITS)
+    early.launch(writer.plan(0, [1, 2, 3]))
+    early.fail_next_step(0)
+    early.launch(writer.plan(1, [1, 2, 3]))
+
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(StageRunner, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert take(early).error is None
+    with pytest.raises(DeviceLostError, match="stage 0 has lost cuda:0"):
+        early.next_completion(None)
+
+
+def test_what_waits_holds_up_all_after_it(early: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter is loaded after what was launched before it, and before what is computed with it."""
+    numbers, writer = told_to_device(early._runner, monkeypatch), PlanWriter(LIMITS)
+    early.launch(writer.plan(0, [1, 2, 3]))
+    change = AdapterChange("a", 1, f"{EMBEDDED_LORA}:3")
+    early.launch(Microbatch(2, ForwardMode.ADAPTER, (), adapter=change))
+    (segment,) = writer.plan(1, [1, 2, 3]).segments
+    early.launch(Microbatch(3, ForwardMode.PREFILL, (msgspec.structs.replace(segment, lora=1),)))
+    assert numbers == [1]
+    assert early.takes_more
+    assert [(take(early).microbatch_id, list(numbers)) for _ in range(3)] == [(1, [1]), (2, [1, 3]), (3, [1, 3])]
+    assert early.describe()[0].failed == 0
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_what_is_planned_ahead_is_launched_first_and_nothing_else(is_early: bool) -> None:
+    """A penalty has to know what was said: its result comes first, or requests would stay in batches of their own."""
+    runner = StageRunner(CONFIG, AHEAD_LIMITS, 0, early=is_early)
+    for spec, expected in ((SamplingSpec(seed=0), True), (SamplingSpec(seed=0, repetition_penalty=2.0), False)):
+        pipeline = LocalPipeline(runner)
+        assert not pipeline.takes_more
+        segment = Segment("r", 0, 0, (1, 2, 3), 0, (0,), True, spec)
+        pipeline.launch(Microbatch(1, ForwardMode.PREFILL, (segment,)))
+        assert pipeline.takes_more is expected
+        assert len(take(pipeline).token_ids) == 1

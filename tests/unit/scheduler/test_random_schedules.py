@@ -42,6 +42,7 @@ def random_config(rng: random.Random) -> dict[str, object]:
         "radix_cache": rng.random() < 0.8,
         "schedule_policy": policy,
         "priority_preemption": policy == "priority" and rng.random() < 0.7,
+        "async_scheduling": pp == 1 and rng.random() < 0.7,
     }
 
 

@@ -73,6 +73,7 @@ class InProcessPipeline:
     def __init__(self, completions: Sequence[Completion]) -> None:
         self.launched = deque(completions)
         self.while_computing = lambda: None
+        self.takes_more = False
 
     @property
     def ready(self) -> bool:
@@ -98,7 +99,11 @@ class World:
     """A gate and everything that it waits on."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None, *, step_timeout_s: float = 0.0
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        pipeline: Any = None,
+        *,
+        step_timeout_s: float = 0.0,
     ) -> None:
         self.inbox = Inbox(context, "inproc://requests")
         self.client = context.socket(zmq.PUSH)
@@ -261,6 +266,20 @@ def test_work_in_this_process_is_taken_one_at_a_time(make_world) -> None:
     assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=1), Abort(rid="late"))
     pipeline.while_computing = lambda: None
     assert world.gate.next_step(NOTHING).events == (Completion(microbatch_id=2),)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_that_may_plan_ahead_does_not_wait_for_work_in_this_process(ahead: bool, make_world) -> None:
+    """What a GPU computes next is launched before its last result is waited for; where nothing is, requests gather."""
+    result = Completion(microbatch_id=1)
+    pipeline = InProcessPipeline([result])
+    pipeline.takes_more = ahead
+    world = make_world(pipeline)
+    assert world.gate.next_step(AGAIN).events == (() if ahead else (result,))
+    world.send("a")
+    assert world.gate.next_step(AGAIN).events == (Abort(rid="a"),)
+    if ahead:
+        assert world.gate.next_step(NOTHING).events == (result,)
 
 
 def test_dead_stage_is_an_event_and_then_the_end(world: World) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from scripted.subjects.lockstep.workloads.adapters import ADAPTERS
+from scripted.subjects.lockstep.workloads.ahead import AHEAD
 from scripted.subjects.lockstep.workloads.basic import BASIC, FLAGSHIP
 from scripted.subjects.lockstep.workloads.bounds import BOUNDS
 from scripted.subjects.lockstep.workloads.calls import CALLS
@@ -36,5 +37,6 @@ TEXTS: Final[dict[str, str]] = {
     **GRAMMARS,
     **ADAPTERS,
     **HOST_TIER,
+    **AHEAD,
     **BOUNDS,
 }

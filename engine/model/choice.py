@@ -1,0 +1,77 @@
+"""What was chosen for one microbatch: tokens and the logprobs that were asked for, as tensors of the device.
+
+Computed there without waiting for it; told to the host as numbers once they have come. Chooses nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.messages import TokenLogprob
+from engine.model.transfer import sent
+from engine.plan import SamplingSpec
+
+__all__ = ["Choice", "Sampled", "rows_of"]
+
+# A token for each segment that chooses one; logprobs, None for those whose request asked for none, or nothing at all.
+Sampled = tuple[tuple[int, ...], tuple[TokenLogprob | None, ...]]
+
+
+class Choice:
+    """``ids`` [rows] were chosen from ``raw`` [rows, vocabulary]. ``tensors`` is all that the host needs of it.
+
+    What leaves a GPU leaves it for all rows at once: each tensor is a copy, and may be a wait.
+    """
+
+    def __init__(self, ids: torch.Tensor, raw: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
+        self.ids = ids
+        self._rows = len(specs)
+        self.tensors = [ids] if specs else []
+        self._asked = [row for row, spec in enumerate(specs) if spec.return_logprob]
+        # The lines of the rows that ask for as many likely tokens, by that number.
+        self._lines: dict[int, list[int]] = {}
+        if self._asked:
+            self._score(raw, specs)
+
+    def _score(self, raw: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:
+        # Rows that asked for none pay for no softmax.
+        logprobs = torch.log_softmax(rows_of(raw, self._asked), dim=-1)
+        said = logprobs.gather(-1, rows_of(self.ids, self._asked)[:, None])[:, 0]
+        self.tensors.append(said)
+        for line, row in enumerate(self._asked):
+            top = min(max(0, specs[row].top_logprobs_num), logprobs.shape[-1])
+            if top:
+                self._lines.setdefault(top, []).append(line)
+        # Together: which of two equal tokens is told must not depend on other rows.
+        for top, lines in self._lines.items():
+            best = torch.topk(rows_of(logprobs, lines), top)
+            self.tensors += [best.indices, best.values]
+
+    def told(self, values: Sequence[torch.Tensor]) -> Sampled:
+        """The choice in numbers, from ``tensors`` or from what has come of them. Waits for the device of these."""
+        if not values:
+            return (), ()
+        ids = tuple(values[0].tolist())
+        if not self._asked:
+            return ids, ()
+        said: list[float] = values[1].tolist()
+        found: list[TokenLogprob | None] = [None] * self._rows
+        for row, logprob in zip(self._asked, said, strict=True):
+            found[row] = TokenLogprob(logprob)
+        for number, lines in enumerate(self._lines.values(), start=1):
+            indices, likely = values[2 * number : 2 * number + 2]
+            for line, tokens, logprobs in zip(lines, indices.tolist(), likely.tolist(), strict=True):
+                # What a grammar forbids has no probability, and minus infinity no JSON.
+                pairs = [pair for pair in zip(tokens, logprobs, strict=True) if pair[1] > float("-inf")]
+                found[self._asked[line]] = TokenLogprob(said[line], tuple(pairs))
+        return ids, tuple(found)
+
+
+def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows of a tensor, in order; itself where that is all of them."""
+    if len(rows) == len(values):
+        return values
+    return values.index_select(0, sent([np.array(rows, np.int64)], values.device)[0])

@@ -1,0 +1,131 @@
+"""The newest token of each row, from which a decode goes on that was planned before it was known.
+
+Kept on the host in the order of results, and on the device in the order of launches. Owns no plan; what it does not
+know is a token of a microbatch that failed, whose requests have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.messages import Completion
+from engine.model.transfer import sent
+from engine.plan import Segment
+
+__all__ = ["AheadIds", "DeviceTokens", "NewestTokens"]
+
+# Stands for a token that is not known on the host, or that will never be: an id that every vocabulary has.
+_STAND_IN: Final = (0,)
+
+
+class AheadIds:
+    """Where the ids of a batch belong that are on the device alone: ``places`` in it, each with its row."""
+
+    def __init__(self, places: Sequence[int], rows: Sequence[int], newest: torch.Tensor) -> None:
+        self._places, self._rows = places, rows
+        self._newest = newest
+
+    def fill(self, ids: torch.Tensor) -> None:
+        """Write them into the ids [tokens] of the batch, on the device."""
+        places, rows = sent([np.array(self._places, np.int64), np.array(self._rows, np.int64)], ids.device)
+        ids.index_copy_(0, places, self._newest.index_select(0, rows))
+
+
+class DeviceTokens:
+    """What the launches so far choose, by row, as far as they did not fail: the host need not know it yet."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._there: set[int] = set()
+
+    def place(self, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], AheadIds | None]:
+        """The segments of the next launch with ids that the host may read, and where the device has others."""
+        given: list[Segment] = []
+        places: list[int] = []
+        rows: list[int] = []
+        first = 0
+        for segment in segments:
+            if segment.is_ahead:
+                if segment.row in self._there:
+                    places.append(first)
+                    rows.append(segment.row)
+                given.append(msgspec.structs.replace(segment, token_ids=_STAND_IN))
+            else:
+                given.append(segment)
+            first += len(segment.token_ids)
+        return tuple(given), AheadIds(places, rows, self._newest) if places else None
+
+    def keep(self, emitters: Sequence[Segment], ids: torch.Tensor) -> None:
+        """Take over what was chosen for these segments, [segments] on the device."""
+        if not emitters:
+            return
+        rows = [segment.row for segment in emitters]
+        self._newest.index_copy_(0, sent([np.array(rows, np.int64)], ids.device)[0], ids)
+        self._there.update(rows)
+
+    def take(self, emitters: Sequence[Segment], tokens: Sequence[int]) -> None:
+        """Take over tokens that the host knows, while nothing is in flight."""
+        self.keep(emitters, sent([np.array(tokens, np.int64)], self._newest.device)[0])
+
+    def drop(self, segments: Sequence[Segment]) -> None:
+        """Forget the rows of a microbatch that failed: they have no newest token."""
+        self._there.difference_update([segment.row for segment in segments])
+
+    def forget(self) -> None:
+        """Forget all rows."""
+        self._there.clear()
+
+
+class NewestTokens:
+    """What the results so far have chosen, by row; with ``on_device`` also what launches will, before it is known."""
+
+    def __init__(self, on_device: DeviceTokens | None = None) -> None:
+        self._tokens: dict[int, int] = {}
+        self._on_device = on_device
+
+    def resolve(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """The segments of the next result with the tokens that they go on from; themselves where none is ahead.
+
+        A token that never came was that of a request which has ended.
+        """
+        if not any(segment.is_ahead for segment in segments):
+            return segments
+        return tuple([self._known(segment) if segment.is_ahead else segment for segment in segments])
+
+    def _known(self, segment: Segment) -> Segment:
+        token = self._tokens.get(segment.row)
+        return msgspec.structs.replace(segment, token_ids=_STAND_IN if token is None else (token,))
+
+    def note(self, segments: Sequence[Segment], completion: Completion, *, on_device: bool) -> None:
+        """Take over the next result, of a microbatch without drafts. ``on_device`` says that the device knows it.
+
+        Whatever it gives, what its rows had before is no longer their newest: with it a row may have a new tenant.
+        """
+        chosen = _chosen(segments, completion)
+        for segment in segments:
+            self._tokens.pop(segment.row, None)
+        self._tokens.update({segment.row: token for segment, token in chosen})
+        if self._on_device is not None and not on_device:
+            self._on_device.drop(segments)
+            self._on_device.take([segment for segment, _ in chosen], [token for _, token in chosen])
+
+    def forget(self) -> None:
+        """Forget all rows."""
+        self._tokens.clear()
+        if self._on_device is not None:
+            self._on_device.forget()
+
+
+def _chosen(segments: Sequence[Segment], completion: Completion) -> list[tuple[Segment, int]]:
+    """The tokens of a result, each with its segment; none of a microbatch or a request that failed."""
+    if completion.error is not None:
+        return []
+    ended = {error.rid for error in completion.errors}
+    emitters = [segment for segment in segments if segment.emits]
+    chosen = zip(emitters, completion.token_ids, strict=True)
+    return [(segment, token) for segment, token in chosen if segment.rid not in ended]
