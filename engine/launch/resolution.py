@@ -38,6 +38,8 @@ def refuse_early(settings: ServerSettings) -> None:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:
         require_writable("flight_dir", Path(settings.flight_dir) / "flight.rec")
+    if settings.profile_dir and settings.placement == "local":
+        require_writable("profile_dir", Path(settings.profile_dir) / "profile" / "stage-0.json")
     for name, path in loras_of(settings.lora):
         if name == settings.model_name:
             raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")

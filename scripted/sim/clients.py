@@ -32,6 +32,7 @@ from engine.frontend.served_model import request_of
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import (
+    FAILURES,
     Abort,
     AbortAll,
     CallAnswer,
@@ -81,7 +82,7 @@ class _OpenRequest:
 
     def take(self, output: TokenOutput) -> bool:
         """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.INVALID):
+        if output.finish_reason in FAILURES:
             failure = ApiError.of_failure(output, self._grammar_field)
             self.view.fail(failure.body.error.message, None if self.view.status else failure.status)
             return False
