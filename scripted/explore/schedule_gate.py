@@ -179,8 +179,8 @@ class ScheduleGate:
         self._empty_steps += previous.again
         if self._empty_steps > EMPTY_STEPS_LIMIT:
             raise Violation(
-                f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and each "
-                f"of them says again: a server would spin; {self.subject.what_is_busy(self)}"
+                f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and "
+                f"each of them says again: a server would spin; {self.subject.what_is_busy(self)}"
             )
 
     def _check_end(self) -> None:
