@@ -232,7 +232,6 @@ def gives_a_number_for_a_name(t):
 
 
 @refused("POST /v1/load_lora_adapter was refused with 400: lora_name must differ from the served model's name")
-@was_green
 def gives_an_adapter_the_name_of_the_model(t):
     t.load_lora("embedded", "embedded-lora:1")
     yield
