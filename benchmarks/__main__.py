@@ -1,75 +1,11 @@
-"""``python -m benchmarks``: everything, as a table and as out/bench.json.
-
-One after the other, never two at once: they share the machine's cores with the servers that they start.
-"""
+"""``python -m benchmarks``."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Final
-
-from rich.console import Console
-
-from benchmarks import gate_cost, live_gate, live_loop, recording_cost, scheduler_steps, scripted_server, stage_links
-from benchmarks.measurement import Measurement, MeasurementReport, as_table, output_file, write_report
-
-__all__ = ["main"]
-
-RESULTS: Final = Path("out/bench.json")
-PLAIN_WIDTH_COLUMNS: Final = 140
-STEP_ROUNDS: Final = 1000
-STEP_REPEATS: Final = 3
-
-
-def main() -> None:
-    """Measure what was asked for. A target that is missed is shown, and is no error: the machine may be busy."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--json", type=output_file, default=RESULTS, help="where the numbers go")
-    arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in BENCHMARKS]
-    if unknown:
-        parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False)
-    load_before = os.getloadavg()[0]
-    measurements: list[Measurement] = []
-    for name in arguments.names or BENCHMARKS:
-        console.print(f"measuring: {name}")
-        measurements += BENCHMARKS[name]()
-    report = MeasurementReport.of(measurements, load_before)
-    console.print(as_table(report))
-    write_report(arguments.json, report)
-    console.print(f"numbers: {arguments.json}")
-
-
-def _scheduler_steps() -> Iterable[Measurement]:
-    """Over the flagship's workload, on a tree that is flushed each round; one scheduler, one core."""
-    for audited, target in ((True, 20_000), (False, 60_000)):
-        yield Measurement(
-            name=f"scheduler steps, simulated pipeline, audit {'after every step' if audited else 'off'}",
-            value=max(
-                scheduler_steps.measure(rounds=STEP_ROUNDS, audited=audited, flushed=True) for _ in range(STEP_REPEATS)
-            ),
-            unit="steps/s",
-            target=target,
-            at_least=True,
-            spread=f"best of {STEP_REPEATS}, digests included",
-        )
-
-
-BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {
-    "steps": _scheduler_steps,
-    "server": scripted_server.measure,
-    "gate": gate_cost.measure,
-    "waiting": live_gate.measure,
-    "processes": live_loop.measure,
-    "recording": recording_cost.measure,
-    "links": stage_links.measure,
-}
+from engine.interruption import interruptible
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks"):
+        from benchmarks.everything import main
+
+        main()

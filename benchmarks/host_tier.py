@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.checkpoints import make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
+from engine.interruption import interruptible
 from engine.limits import Limits
 from engine.messages import EvictCache, Generate, SamplingParams
 from engine.model.checkpoint import read_configured_facts
@@ -106,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.host_tier"):
+        main()

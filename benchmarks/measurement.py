@@ -19,7 +19,7 @@ from rich.table import Table
 from engine.errors import ConfigError
 from engine.output_files import require_writable, write_output
 
-__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "percentile", "write_report"]
+__all__ = ["Measurement", "MeasurementReport", "as_table", "output_file", "output_folder", "percentile", "write_report"]
 
 _LIBRARIES = ("torch", "transformers", "pyzmq", "msgspec")
 
@@ -100,6 +100,11 @@ def output_file(text: str) -> Path:
     except ConfigError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
     return path
+
+
+def output_folder(text: str) -> Path:
+    """The same for a folder of results, which need not be there yet."""
+    return output_file(str(Path(text) / "results")).parent
 
 
 def _row(measurement: Measurement) -> list[str]:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
+from engine.interruption import interruptible
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion
 from engine.model.runner import StageRunner
@@ -138,4 +139,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.model_step"):
+        main()

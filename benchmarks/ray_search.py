@@ -12,6 +12,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
+from engine.interruption import interruptible
 from scripted.explore.ray_pool import RayPool, ray_pool
 from scripted.explore.strategies import StrategyName
 from scripted.explore.units import SearchPlan, Unit, UnitResult
@@ -61,4 +62,5 @@ def _run(pool: RayPool, width: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.ray_search"):
+        main()

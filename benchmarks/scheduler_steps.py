@@ -17,6 +17,7 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.integrity import audit
+from engine.interruption import interruptible
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
@@ -111,4 +112,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.scheduler_steps"):
+        main()

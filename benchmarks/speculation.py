@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint, vocabulary_of
 from engine.config import EngineConfig
+from engine.interruption import interruptible
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion, Event, Generate, SamplingParams
 from engine.model.runner import StageRunner
@@ -166,4 +167,5 @@ def _compared(off: Bench, on: Bench, make: Text, batch: int, rounds: int) -> lis
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.speculation"):
+        main()

@@ -6,7 +6,7 @@ Runs the default branch's code only. The pull request's head is a folder that is
 import contextlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from ci.quoting import quoted
 from ci.registry import Registry, read_registry
 from ci.request import RerunRequest
 from ci.results import RunResult
-from ci.specs import check_spelling, resolve_specs
+from ci.specs import check_spelling, resolve_scenario, resolve_specs
 from ci.suites import Catalogue, Hardware
 from ci.times import MeasuredTimes
 
@@ -186,10 +186,7 @@ class Bot:
         return answers.staged(command.stage, link, local, self.sha)
 
     def _explore(self, command: Explore, event: CommentEvent) -> str:
-        path = command.scenario.partition("::")[0]
-        check_spelling(command.scenario)
-        if not path.endswith(".py") or "::" not in command.scenario:
-            raise CommandRefusedError(f"{quoted(command.scenario)} is no scenario; write tests/.../file.py::scenario")
+        command = replace(command, scenario=resolve_scenario(command.scenario, self.registry))
         inputs = {"scenario": command.scenario, "minutes": str(command.minutes)}
         timeout = command.minutes + EXPLORE_INSTALL_MINUTES
         return answers.explored(command, self._dispatch(EXPLORE_WORKFLOW, event, 1, "cpu", timeout, inputs), self.sha)

@@ -12,12 +12,16 @@ __all__ = ["DefinedTests", "defined_tests", "engine_key"]
 
 @dataclass(frozen=True)
 class DefinedTests:
-    """Test functions at the top level, `Class::method` names, classes, and names defined twice with their line."""
+    """Test functions at the top level, `Class::method` names, classes, and names defined twice with their line.
+
+    `others` are further names at the top level that a value has: a schedule, a script that is no test.
+    """
 
     top_level: tuple[str, ...]
     methods: tuple[str, ...]
     classes: tuple[str, ...]
     shadowed: tuple[tuple[str, int], ...]
+    others: tuple[str, ...] = ()
 
     def defines(self, node: str) -> bool:
         """Whether `Class`, `Class::method` or `function` is defined here; parameters in brackets do not count."""
@@ -35,6 +39,7 @@ def defined_tests(tree: ast.Module) -> DefinedTests:
         methods=tuple(dict.fromkeys(name for name, _ in methods)),
         classes=tuple(node.name for node in classes),
         shadowed=tuple(_repeated([*functions, *methods])),
+        others=tuple(dict.fromkeys(_values(tree.body))),
     )
 
 
@@ -67,6 +72,16 @@ def _test_functions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
             for target in node.targets:
                 if isinstance(target, ast.Name) and target.id.startswith("test_"):
                     yield target.id, node.lineno
+
+
+def _values(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
+            yield node.name
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _repeated(names: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:

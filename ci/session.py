@@ -86,6 +86,7 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
     threading.Thread(target=_read_events, args=(stream, inbox), daemon=True).start()
     threading.Thread(target=lambda: inbox.put(PytestExited(process.wait())), daemon=True).start()
     code: int | None = None
+    has_begun = False
     drain_deadline = float("inf")
     while True:
         try:
@@ -95,13 +96,16 @@ def _watch(process: subprocess.Popen[bytes], stream: BinaryIO, tally: Tally, sta
                 return tally.exited(code)
             return tally.late(_now(), _stop_with_stacks(process, stacks))
         except KeyboardInterrupt:
-            _interrupt(process)
+            # One that is still in its imports has nothing to end, and would only show where it stood.
+            if has_begun:
+                _interrupt(process)
             raise
         if isinstance(message, PytestExited):
             code, drain_deadline = message.code, _now() + DRAIN_TIMEOUT_S
         elif isinstance(message, EventsDrained):
             return tally.exited(process.wait() if code is None else code)
         else:
+            has_begun = True
             tally.apply(message, _now())
 
 

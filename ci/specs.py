@@ -12,7 +12,7 @@ from ci.errors import SpecError
 from ci.quoting import quoted
 from ci.registry import RegisteredFile, Registry
 
-__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "SpecTarget", "check_spelling", "resolve_specs"]
+__all__ = ["SPECS_MAX", "SPEC_MAX_CHARS", "SpecTarget", "check_spelling", "resolve_scenario", "resolve_specs"]
 
 SPECS_MAX = 50
 SPEC_MAX_CHARS = 300
@@ -44,6 +44,20 @@ def resolve_specs(specs: tuple[str, ...], registry: Registry) -> tuple[SpecTarge
         raise SpecError(f"the specs name {len(targets)} files, more than {TARGETS_MAX}; use /rerun-stage for a suite")
     whole = {target.file.path for target in targets if not target.node}
     return tuple(target for target in targets if not target.node or target.file.path not in whole)
+
+
+def resolve_scenario(spec: str, registry: Registry) -> str:
+    """Return `path::name` of what is explored: a script or a schedule of a registered file; raises `SpecError`."""
+    check_spelling(spec)
+    path, _, name = spec.partition("::")
+    if not path.endswith(".py") or not name:
+        raise SpecError(f"{quoted(spec)} is no scenario; write tests/.../file.py::scenario")
+    file = next(iter(_files(path.removeprefix("./"), registry)), None)
+    if file is None:
+        raise SpecError(f"{quoted(path)} is no registered test file{_near(path, registry)}")
+    if not file.tests.defines(name) and name not in file.tests.others:
+        raise SpecError(f"{file.path} defines no {quoted(name)}{_near_nodes(name, file)}")
+    return f"{file.path}::{name}"
 
 
 def _resolve(spec: str, registry: Registry) -> list[SpecTarget]:
@@ -98,7 +112,7 @@ def _near(path: str, registry: Registry) -> str:
 
 
 def _near_nodes(node: str, file: RegisteredFile) -> str:
-    names = [*file.tests.top_level, *file.tests.methods, *file.tests.classes]
+    names = [*file.tests.top_level, *file.tests.methods, *file.tests.classes, *file.tests.others]
     return _did_you_mean(difflib.get_close_matches(node.partition("[")[0], names, NEAR_MATCHES_MAX, NEAR_ENOUGH))
 
 

@@ -1,7 +1,19 @@
-"""``python -m engine`` is the ``engine`` command."""
+"""The ``engine`` command, also as ``python -m engine``."""
 
 from __future__ import annotations
 
-from engine.cli import main
+from engine.interruption import interruptible
 
-main()
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; its imports take a while, and may be interrupted as all else."""
+    with interruptible("engine"):
+        from engine.cli import main as run
+
+        run()
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ __all__ = [
     "embedded_seed",
     "has_embedded_window",
     "loras_of",
+    "require_adapter_names",
     "why_not_openvino_settings",
 ]
 
@@ -367,6 +368,13 @@ def loras_of(text: str) -> tuple[tuple[str, str], ...]:
             raise ValueError(f"lora must give each name once, got {name!r} twice; rename one of the two")
         found[name] = path
     return tuple(found.items())
+
+
+def require_adapter_names(lora: str, model_name: str) -> None:
+    """Raise ConfigError for an adapter of the start that has the served model's name: no request could ask for it."""
+    for name, _ in loras_of(lora):
+        if name == model_name:
+            raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
 
 
 def embedded_seed(model: str, seed: int) -> int | None:

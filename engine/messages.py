@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from engine.errors import death_words
 from engine.frames import decoder_of
 
 __all__ = [
+    "FAILURES",
     "Abort",
     "AbortAll",
     "CallAnswer",
@@ -72,8 +73,9 @@ _TimeLimit = Annotated[float, msgspec.Meta(gt=0)]
 class FinishReason(StrEnum):
     """Why a request ended. ``timeout`` is the end of its time.
 
-    ``error`` and ``invalid`` are never shown as a normal end: ``error`` is the engine's failure, ``invalid`` the
-    request's own, which shows only while it is computed.
+    ``error``, ``invalid`` and ``unavailable`` are never shown as a normal end: ``error`` is the engine's failure,
+    ``invalid`` the request's own, which shows only while it is computed, and ``unavailable`` that of files which the
+    request needs and the server cannot read any more.
     """
 
     LENGTH = "length"
@@ -82,6 +84,11 @@ class FinishReason(StrEnum):
     ERROR = "error"
     TIMEOUT = "timeout"
     INVALID = "invalid"
+    UNAVAILABLE = "unavailable"
+
+
+# Ends that are errors to a client, whatever it has got before.
+FAILURES: Final = frozenset({FinishReason.ERROR, FinishReason.INVALID, FinishReason.UNAVAILABLE})
 
 
 class PauseMode(StrEnum):

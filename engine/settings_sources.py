@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,12 +27,25 @@ from pydantic_settings import (
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 
-__all__ = ["CONFIG_VARIABLE", "ENVIRONMENT_PREFIX", "TracedSettings", "read_settings", "trace_settings"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "ENVIRONMENT_PREFIX",
+    "TracedSettings",
+    "read_settings",
+    "trace_settings",
+    "unread_variables",
+]
 
 ENVIRONMENT_PREFIX = "ENGINE_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 DEFAULT = "default"
 NEARLY_OURS = 0.9
+# What a name that is far off may have meant.
+PERHAPS_OURS = 0.6
+# The application under Ray Serve has variables of its own. Kubernetes describes a service named "engine" to each pod.
+_OF_OTHERS = re.compile(
+    rf"{ENVIRONMENT_PREFIX}(SERVE_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
 
 # The library's sources ask a settings class for its fields; it is never made an instance of.
 _FIELDS = create_model(
@@ -99,14 +113,37 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
     Raises ConfigError for a variable that is nearly one of ours: ignored, it would leave a default in silence. Others
     with our prefix may belong to another program.
     """
-    ours = [CONFIG_VARIABLE, *map(_variable, ServerSettings.model_fields)]
-    for variable in environment.keys() - set(ours):
-        near = difflib.get_close_matches(variable, ours, n=1, cutoff=NEARLY_OURS)
-        if variable.startswith(ENVIRONMENT_PREFIX) and near:
+    for variable in _unknown(environment):
+        near = difflib.get_close_matches(variable.upper(), _ours(), n=1, cutoff=NEARLY_OURS)
+        if near:
             raise ConfigError(f"{variable} must be spelled {near[0]} to be read, or be renamed to be left alone")
     source = EnvSettingsSource(_FIELDS, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)
     source.env_vars = {name.lower(): text.strip() for name, text in environment.items() if text.strip()}
     return _Source(source(), _variable, _variable)
+
+
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that has our prefix and sets nothing: it may be meant for another program, or not.
+
+    Those that Kubernetes sets, and those of the application under Ray Serve, are others' own.
+    """
+    sentences = []
+    for variable in _unknown(environment):
+        near = difflib.get_close_matches(variable.upper(), _ours(), n=1, cutoff=PERHAPS_OURS)
+        perhaps = f"; the nearest is {near[0]}" if near else ""
+        sentences.append(f"{variable} sets nothing: no setting of the engine is called so{perhaps}")
+    return sentences
+
+
+def _unknown(environment: Mapping[str, str]) -> list[str]:
+    """The variables with our prefix, in any case, that are neither ours nor known to be others'."""
+    ours = set(_ours())
+    names = [name for name in environment if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in ours]
+    return sorted(name for name in names if _OF_OTHERS.fullmatch(name.upper()) is None)
+
+
+def _ours() -> list[str]:
+    return [CONFIG_VARIABLE, *map(_variable, ServerSettings.model_fields)]
 
 
 def _file_sources(environment: Mapping[str, str], file: Path | None) -> list[_Source]:

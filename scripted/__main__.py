@@ -1,6 +1,19 @@
-"""`python -m scripted`."""
+"""The ``scripted`` command, also as ``python -m scripted``."""
 
-from scripted.cli import main
+from __future__ import annotations
+
+from engine.interruption import interruptible
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; its imports take a while, and may be interrupted as all else."""
+    with interruptible("scripted"):
+        from scripted.cli import main as run
+
+        run()
+
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ from typing import Final
 
 from engine.messages import Grammar, GrammarKind
 
-__all__ = ["DEAD_END", "SimulatedGrammar"]
+__all__ = ["DEAD_END", "SimulatedGrammar", "regex_before_dead_end"]
 
 # Printable ASCII, as all tokens of the simulated model are.
 _FIRST: Final = 33
@@ -32,9 +32,9 @@ class SimulatedGrammar:
     """One grammar. ``ends`` are the tokens that end an output."""
 
     def __init__(self, grammar: Grammar, ends: Sequence[int]) -> None:
-        dead_end = _DEAD_END.fullmatch(grammar.text) if grammar.kind is GrammarKind.EBNF else None
-        self._ends = None if dead_end is not None else tuple(ends)
-        self._parts = _parts_of(grammar if dead_end is None else Grammar(GrammarKind.REGEX, dead_end[1]))
+        regex = regex_before_dead_end(grammar)
+        self._ends = None if regex is not None else tuple(ends)
+        self._parts = _parts_of(grammar if regex is None else Grammar(GrammarKind.REGEX, regex))
 
     def allowed(self, said: Sequence[int]) -> tuple[int, ...] | None:
         """What may follow an output: only an end where it is complete, nothing after one that the grammar forbids.
@@ -50,6 +50,12 @@ class SimulatedGrammar:
                 return tokens
             place += count
         return self._ends if len(said) == place else ()
+
+
+def regex_before_dead_end(grammar: Grammar) -> str | None:
+    """What an output can match before a grammar leads nowhere; None for a grammar that is no ``DEAD_END``."""
+    found = _DEAD_END.fullmatch(grammar.text) if grammar.kind is GrammarKind.EBNF else None
+    return None if found is None else found[1]
 
 
 def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:

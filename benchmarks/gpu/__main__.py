@@ -23,6 +23,8 @@ import msgspec
 
 from benchmarks.gpu.results import PartResult, Status, Table, read_report, write_report
 from benchmarks.gpu.setting import Setting
+from benchmarks.measurement import output_folder
+from engine.interruption import interruptible
 
 __all__ = ["PARTS", "main", "run_parts"]
 
@@ -183,11 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__, epilog=f"parts: {listed}")
     parser.add_argument("--part", action="append", choices=tuple(PARTS), help="run this part alone; may be repeated")
     parser.add_argument("--dry-run", action="store_true", help="take the same paths on the CPU, with a tiny model")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for gpu.json and gpu.md")
+    parser.add_argument("--out", type=output_folder, default=Path("out"), help="folder for gpu.json and gpu.md")
     for name in ("--inside", "--given"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interruptible("benchmarks.gpu"):
+        sys.exit(main())

@@ -30,6 +30,7 @@ from benchmarks.peers.offline import Offline, OfflinePeer
 from benchmarks.peers.results import CLIENTS, PeerResult, PeersRun, ratios
 from benchmarks.peers.served import PROMPT_WORDS, Served, ServedPeer, Workload, started
 from benchmarks.peers.shown import console_tables, write_page
+from engine.interruption import interruptible
 
 _MIB: Final = 2**20
 _CONTEXT_TOKENS: Final = 2048
@@ -111,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=output_file, default=_RESULTS, help="where the numbers go")
-    parser.add_argument("--page", type=Path, help="a page with a table for each class of machines, to be brought up")
+    parser.add_argument("--page", type=output_file, help="a page to bring up, a table for each class of machines")
     arguments = parser.parse_args()
     arguments.own = [name for name in arguments.own.split(",") if name]
     unknown = set(arguments.own) - set(_OWN)
@@ -238,4 +239,5 @@ def _ahead(results: Sequence[PeerResult]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.peers"):
+        main()

@@ -19,6 +19,7 @@ from benchmarks.routing.plot import Line, Panel, figure
 from benchmarks.routing.policies import POLICIES
 from benchmarks.routing.simulation import Outcome, ReplicaModel, simulate
 from benchmarks.routing.workload import Workload, conversations
+from engine.interruption import interruptible
 
 RATES: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 PLOT_REPLICAS: Final = 250
@@ -113,4 +114,5 @@ def _plot(seed: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("benchmarks.routing"):
+        main()

@@ -15,7 +15,7 @@ from engine.bench.plan import Arrivals, BenchPlan
 from engine.bench.results import BenchResult, read_result, write_result
 from engine.bench.run import BenchError, run_bench
 from engine.bench.tables import comparison_table, result_tables
-from engine.cli.flags import refuse_bad_configuration
+from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
 from engine.output_files import require_writable
 
 __all__ = ["bench_app"]
@@ -58,6 +58,7 @@ def bench(
     """Measure a server of the OpenAI protocol, ours or another's. Loads it, and shows what its clients see."""
     if context.invoked_subcommand is not None:
         return
+    warn_of_unread_variables()
     with refuse_bad_configuration():
         require_writable("--json", json)
         plan = BenchPlan(

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from engine.chat import ChatError, Conversation, Terminal
-from engine.cli.flags import refuse_bad_configuration
+from engine.cli.flags import refuse_bad_configuration, warn_of_unread_variables
 from engine.errors import StartupError
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
@@ -41,6 +41,7 @@ def chat(
     api_key: Annotated[str | None, typer.Option(envvar="ENGINE_API_KEY", help="bearer key to send")] = None,
 ) -> None:
     """Talk to a model in the terminal. With no arguments: to the embedded model, on a server of its own."""
+    warn_of_unread_variables()
     console = Console(highlight=False)
     try:
         with _server(url, model, config, console) as (server_url, name, own_key):

@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 from engine.cli.flag_groups import kind_of, range_of
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
-from engine.settings_sources import TracedSettings, trace_settings
+from engine.settings_sources import TracedSettings, trace_settings, unread_variables
 
-__all__ = ["EXIT_USAGE", "refuse_bad_configuration", "with_settings_flags"]
+__all__ = ["EXIT_USAGE", "refuse_bad_configuration", "warn_of_unread_variables", "with_settings_flags"]
 
 EXIT_USAGE = 2
 # A flag that may be given several times, for a field whose values are separated by commas.
@@ -37,6 +37,7 @@ def with_settings_flags(command: SettingsCommand) -> Callable[..., None]:
         flags |= {name: ",".join(flags[name]) for name in REPEATED if flags[name]}
         with refuse_bad_configuration():
             traced = trace_settings(flags, os.environ, config)
+        warn_of_unread_variables()
         command(traced)
 
     parameters = [_config_flag(), *(_flag(name, field) for name, field in ServerSettings.model_fields.items())]
@@ -54,6 +55,11 @@ def refuse_bad_configuration() -> Iterator[None]:
     except ConfigError as exc:
         sys.stderr.write("".join(f"error: {line}\n" for line in str(exc).splitlines()))
         raise typer.Exit(EXIT_USAGE) from exc
+
+
+def warn_of_unread_variables() -> None:
+    """Say which variables of the environment look like settings and are none."""
+    sys.stderr.write("".join(f"warning: {sentence}\n" for sentence in unread_variables(os.environ)))
 
 
 def _config_flag() -> inspect.Parameter:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from engine.interruption import EXIT_INTERRUPTED
 from engine.settings_sources import TracedSettings
 
 __all__ = ["serve"]
-
-EXIT_INTERRUPTED = 130
 
 
 def serve(traced: TracedSettings) -> None:

@@ -147,7 +147,7 @@ class Choices:
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
         """What an output shows. Raises ApiError."""
         if isinstance(output, ApiError):
-            raise output.naming(self._order.lora_field) if output.body.error.param == ADAPTER_PARAM else output
+            raise self._named(output)
         self._ended += output.finish_reason is not None
         try:
             piece = self._generations[index].piece(output)
@@ -155,6 +155,8 @@ class Choices:
         except TimedOut as exc:
             self._overdue.append((index, exc))
             pieces = []
+        except ApiError as exc:
+            raise self._named(exc) from exc
         self._has_shown = self._has_shown or bool(pieces)
         if self._overdue and self._has_shown:
             pieces += [(overdue, end.piece) for overdue, end in self._overdue]
@@ -162,6 +164,10 @@ class Choices:
         elif self._overdue and self._ended == len(self._generations):
             raise self._overdue[0][1]
         return pieces
+
+    def _named(self, error: ApiError) -> ApiError:
+        """An error of the adapter, by the field that asked for it."""
+        return error.naming(self._order.lora_field) if error.body.error.param == ADAPTER_PARAM else error
 
 
 def _ignore() -> None:

@@ -51,6 +51,7 @@ _OF_REFUSAL = {
 
 # The field that asks for an adapter in the OpenAI protocol; the native one has another.
 ADAPTER_PARAM = "model"
+_RESTORE = "an adapter's files must stay in their place: put them back there, or unload the adapter"
 _PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: ADAPTER_PARAM}
 
 
@@ -140,13 +141,16 @@ class ApiError(Exception):
 
     @classmethod
     def of_failure(cls, output: TokenOutput, grammar_field: str | None) -> ApiError:
-        """The error of a request that has failed: 500, or 400 where the fault is its own.
+        """The error of a request that has failed: 500, 400 where the fault is its own, 503 for lack of a file.
 
-        What is wrong with a request and shows in its output alone is its grammar, which ``grammar_field`` has.
+        What is wrong with a request and shows in its output alone is its grammar, which ``grammar_field`` has. What it
+        needs and may be lost is its adapter.
         """
         why = public(output.error or "the engine could not compute this request")
         if output.finish_reason is FinishReason.INVALID:
             return cls.invalid(why if grammar_field is None else f"{grammar_field}: {why}", param=grammar_field)
+        if output.finish_reason is FinishReason.UNAVAILABLE:
+            return cls(503, ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=ADAPTER_PARAM)
         return cls(500, ErrorType.ENGINE, why)
 
 

@@ -12,7 +12,7 @@ from engine.frontend.engine_client import EngineClient, HandOver
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.metrics import RequestTimes
 from engine.frontend.protocol import GenerateAnswer
-from engine.messages import Abort, FinishReason, Generate, TokenOutput
+from engine.messages import FAILURES, Abort, FinishReason, Generate, TokenOutput
 
 __all__ = ["Generation", "TimedOut"]
 
@@ -62,7 +62,7 @@ class Generation:
         """
         self._times.note(output)
         reason = output.finish_reason
-        if reason is FinishReason.ERROR or reason is FinishReason.INVALID:
+        if reason in FAILURES:
             raise ApiError.of_failure(output, self._grammar_field)
         stopped_before = self._answer.stop_found
         piece = self._answer.piece(output)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from engine.clock import Clock
 from engine.frontend.request_log import RequestRecord, current_record
-from engine.messages import EngineStats, FinishReason, TokenOutput
+from engine.messages import FAILURES, EngineStats, FinishReason, TokenOutput
 
 __all__ = ["Metrics", "RequestTimes"]
 
@@ -93,7 +93,7 @@ class Metrics:
 
     def count_end(self, reason: FinishReason) -> None:
         """Count the end of a request."""
-        if reason in (FinishReason.ERROR, FinishReason.INVALID):
+        if reason in FAILURES:
             self._failed.labels(self._model).inc()
         else:
             self._ended.labels(self._model, reason.value).inc()

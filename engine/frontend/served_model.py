@@ -24,6 +24,7 @@ __all__ = [
     "MAX_PROMPT_LOGPROBS",
     "ServedModel",
     "adapter_of",
+    "check_adapter_name",
     "check_fits",
     "check_prompt_logprobs",
     "check_vocabulary",
@@ -113,6 +114,14 @@ def adapter_of(name: str | None, limits: Limits) -> str | None:
             param="lora_path",
         )
     return name
+
+
+def check_adapter_name(name: str, model_name: str) -> None:
+    """Raise ApiError (400) for an adapter that is to have the served model's name: no request could ask for it."""
+    if name == model_name:
+        raise ApiError.invalid(
+            f"lora_name must differ from the served model's name, got {name!r}; choose another", param="lora_name"
+        )
 
 
 def tokenize(served: ServedModel, text: str, *, param: str, special: bool = True) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from engine.grammar.forced_text import may_force_too_much
 from engine.messages import Grammar, GrammarKind
 
 __all__ = ["MAX_GRAMMAR_CHARS", "QUIET", "Fault", "definition_of", "fault_of", "schema_grammar", "why_stuck"]
@@ -29,6 +30,10 @@ _SCHEMAS: Final = ("items", "additionalProperties", "not")
 _SHARED: Final = ("$defs", "definitions")
 # Each look at a part of a schema costs a compilation of it.
 _MOST_LOOKS: Final = 200
+# The line of a Lark grammar for the library's options; one that was converted has it without any.
+_OPTIONS: Final = "%llguidance"
+_NO_OPTIONS: Final = f"{_OPTIONS} {{}}\n"
+_UNFORCED: Final = f'{_OPTIONS} {{"no_forcing": true}}'
 # What the library calls a place without a way on.
 _NOTHING_FOLLOWS: Final = "NoExtension"
 # The automaton of a long repetition is built with the second one.
@@ -49,7 +54,26 @@ def schema_grammar(schema: Any) -> Grammar:
 
 
 def definition_of(grammar: Grammar) -> str:
-    """What the library takes. Raises ValueError for a text that is not in the language of its kind at all."""
+    """What the library takes. Raises ValueError for a text that is not in the language of its kind at all.
+
+    One that may force a long text leaves the tokens of forced text to the model, see ``forced_text``. All others have
+    them as the tokenizer would split the text, which costs little and is what the model was trained on.
+    """
+    definition = _forcing_definition_of(grammar)
+    return _unforced(grammar, definition) if may_force_too_much(grammar) else definition
+
+
+def _unforced(grammar: Grammar, definition: str) -> str:
+    """A definition in Lark, which alone has this option, without forced tokens."""
+    if grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX):
+        (part,) = json.loads(definition)["grammars"]
+        schema = part["json_schema"]
+        definition = part["lark_grammar"] if schema is None else f"start: %json {json.dumps(schema)}"
+    definition = definition.removeprefix(_NO_OPTIONS)
+    return definition if _OPTIONS in definition else f"{_UNFORCED}\n{definition}"
+
+
+def _forcing_definition_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -89,8 +113,8 @@ def _complaint(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     try:
-        definition = definition_of(grammar)
-        return LLMatcher.validate_grammar(definition).strip() or _dead_end(definition)
+        # In the library's own words for the kind of grammar that it is.
+        return LLMatcher.validate_grammar(_forcing_definition_of(grammar)).strip() or _dead_end(definition_of(grammar))
     except BaseException as exc:  # noqa: BLE001 - a panic of the library is no Exception
         return str(exc) or type(exc).__name__
 

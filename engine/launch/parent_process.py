@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -22,6 +23,7 @@ from types import FrameType
 import msgspec
 
 from engine.frames import BadFrameError
+from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.agent import AgentOptions, run_agent
 from engine.launch.imports import import_engine
 from engine.launch.preload import (
@@ -105,7 +107,9 @@ class _Parent:
 
     def _take_order(self) -> None:
         frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, SOCKETS_AN_ORDER)
-        if not frame:
+        if not frame or _is_hung_up(self._orders):  # An order of a client that left is for no client.
+            for fd in fds:
+                os.close(fd)
             self._over = True
             return
         try:
@@ -141,6 +145,13 @@ class _Parent:
                 news.close()
 
 
+def _is_hung_up(link: socket.socket) -> bool:
+    """True when the other end is closed, whatever is left to read."""
+    poller = select.poll()
+    poller.register(link, 0)
+    return bool(poller.poll(0))
+
+
 def _refuse(fds: list[int], why: str) -> None:
     """Drop an order. Its client sees the ends of its sockets."""
     logger.warning("%s", why)
@@ -150,8 +161,10 @@ def _refuse(fds: list[int], why: str) -> None:
 
 def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: int) -> None:
     """Turn the forked child into the supervisor of one server, or the agent of one stage; never returns."""
-    status = EXIT_FAILED
+    status, has_log = EXIT_FAILED, False
     try:
+        # An end that is asked for before the supervisor listens to signals, by its parent's death too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The lifeline is held by this process alone, so its end is this process's end. The engine's processes close it.
@@ -159,9 +172,14 @@ def _become(request: Order, lifeline_fd: int, news: socket.socket, parent_pid: i
         die_with_parent(parent_pid, signal.SIGINT)
         os.setsid()
         _redirect_output(Path(request.log_path))
+        has_log = True
         status = _serve(request, news) if isinstance(request, ServeRequest) else _join(request)
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
     except BaseException as exc:  # noqa: BLE001 - the log is the only place where this can be seen
-        sys.excepthook(type(exc), exc, exc.__traceback__)
+        # A client that left meanwhile has taken the folder of the log with it.
+        if has_log or not _is_hung_up(news):
+            sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -197,6 +197,7 @@ class PreloadedParent:
     def __init__(self, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
         self._process = process
         self._orders = orders
+        self._has_forked = False
 
     @classmethod
     def start(cls) -> Self:
@@ -270,17 +271,26 @@ class PreloadedParent:
             with their_lifeline, their_news:
                 sent = [their_lifeline.fileno(), their_news.fileno()]
                 socket.send_fds(self._orders, [msgspec.msgpack.encode(request)], sent)
-            return ServerProcess(lifeline, news, private_dir)
-        except (OSError, StartupError) as exc:
+            server = ServerProcess(lifeline, news, private_dir)
+        except BaseException as exc:
             lifeline.close()
             news.close()
+            if not isinstance(exc, OSError | StartupError):
+                raise
             raise StartupError(
                 f"the preloaded parent (pid {self.pid}) must live to fork a server, but: {exc}; start another one"
             ) from exc
+        self._has_forked = True
+        return server
 
     def close(self) -> None:
-        """End the parent and its servers, with a bound. Idempotent."""
+        """End the parent and its servers, with a bound. Idempotent.
+
+        One that has no server yet has nothing to end in order, and may be in its imports for seconds.
+        """
         self._orders.close()
+        if not self._has_forked:
+            self._process.kill()
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:

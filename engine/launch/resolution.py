@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from engine.config import embedded_seed, loras_of
-from engine.errors import ConfigError
+from engine.config import embedded_seed, loras_of, require_adapter_names
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
@@ -38,9 +37,10 @@ def refuse_early(settings: ServerSettings) -> None:
         require_writable("record", Path(settings.record))
     if settings.flight_dir:
         require_writable("flight_dir", Path(settings.flight_dir) / "flight.rec")
-    for name, path in loras_of(settings.lora):
-        if name == settings.model_name:
-            raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
+    if settings.profile_dir and settings.placement == "local":
+        require_writable("profile_dir", Path(settings.profile_dir) / "profile" / "stage-0.json")
+    require_adapter_names(settings.lora, settings.model_name)
+    for _, path in loras_of(settings.lora):
         require_adapter(path)
     if settings.speculative_draft_model:
         require_files(settings.draft_config())

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import EngineError, StartupError
+from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import fork_child
 from engine.launch.culprit import first_death, is_culprit
@@ -70,6 +71,8 @@ logger = logging.getLogger(__name__)
 
 def supervise(settings: ServerSettings, private_dir: Path | None = None, *, announce: Announce | None = None) -> int:
     """Run a server until it is told to stop (exit status 0) or cannot go on (1, the reason on stderr).
+
+    The status is 130 when SIGINT comes before it serves.
 
     A ``private_dir`` of the caller's is kept, with ``death.json`` in it when the server died. ``announce`` is
     called once, when the server is ready; without it stdout is told what is served and where.
@@ -134,6 +137,8 @@ class _Supervisor:
         self._ended: list[WatchedProcess] = []
         self._stop_asked = False
         self._drain_asked = False
+        # Ctrl-C came while it started: it has not done what it was asked to.
+        self._is_interrupted = self._has_served = False
 
     def run(self) -> int:
         """Start everything, wait for the end, end everything."""
@@ -190,7 +195,7 @@ class _Supervisor:
                 return self._fail_late_start()
         if self._ended:
             return self._fail_by_death()
-        return 0 if self._leaving else None
+        return self._end_status if self._leaving else None
 
     def _start(self) -> None:
         """Fork the scheduler, which knows the stages' pids, then the front end, which gets the listener."""
@@ -280,6 +285,7 @@ class _Supervisor:
                 self._drain_asked = True
             else:
                 self._stop_asked = True
+                self._is_interrupted = self._is_interrupted or (number == signal.SIGINT and not self._has_served)
 
     def _on_child(self, child: WatchedProcess) -> None:
         if child in self._ended:  # in the same look as what ended it
@@ -313,13 +319,19 @@ class _Supervisor:
             for child in self._children:
                 self._view.learned(child.about)
             self._view.serving(serving)
+            self._has_served = True
             self._wait_for(lambda: self._leaving, None)
             if not self._over:
                 self._drain()
         if not self._ended:
             self._take_down(Shutdown(), self._settings.shutdown_grace_s)
-            return 0
+            return self._end_status
         return self._fail_by_death()
+
+    @property
+    def _end_status(self) -> int:
+        """Of an end that was asked for."""
+        return EXIT_INTERRUPTED if self._is_interrupted else 0
 
     @property
     def _over(self) -> bool:

@@ -6,9 +6,10 @@ that happens to a model name, before any process is forked.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ __all__ = [
     "require_tokenizer",
     "require_trust",
     "resolve_folder",
+    "tokenizer_reader",
     "window_layers",
 ]
 
@@ -193,6 +195,17 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str:
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     return str(tokenizer.backend_tokenizer.to_str())
+
+
+def tokenizer_reader(folder: Path, *, trust_remote_code: bool, now: bool) -> Callable[[], str]:
+    """What gives the text that ``read_tokenizer`` reads. With ``now`` a file is read at once, and may be lost later.
+
+    What transformers would have to make of other files is made when it is asked for, which takes it seconds.
+    """
+    if now and (folder / _TOKENIZER_FILES[0]).is_file():
+        text = read_tokenizer(folder, trust_remote_code=trust_remote_code)
+        return lambda: text
+    return functools.partial(read_tokenizer, folder, trust_remote_code=trust_remote_code)
 
 
 def require_tokenizer(folder: Path) -> None:

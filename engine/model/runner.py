@@ -26,9 +26,9 @@ from engine.model.checkpoint import (
     local_folder,
     read_model_config,
     read_never_sampled_ids,
-    read_tokenizer,
     require_same_model,
     resolve_folder,
+    tokenizer_reader,
 )
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
@@ -107,7 +107,9 @@ class StageRunner:
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
         never = read_never_sampled_ids(self._model.folder)
         self.grammars = CompiledGrammars(
-            self._read_tokenizer, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids
+            tokenizer_reader(self._model.folder, trust_remote_code=config.trust_remote_code, now=self.is_last),
+            vocab_size=limits.vocab_size,
+            eos_token_ids=limits.eos_token_ids,
         )
         self._sampler = Sampler(
             never=never, vocab_size=limits.vocab_size, device=self._model.device, grammars=self.grammars
@@ -352,10 +354,10 @@ class StageRunner:
             loaded = None if change.path is None else self._adapters().load(change.path)
             self._prepared_change, error = (change, loaded), None
         except EngineError as exc:
-            error = f"stage {self.stage}: {exc}"
+            error = self._without(change, str(exc))
         except Exception as exc:  # noqa: BLE001 - an adapter that cannot be read must not end an engine that serves
             _log.warning("stage %d could not load an adapter", self.stage, exc_info=exc)
-            error = f"stage {self.stage} could not load {change.path}: {type(exc).__name__}: {exc}"
+            error = self._without(change, f"{type(exc).__name__}: {exc}")
         self._count(control)
         self.counters.failed += error is not None
         return error
@@ -372,6 +374,11 @@ class StageRunner:
             held[change.version] = loaded
         if change.drop:
             del held[change.drop]
+
+    def _without(self, change: AdapterChange, why: str) -> str:
+        """What requests and callers are told; the folder of the path is for the log alone, as clients read the rest."""
+        _log.warning("stage %d could not load the adapter %r from %s: %s", self.stage, change.name, change.path, why)
+        return f"stage {self.stage} could not load the adapter {change.name!r} from {change.path}: {why}"
 
     def _adapters(self) -> StageAdapters:
         adapters = self._model.lora
@@ -391,6 +398,11 @@ class StageRunner:
             self._profile = None if control.trace_dir is None else StageProfile(control.trace_dir, self.stage)
         except (OSError, RuntimeError, ValueError) as exc:  # A path with a NUL byte is a ValueError.
             self._profile = None
+            if isinstance(exc, OSError) and exc.strerror and control.trace_dir is not None:
+                place = f"a trace must be written into {control.trace_dir}, but: {exc.strerror} ({exc.filename})"
+                return (
+                    f"stage {self.stage}: {place}; open the folder to the server, or start it with another profile_dir"
+                )
             return f"stage {self.stage}: {type(exc).__name__}: {exc}"
         return None
 
@@ -420,9 +432,6 @@ class StageRunner:
                 "new weights must be computed as the present ones are while adapters are loaded, but are not; unload "
                 "the adapters first"
             )
-
-    def _read_tokenizer(self) -> str:
-        return read_tokenizer(self._model.folder, trust_remote_code=self._config.trust_remote_code)
 
     def _require_device(self, failure: Exception) -> None:
         """A GPU whose context is broken answers every call with an error, the first of which was the failure's."""

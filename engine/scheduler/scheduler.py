@@ -203,7 +203,7 @@ class Scheduler:
             # Only for requests that wait: those that ran with the adapter would have kept it.
             assert control.mode is ForwardMode.ADAPTER, f"nothing asked for {control}"
             for request in self.adapters.left_without(control):
-                self._end(request, FinishReason.ERROR, error=error)
+                self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0

@@ -6,6 +6,7 @@ Read from arguments over the environment over defaults. Knows neither Ray nor Se
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
-from engine.settings_sources import read_settings
+from engine.settings_sources import read_settings, unread_variables
 
 __all__ = ["VARIABLE_PREFIX", "AppOptions", "read_options"]
 
@@ -26,6 +27,8 @@ _NOT_OF_REPLICAS: Final = {
     "record": "every replica would write the same file; record one engine with `engine serve`",
 }
 _OWN: Final[dict[str, Any]] = {"host": "127.0.0.1", "port": 0, "record": ""}
+
+logger = logging.getLogger(__name__)
 
 
 class AppOptions(BaseModel):
@@ -77,7 +80,9 @@ def read_options(
     except ValidationError as exc:
         raise ConfigError("; ".join(map(_sentence, exc.errors()))) from exc
     engines = {name: value for name, value in arguments.items() if name not in fields}
-    settings = read_settings(engines, _of_engines(environment))
+    settings = read_settings(engines, environment)
+    for sentence in unread_variables(environment):
+        logger.warning("%s", sentence)
     return settings.model_copy(update=_OWN), options
 
 
@@ -88,11 +93,6 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
         if variable.startswith(VARIABLE_PREFIX) and variable not in named:
             raise ConfigError(f"{variable} is no option of the application; those are {', '.join(named)}")
     return {name: environment[variable] for variable, name in named.items() if environment.get(variable)}
-
-
-def _of_engines(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the application's variables, which an engine's settings would take for misspelled."""
-    return {name: text for name, text in environment.items() if not name.startswith(VARIABLE_PREFIX)}
 
 
 def _sentence(error: Any) -> str:

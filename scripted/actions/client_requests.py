@@ -12,6 +12,7 @@ from scripted.actions.action import AdministrativeCall, EngineAction, EventReade
 from scripted.phrases import plural, printable, short_rid
 from scripted.prompts import prompt_ids
 from scripted.refusals import BadCommand
+from scripted.simulated_grammar import DEAD_END, regex_before_dead_end
 from scripted.subject.action import Action, SearchBase, smaller_requests
 from scripted.subject.run import Run
 from scripted.subject.shell_words import ShellWord, only, seconds, whole
@@ -169,7 +170,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
     ``new_least`` tokens nothing ends it.
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
-    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match. ``lora`` is the name of its adapter.
+    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match; with ``dead_end`` nothing may follow
+    that, not even the end. ``lora`` is the name of its adapter.
     """
 
     rid: str
@@ -195,6 +197,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     waiting_timeout_s: float | None = None
     regex: str | None = None
     lora: str | None = None
+    dead_end: bool = False
 
     is_start: ClassVar[bool] = True
     examples: ClassVar = (
@@ -209,6 +212,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
         "start b prompt=9 new=8 regex=[a-c]{3}",
         "start b prompt=9 lora=x",
+        "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
     )
     event: ClassVar = Generate
     shell_words: ClassVar = (
@@ -230,6 +234,15 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
         """What a script calls its handle."""
         return variable_of(self.rid)
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What its output must be."""
+        if self.regex is None:
+            return None
+        if self.dead_end:
+            return Grammar(GrammarKind.EBNF, DEAD_END.format(regex=self.regex))
+        return Grammar(GrammarKind.REGEX, self.regex)
+
     def message(self) -> Generate:
         stop = () if self.stop is None else (self.stop,)
         sampling = SamplingParams(
@@ -244,7 +257,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             stop_token_ids=stop,
             ignore_eos=self.ignore_eos,
             logit_bias=() if self.biased is None else ((self.biased, self.bias),),
-            grammar=None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            grammar=self.grammar,
         )
         first = self.logprobs_from
         return Generate(
@@ -285,7 +298,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
         more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
         more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
-        more |= {"regex": self.regex} if self.regex is not None else {}
+        if (grammar := self.grammar) is not None:
+            more |= {"ebnf" if self.dead_end else "regex": grammar.text}
         more |= {"lora": self.lora} if self.lora is not None else {}
         return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
 
@@ -307,6 +321,8 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             # The same grammar again, and one more that is new.
             yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
             yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
+        if any(start.dead_end for start in starts):
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
         yield cls._of_half_the_pages(base)
 
     @classmethod
@@ -328,12 +344,18 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             if self.logprobs_from:
                 yield msgspec.structs.replace(self, logprobs_from=0)
         if self.regex is not None:
-            yield msgspec.structs.replace(self, regex=None)
+            yield msgspec.structs.replace(self, regex=None, dead_end=False)
+        if self.dead_end:
+            yield msgspec.structs.replace(self, dead_end=False)
 
     @classmethod
     def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
         """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
         recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
+        if regex is not None:
+            # It is to come to its dead end, if it came there, and not to end with its length before that.
+            new = min(new + 1, sampling.max_new_tokens)
         biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
         return cls(
             rid=reader.new_name_of(event.rid),
@@ -356,8 +378,9 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
             timeout_s=event.timeout_s,
             waiting_timeout_s=event.waiting_timeout_s,
-            regex=None if sampling.grammar is None else reader.regex_of(sampling.grammar),
+            regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),
             lora=event.lora,
+            dead_end=regex is not None,
         )
 
     @classmethod

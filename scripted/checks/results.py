@@ -70,7 +70,7 @@ def _take_change(ledger: Ledger, error: str | None) -> None:
     if error is None or ledger.adapters.is_asked_for(change):
         return
     for life in [one for one in ledger.live.values() if one.message.lora == change.name]:
-        ledger.end(life, FinishReason.ERROR, error=error)
+        ledger.end(life, FinishReason.UNAVAILABLE, error=error)
 
 
 def _take_parts(ledger: Ledger, flight: Flight, completion: Completion) -> None:

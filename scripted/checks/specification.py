@@ -194,7 +194,7 @@ class Specification:
             answers, left = self.adapters.land(error, self.launched, self.waiting)
             self._answer_all(answers)
             for request in left:
-                self._end(request, FinishReason.ERROR, error=error)
+                self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         if not (request.is_running or request.is_leaving):

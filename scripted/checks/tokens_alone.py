@@ -37,6 +37,8 @@ from scripted.subject.violation import Violation
 __all__ = ["Compared", "Oracle", "check_tokens"]
 
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
+# A grammar that leads nowhere does so alone too.
+_ENDS_ALONE: Final = (*_NATURAL_ENDS, FinishReason.INVALID)
 _BUDGET_STEPS: Final = 20_000
 
 # Chunks of other lengths are other matrix products, which differ in the last bits of a real model.
@@ -121,7 +123,7 @@ def said_alone(
             tokens += reply.token_ids
             logprobs += reply.prompt_logprobs
             if reply.finish_reason is not None:
-                assert reply.finish_reason in _NATURAL_ENDS, f"a request alone ended with {reply.finish_reason}"
+                assert reply.finish_reason in _ENDS_ALONE, f"a request alone ended with {reply.finish_reason}"
                 return tuple(tokens), tuple(logprobs)
     raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
 

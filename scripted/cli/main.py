@@ -22,7 +22,6 @@ __all__ = ["app", "main"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 DEFAULT_PAGE = Path("out/flush_race.html")
 DEFAULT_PP_SIZE = 4
 DEFAULT_ASYNC_DEPTH = 2
@@ -63,8 +62,6 @@ def main() -> None:
     print_every_character()
     try:
         app()
-    except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
     except (EngineError, HarnessError, ScriptDefinitionError, UnknownMutant) as exc:
         _refuse(str(exc))
     except OSError as exc:

@@ -28,6 +28,9 @@ __all__ = ["STEPS_LIMIT", "Phase", "ScheduleGate"]
 
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
+# Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
+# without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
+EMPTY_STEPS_LIMIT: Final = 256
 
 
 class Phase(Enum):
@@ -74,6 +77,7 @@ class ScheduleGate:
         self._previous: Any = None
         self._holding = False
         self._turn = 0
+        self._empty_steps = 0
         self._already = 0
         self._calls = 0
         self.follow(schedule)
@@ -146,6 +150,7 @@ class ScheduleGate:
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
             self._check_end()
             return None
+        self._check_progress(previous)
         self.phase = _SUBJECT
         return subject.new_step(tuple(self._events), self.clock.now())
 
@@ -164,6 +169,19 @@ class ScheduleGate:
             step = self.subject.new_step(tuple(self._events), self.clock.now())
             self.records.append(self.subject.record_step(step, stepped, self.machine, None))
         self.judge.after_step(self._events, stepped, self.machine, self.pipeline)
+
+    def _check_progress(self, previous: Any) -> None:
+        """Steps that only say that there may be another one do not go on for ever."""
+        is_early = previous is None or self._events or self.step <= self._last_step
+        if is_early or previous.microbatch is not None or previous.replies:
+            self._empty_steps = 0
+            return
+        self._empty_steps += previous.again
+        if self._empty_steps > EMPTY_STEPS_LIMIT:
+            raise Violation(
+                f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and "
+                f"each of them says again: a server would spin; {self.subject.what_is_busy(self)}"
+            )
 
     def _check_end(self) -> None:
         self.phase = _JUDGE

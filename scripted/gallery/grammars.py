@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.messages import Abort, Generate, GrammarReady
+from engine.messages import Abort, Completion, Generate, GrammarReady
 from engine.plan import GrammarOrder
 from engine.scheduler import Request, Scheduler
 from engine.scheduler.admission import Admission
+from engine.scheduler.books import Launched
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.planner import Planner
 from scripted.subject.mutant import Mutant
@@ -21,6 +22,7 @@ __all__ = ["GRAMMARS"]
 _TESTS = "tests/registered/structured"
 
 _on_abort = Scheduler._on_abort
+_on_results = Scheduler._on_results
 _on_ready = Grammars.on_ready
 _let_go = Grammars.let_go
 _retract = Planner.retract
@@ -74,6 +76,10 @@ def _begin_after_the_cached_prefix(planner: Planner, request: Request) -> bool:
     if admitted and request.prefill_start:
         request.spec = msgspec.structs.replace(request.spec, prompt_tokens=request.prefill_start)
     return admitted
+
+
+def _overlook_dead_ends(scheduler: Scheduler, launched: Launched, completion: Completion) -> None:
+    _on_results(scheduler, launched, msgspec.structs.replace(completion, errors=()))
 
 
 def _request_that_may_ignore_its_end(admission: Admission, message: Generate, arrival: int) -> Request:
@@ -163,6 +169,16 @@ GRAMMARS = (
         owner=Admission,
         attribute="request_of",
         replacement=_request_that_may_ignore_its_end,
+    ),
+    Mutant(
+        name="dead-end-is-overlooked",
+        origin="vLLM pull request 18780",
+        bug="a request whose grammar leads nowhere goes on, with a token that nothing allows",
+        signature="does not follow its grammar",
+        test=f"{_TESTS}/test_grammar_state.py::test_a_dead_end_ends_its_request_alone",
+        owner=Scheduler,
+        attribute="_on_results",
+        replacement=_overlook_dead_ends,
     ),
     Mutant(
         name="flush-forgets-a-grammar-in-use",

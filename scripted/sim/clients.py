@@ -28,10 +28,11 @@ from engine.frontend.protocol import (
     parse_body,
 )
 from engine.frontend.routes.queries import timeout_of
-from engine.frontend.served_model import request_of
+from engine.frontend.served_model import check_adapter_name, request_of
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import (
+    FAILURES,
     Abort,
     AbortAll,
     CallAnswer,
@@ -81,7 +82,7 @@ class _OpenRequest:
 
     def take(self, output: TokenOutput) -> bool:
         """Pass an output on; True when a stop string was found in it and the scheduler has to be told."""
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.INVALID):
+        if output.finish_reason in FAILURES:
             failure = ApiError.of_failure(output, self._grammar_field)
             self.view.fail(failure.body.error.message, None if self.view.status else failure.status)
             return False
@@ -115,8 +116,9 @@ class _OpenRequest:
 class SimClients:
     """Clients and front end in one: verbs become messages at once, replies become what a client receives."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, model_name: str) -> None:
         self._limits = limits
+        self._model_name = model_name
         self._sent: list[ClientMessage] = []
         # The lives of each rid whose terminal replies are still to come, oldest first.
         self._open: dict[str, deque[_OpenRequest]] = {}
@@ -144,7 +146,7 @@ class SimClients:
         """Send the message of an administrative call."""
         call = Call(action.path)
         try:
-            _check_call(action)
+            _check_call(action, self._model_name)
         except ApiError as exc:
             call.answer(exc.status, exc.body.error.message)
             return call
@@ -237,10 +239,12 @@ class SimClients:
             del self._open[rid]
 
 
-def _check_call(action: AdministrativeCall) -> None:
+def _check_call(action: AdministrativeCall, model_name: str) -> None:
     """Raise ApiError for a call that its route refuses."""
     if action.body is not None:
         parse_body(_BODIES[action.route], msgspec.json.encode(action.body))
+    if isinstance(action, LoadLora):
+        check_adapter_name(action.name, model_name)
     timeout = action.path.partition("?timeout=")[2]
     if timeout:
         timeout_of(timeout, MAX_CALL_TIMEOUT_S)

@@ -102,7 +102,7 @@ class ScriptedSim(ScriptRunner):
         return source.success
 
     def _run_loop(self, source: _OneRun) -> None:
-        scheduler, world = Scheduler(self._limits), SimWorld(self._limits)
+        scheduler, world = Scheduler(self._limits), SimWorld(self._limits, self.config.model)
         gate = ScriptedGate(scheduler, world, source)
         try:
             run_loop(gate, scheduler, world.pipeline, world.clients)

@@ -26,10 +26,10 @@ class SimWorld:
 
     tier = "sim"
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, model_name: str) -> None:
         self._limits = limits
         self.pipeline = SimulatedPipeline(limits)
-        self.clients = SimClients(limits)
+        self.clients = SimClients(limits, model_name)
         self._grammars: dict[int, GrammarReady] = {}
 
     def limit_waits(self, seconds: float) -> None:

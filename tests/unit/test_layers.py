@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The rooms, from the ground up. A room is a folder or a module of its own below a package. It imports rooms before it.
 ROOMS = (
     "engine.errors",
+    "engine.interruption",
     "engine.frames",
     "engine.clock",
     "engine.wording",
@@ -51,11 +52,11 @@ ROOMS = (
     "scripted.prompts",
     "scripted.phrases",
     "scripted.subject",
+    "scripted.simulated_grammar",
     "scripted.actions",
     "scripted.report",
     "scripted.errors",
     "scripted.new_files",
-    "scripted.simulated_grammar",
     "scripted.simulated_model",
     "scripted.simulated_pipeline",
     "scripted.rig",

@@ -80,7 +80,7 @@ def test_a_benchmark_refuses_before_it_asks_the_server(tmp_path: Path) -> None:
     assert "error: --json must name a file that can be written" in done.output
 
 
-@pytest.mark.parametrize("field", ["record", "flight_dir"])
+@pytest.mark.parametrize("field", ["record", "flight_dir", "profile_dir"])
 def test_a_server_refuses_before_it_loads_anything(tmp_path: Path, field: str) -> None:
     (tmp_path / "file").write_text("")
     settings = ServerSettings(**{field: str(tmp_path / "file" / "x")})

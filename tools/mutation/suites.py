@@ -112,6 +112,8 @@ def with_units(
     off = [argument for plugin in _PLUGINS_OFF for argument in ("-p", f"no:{plugin}")]
     session = _Session(units, work)
     status = pytest.main([*folders, "--tier", "sim", "-o", "addopts=", *_QUIET, *off], plugins=[session])
+    if status is pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt  # pytest keeps it to itself.
     if status or not session.has_worked:
         raise RuntimeError(f"pytest could not collect {', '.join(folders)}: exit status {status}")
 

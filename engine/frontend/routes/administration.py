@@ -28,6 +28,7 @@ from engine.frontend.protocol import (
     parse_body,
 )
 from engine.frontend.routes.queries import read_timeout
+from engine.frontend.served_model import check_adapter_name
 from engine.messages import (
     Abort,
     AbortAll,
@@ -75,11 +76,7 @@ class Administration:
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter, which requests then ask for as a model."""
         body = await self._read(request, LoadLoraBody)
-        if body.lora_name == self._front.model_name:
-            raise ApiError.invalid(
-                f"lora_name must differ from the served model's name, got {body.lora_name!r}; choose another",
-                param="lora_name",
-            )
+        check_adapter_name(body.lora_name, self._front.model_name)
         answer = await self._front.client.call(
             lambda call_id: LoadAdapter(call_id=call_id, name=body.lora_name, path=body.lora_path)
         )

@@ -12,11 +12,11 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.messages import (
+    FAILURES,
     Abort,
     AbortAll,
     CallAnswer,
     Event,
-    FinishReason,
     FlushCache,
     Generate,
     PipelineFailed,
@@ -183,7 +183,7 @@ class Layout:
         if isinstance(reply, Refusal) or (isinstance(reply, CallAnswer) and not reply.ok):
             return _Mark(text, "refused", rids)
         if isinstance(reply, TokenOutput):
-            bad = reply.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
+            bad = reply.finish_reason in FAILURES
             return _Mark(text, "bad" if bad else "token", rids, coloured=not bad)
         return _Mark(text, "answer")
 

@@ -103,7 +103,9 @@ def test_a_load_that_fails_changes_nothing(t):
     t.fail_next_step(0)
     second = t.start_req(prompt_len=40, max_new_tokens=4, lora="y")
     yield from t.run_until_finished(second)
-    assert second.finish_reason == "error"
+    assert second.finish_reason == "unavailable"
+    yield from t.run_until(lambda: second.client.closed)
+    assert second.client.status == 503
     assert _held(t) == held, "the adapter that was to make room is lost"
     again = t.start_req(prompt_len=40, max_new_tokens=4, lora="x")
     better = t.start_req(prompt_len=40, max_new_tokens=4, lora="y")

@@ -75,7 +75,7 @@ def misspells_a_status(t):
     assert r.status != "abort"
 
 
-@refused("finish_reason is one of abort, error, invalid, length, stop, timeout; it can never be 'aborted'")
+@refused("finish_reason is one of abort, error, invalid, length, stop, timeout, unavailable; it can never be 'aborted'")
 @was_green
 def misspells_a_finish_reason(t):
     r = t.start_req(prompt_len=10, max_new_tokens=2)

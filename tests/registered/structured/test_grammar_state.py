@@ -2,7 +2,8 @@
 
 Goal: every output follows its grammar to the end, whatever happens to its request. Method: outputs are matched against
 the grammar and compared with the request alone. Origin: vLLM pull requests 30916 and 22896, vLLM issues 45014 and
-29379; B06. Mutants: grammar-begins-anew, grammar-follows-the-prompt, grammar-goes-on-after-its-end.
+29379; B06. Mutants: grammar-begins-anew, grammar-follows-the-prompt, grammar-goes-on-after-its-end,
+dead-end-is-overlooked.
 """
 
 import re
@@ -107,3 +108,19 @@ def test_what_else_ends_an_output(t):
     for one in (ignoring, short, biased):
         assert one.finish_reason == "stop", f"{one.client} does not follow its grammar"
         assert re.fullmatch("[a-c]{2}", one.client.text)
+
+
+@scripted(MIXED, must_reach=["in a batch with others"])
+def test_a_dead_end_ends_its_request_alone(t):
+    """B11: after what it has said, wherever it is in its batch; one that ends before that is none of it."""
+    dead = "start: /[a-c]{4}/ more\nmore: more"
+    lost = [t.start_req(prompt_len=20, prompt_seed=seed, ebnf=dead, max_new_tokens=9) for seed in range(2)]
+    short = t.start_req(prompt_len=20, prompt_seed=2, ebnf=dead, max_new_tokens=4)
+    other = t.start_req(prompt_len=20, prompt_seed=3, max_new_tokens=16)
+    yield from t.advance_to_decode_step(lost[0], 3)
+    t.sometimes("in a batch with others", {lost[0].rid, other.rid} <= set(t.batch_composition()["running"]))
+    yield from t.run_until_all_finished([*lost, short, other])
+    for one in lost:
+        assert one.finish_reason == "invalid", f"{one} does not follow its grammar"
+        assert re.fullmatch("[a-c]{4}", "".join(map(chr, one.output_ids))), f"{one} does not follow its grammar"
+    assert (short.finish_reason, other.finish_reason) == ("length", "length")

@@ -172,6 +172,21 @@ def test_explore(fake: FakeGitHub, tree: SampleTree) -> None:
     assert "scripted explore tests/registered/pipeline/test_flush.py::test_flush --minutes 30" in fake.answer
 
 
+def test_explore_finds_a_file_by_its_name_and_a_schedule_in_it(fake: FakeGitHub, tree: SampleTree) -> None:
+    path = tree.write(
+        "race/test_race.py",
+        """
+        from ci.register import register_cpu_ci
+        register_cpu_ci(est_time=5, suite="base-cpu")
+        RACE = "1 start a prompt=9"
+        def test_race():
+            pass
+        """,
+    )
+    say(fake, tree, "/explore test_race.py::RACE")
+    assert inputs_of(fake)["scenario"] == f"{path}::RACE"
+
+
 @pytest.mark.parametrize("body", ALL_COMMANDS)
 @pytest.mark.parametrize("is_fork", [False, True])
 @pytest.mark.parametrize("login", ["maintainer", "writer", "author", "reader", "stranger"])
@@ -217,6 +232,20 @@ def test_a_closed_pull_request_is_refused(fake: FakeGitHub, tree: SampleTree) ->
         ("/rerun-stage extra-cpu", "no test is registered for `extra-cpu` on `cpu`"),
         ("/rerun-stage extra-b 1-gpu", "no test is registered for `extra-b` on `1-gpu`"),
         ("/explore test_flush", "is no scenario"),
+        ("/explore tests/registered/pipeline", "is no scenario"),
+        ("/explore tests/registered/pipeline/test_flush.py", "is no scenario"),
+        ("/explore tests/registered/pipeline::test_flush", "is no scenario"),
+        (
+            "/explore tests/registered/pipeline/test_flsh.py::test_flush",
+            "is no registered test file; did you mean `tests/registered/pipeline/test_flush.py`",
+        ),
+        ("/explore ci/nothing.py::test_flush", "`ci/nothing.py` is no registered test file"),
+        ("/explore /etc/a.py::b", "not absolute"),
+        ("/explore test_flush.py::test_flsh", "defines no `test_flsh`; did you mean `test_flush`?"),
+        ("/explore test_flush.py::test_`id`", "has characters that no command needs"),
+        ("/rerun-test tests/registered/nowhere", "names no registered test"),
+        ("/rerun-test /etc/passwd", "not absolute"),
+        ("/rerun-test test_flush.py::test_flsh", "defines no `test_flsh`; did you mean `test_flush`?"),
         ("/explore --x=y a.py::b", "has no option `--x`"),
         ("/explore -x y a.py::b", "has no option `-x`"),
         ("/explore ../../a.py::b", "without .."),

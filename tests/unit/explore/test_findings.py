@@ -22,6 +22,7 @@ class Config(msgspec.Struct, frozen=True):
     raises_in_step: bool = False
     raises_in_counts: bool = False
     sleeps: bool = False
+    says_again: int = -1
 
 
 class Machine:
@@ -37,6 +38,8 @@ class Machine:
         self._steps += 1
         if self._config.raises_in_step:
             raise KeyError("block 7")
+        if self._config.says_again >= 0:
+            return Stepped(again=self._steps < self._config.says_again)
         return Stepped(again=not self._config.sleeps)
 
     @property
@@ -86,10 +89,21 @@ def test_an_error_of_the_judge_is_no_finding(monkeypatch: pytest.MonkeyPatch) ->
         execute(schedule(""))
 
 
-def test_a_machine_that_spins_is_found_by_the_limit_of_steps() -> None:
+def test_a_machine_that_says_again_for_ever_is_told_so_at_once() -> None:
     failure = execute(schedule("")).failure
     assert failure is not None
-    assert failure.text == "not settled after 4000 steps: steps=0"
+    assert failure.text == (
+        "a step says again, but 256 more in a row were given nothing and did nothing, and each of them says again: "
+        "a server would spin; steps=0"
+    )
+    assert failure.step < 300
+
+
+def test_a_machine_may_say_again_for_as_long_as_it_has_work_inside() -> None:
+    """Its steps show nothing, but there is an end to them."""
+    failure = execute(schedule("says_again=200")).failure
+    assert failure is not None
+    assert failure.text == "nothing happens any more, but something waits for ever: a (waiting)"
 
 
 def test_a_request_that_nothing_serves_waits_for_ever() -> None:

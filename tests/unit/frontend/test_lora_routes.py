@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from real_servers import RealServer, running
 
 from engine.launch.preload import PreloadedParent
 from engine.messages import CallAnswer, FinishReason, LoadAdapter, Refusal, RefusalKind, TokenOutput, UnloadAdapter
+from engine.model.embedded_lora import embedded_lora_folder
 
 CHAT = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
@@ -182,6 +184,34 @@ def test_the_official_client_asks_for_adapters_as_models(adapted: RealServer) ->
         assert httpx.post(f"{adapted.url}/v1/unload_lora_adapter", json={"lora_name": "y"}).status_code == 404
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="y", prompt="hello")
+
+
+def test_an_adapter_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_path: Path) -> None:
+    """Its requests are told what is missing and what to do, and the next one finds what was put back."""
+    folder, away = tmp_path / "adapter", tmp_path / "away"
+    shutil.copytree(embedded_lora_folder(3), folder)
+    load = {"lora_name": "lost", "lora_path": str(folder)}
+    assert adapted.http.post("/v1/load_lora_adapter", json=load).status_code == 200
+    native = {"text": "hello", "sampling_params": {"max_new_tokens": 2}}
+    assert adapted.http.post("/generate", json=native | {"lora_path": "x"}).status_code == 200
+    folder.rename(away)
+    for path, body, param in (
+        ("/generate", native, "lora_path"),
+        ("/v1/completions", {"prompt": "hello"}, "model"),
+        ("/v1/chat/completions", {"messages": CHAT}, "model"),
+    ):
+        for stream in (False, True):
+            answer = adapted.http.post(path, json=body | {param: "lost", "stream": stream})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (503, "server_unavailable", param)
+            assert "could not load the adapter 'lost' from adapter: " in error["message"]
+            assert "put them back there, or unload the adapter" in error["message"]
+            assert str(tmp_path) not in error["message"]
+    assert f"from {folder}" in adapted.log
+    assert adapted.http.post("/generate", json=native | {"lora_path": "x"}).status_code == 200
+    away.rename(folder)
+    assert adapted.http.post("/generate", json=native | {"lora_path": "lost"}).status_code == 200
+    adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "lost"})
 
 
 def test_an_adapter_that_cannot_be_served_keeps_a_server_from_starting(parent: PreloadedParent, tmp_path: Path) -> None:

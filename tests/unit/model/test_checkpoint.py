@@ -18,7 +18,13 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.frontend.tokenizer import load_tokenizer
-from engine.model.checkpoint import read_facts, read_never_sampled_ids, require_files, resolve_folder
+from engine.model.checkpoint import (
+    read_facts,
+    read_never_sampled_ids,
+    require_files,
+    resolve_folder,
+    tokenizer_reader,
+)
 from engine.model.embedded import embedded_folder
 from engine.model.runner import StageRunner
 from engine.model.stage_slice import stage_layers
@@ -173,6 +179,13 @@ def test_the_code_of_a_trusted_checkpoint_is_run(with_own_code: tuple[Path, Path
     facts = read_facts(EngineConfig(model=str(folder), trust_remote_code=True))
     assert facts.num_layers == 4
     assert marker.exists()
+
+
+def test_the_tokenizer_of_the_last_stage_outlives_its_file(folder: Path) -> None:
+    text = (folder / "tokenizer.json").read_text()
+    kept = tokenizer_reader(folder, trust_remote_code=False, now=True)
+    (folder / "tokenizer.json").unlink()
+    assert kept() == text
 
 
 def test_the_code_of_a_tokenizer_is_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,9 @@ def test_results_behind_a_profile_come_behind_it(pipeline: LocalPipeline | Stage
 
 def test_a_folder_that_cannot_be_made_is_an_error(pipeline: LocalPipeline | StagedPipeline, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "NotADirectoryError" in str(run(pipeline, control(tmp_path / "file" / "traces")).error)
+    error = str(run(pipeline, control(tmp_path / "file" / "traces")).error)
+    assert f"a trace must be written into {tmp_path / 'file' / 'traces'}, but: Not a directory" in error
+    assert "another profile_dir" in error
     assert run(pipeline, control(None)).error is None
     assert run(pipeline, PlanWriter(LIMITS).plan(0, PROMPT)).error is None
 

@@ -214,7 +214,10 @@ def test_a_load_that_fails_for_requests_ends_them_and_nothing_else() -> None:
     engine = SimulatedEngine(max_loras=1, lora="x=embedded-lora:1,bad=/nowhere")
     engine.run(with_adapter("r", "x"))
     engine.drain(with_adapter("s", "bad"), with_adapter("t", "bad"), with_adapter("u", None))
-    assert [engine.life(rid).finish_reason for rid in "stu"] == [FinishReason.ERROR] * 2 + [FinishReason.LENGTH]
+    assert [engine.life(rid).finish_reason for rid in "stu"] == [
+        *[FinishReason.UNAVAILABLE] * 2,
+        FinishReason.LENGTH,
+    ]
     assert "'/nowhere'" in (engine.life("s").error or "")
     engine.run(with_adapter("v", "x"))
     assert engine.scheduler.stats().lora_loads == 1

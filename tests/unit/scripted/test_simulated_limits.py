@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine import EngineConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ConfigError
 from engine.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
 from scripted.cli import app
@@ -103,3 +103,11 @@ def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path
     done = CliRunner().invoke(app, ["shell", *flags], input=commands)
     assert "The engine is dead" in done.output
     assert "s7" in done.output.partition("The engine is dead")[2]
+
+
+def test_an_adapter_of_the_start_has_another_name_than_the_model() -> None:
+    """As `engine serve` refuses it."""
+    with pytest.raises(
+        ConfigError, match="lora must give adapters other names than the served model's, got 'embedded'"
+    ):
+        ScriptedSim(EngineConfig(lora="embedded=embedded-lora:1"))

@@ -7,7 +7,7 @@ import pytest
 from engine import EngineConfig
 from engine.errors import ConfigError
 from engine.settings import LIVE_GATE, ServerSettings
-from engine.settings_sources import read_settings
+from engine.settings_sources import read_settings, unread_variables
 
 
 def test_defaults_serve_the_embedded_model_on_loopback() -> None:
@@ -55,7 +55,20 @@ def test_misspelled_variable_is_not_ignored() -> None:
     """C09"""
     with pytest.raises(ConfigError, match="ENGINE_PP_SZIE must be spelled ENGINE_PP_SIZE"):
         read_settings({}, {"ENGINE_PP_SZIE": "4"})
+    with pytest.raises(ConfigError, match="engine_pp_siz must be spelled ENGINE_PP_SIZE"):
+        read_settings({}, {"engine_pp_siz": "4"})
     assert read_settings({}, {"ENGINE_ROOM": "hot", "PP_SIZE": "4"}).pp_size == 1
+
+
+def test_a_variable_that_sets_nothing_is_told_of() -> None:
+    """C09: it may be another program's, so it is no error."""
+    read = {"ENGINE_PP_SIZE": "4", "engine_seed": "1", "ENGINE_API_KEY": "k", "ENGINE_CONFIG": "x.toml", "PP_SIZE": "2"}
+    others = {"ENGINE_SERVE_REPLICAS": "2", "ENGINE_SERVICE_PORT_HTTP": "1", "ENGINE_PORT_30000_TCP_ADDR": "10.0.0.1"}
+    assert unread_variables(read | others) == []
+    assert unread_variables({"ENGINE_PREFIX_CACHE": "on", "ENGINE_ROOM": "hot"}) == [
+        "ENGINE_PREFIX_CACHE sets nothing: no setting of the engine is called so; the nearest is ENGINE_RADIX_CACHE",
+        "ENGINE_ROOM sets nothing: no setting of the engine is called so; the nearest is ENGINE_RECORD",
+    ]
 
 
 def test_empty_variable_counts_as_unset() -> None:

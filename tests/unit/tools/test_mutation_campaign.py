@@ -1,9 +1,11 @@
 """A campaign on a tiny core: a mutant is noticed, survives, is never run or never ends, and the score counts it so."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from tools.mutation import command
 from tools.mutation import healthy as healthy_runs
 from tools.mutation.campaign import Result, Verdict, pursue, read_results
 from tools.mutation.operators import mutants_of
@@ -123,3 +125,13 @@ def test_the_score_counts_by_suite_and_together(core):
     assert score.left_out == 1
     assert survivors_of(mutants, results, Suite.UNIT) == [one, two]
     assert survivors_of(mutants, results, None) == [two]
+
+
+def test_a_folder_of_results_that_cannot_be_made_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["mutation", "--out", str(tmp_path / "file" / "results")])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert f"{tmp_path / 'file'} is no folder; name another one" in capsys.readouterr().err

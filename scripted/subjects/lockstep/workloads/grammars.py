@@ -35,4 +35,14 @@ GRAMMARS: Final[dict[str, str]] = {
         "max_cached_grammars=0 max_running_requests=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=5 regex=[a-c]{2}; "
         "1 start b prompt=20 seed=1 new=5 regex=[a-c]{2}; 2 start c prompt=20 seed=2 new=5 regex=[p-z]{2}; 20 start d prompt=20 seed=3 new=5 regex=[a-c]{2}"
     ),
+    # Late in their outputs they can lead nowhere: alone, beside others, in the token of the last chunk, and not reached.
+    "grammars-to-nowhere": (
+        f"{PP1} pp_size=2 mixed_chunk=True; 1 start a prompt=20 new=9 regex=[a-c]{{3}} dead_end=True; 1 start b prompt=20 seed=1 new=6; "
+        "2 start c prompt=40 seed=2 new=9 regex=[a-c]{3} dead_end=True; 3 start d prompt=9 seed=3 new=2 regex=[a-c]{3} dead_end=True; 5 start e prompt=9 seed=4 new=6 regex=[p-z]{2}"
+    ),
+    # The same where guesses run into the end.
+    "drafts-to-nowhere": (
+        "speculative_algorithm=ngram speculative_ngram_min=1 chunked_prefill_size=32 max_total_tokens=256; 1 start a prompt=20 new=12 regex=[a-c]{6} dead_end=True; "
+        "1 start b prompt=20 seed=1 new=8; 2 start c prompt=20 seed=2 new=12 regex=[a-a]{9} dead_end=True"
+    ),
 }  # fmt: skip
