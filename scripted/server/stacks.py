@@ -34,9 +34,12 @@ _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
 def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
-    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead."""
+    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead.
+
+    ``log`` is the server's; a placed stage has another one.
+    """
     started, before = time.monotonic(), {pid: _cpu_s(pid) for pid in pids.values()}
-    texts = {name: _ask(pid, log) if _can_answer(pid) else "" for name, pid in pids.items()}
+    texts = {name: _ask(pid, _log_of(pid) or log) if _can_answer(pid) else "" for name, pid in pids.items()}
     passed_s = time.monotonic() - started
     return tuple(
         ProcessStack(f"{name} (pid {pid})", readable_stack(texts[name]), _activity(pid, before[pid], passed_s))
@@ -88,6 +91,17 @@ def _cpu_s(pid: int) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
+
+
+def _log_of(pid: int) -> Path | None:
+    """The file that a process's stderr ends in: its own, or that of a parent, which passes on what a pipe brings."""
+    with contextlib.suppress(OSError, psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.parents()):
+            file = Path(f"/proc/{one.pid}/fd/2").readlink()
+            if file.is_file():
+                return file
+    return None
 
 
 def _ask(pid: int, log: Path) -> str:
