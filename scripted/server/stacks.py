@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +27,8 @@ _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
 # A process that uses more than this share of a core while the stacks are taken computes; one that waits uses none.
 _BUSY_SHARE: Final = 0.2
-# Below these lines of a stack is how the process was started, which is the same for all of them.
-_START_OF_PROCESS: Final = ("engine/launch/child.py", "threading.py", "runpy")
+# From these lines of a stack on is how the process or the thread was started, which is the same for all of them.
+_START_OF_PROCESS: Final = re.compile(r'engine/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)')
 # A thread of every stage that does nothing but wait for the supervisor's end.
 _IDLE_THREAD: Final = "_end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
@@ -62,7 +63,7 @@ def _is_idle(thread: str) -> bool:
 def _inner_lines(thread: str) -> str:
     lines: list[str] = []
     for line in thread.splitlines():
-        if lines and any(part in line for part in _START_OF_PROCESS):
+        if lines and _START_OF_PROCESS.search(line):
             break
         lines.append(line.replace(f'"{Path.cwd()}/', '"').replace(f'"{_STANDARD_LIBRARY}/', '"'))
     return "\n".join(lines)
