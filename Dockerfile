@@ -27,10 +27,10 @@ COPY scripted ./scripted
 COPY ci ./ci
 RUN pip install --no-cache-dir --no-deps .
 
-# The user's home is where recordings, traces and kernels are written, unless a flag says otherwise.
-RUN useradd --create-home engine
+# Recordings and traces go to /srv, unless a flag says otherwise; compiled kernels and models to the user's home.
+RUN useradd --create-home engine && chown engine /srv
 USER engine
-WORKDIR /home/engine
+WORKDIR /srv
 
 # Inside a container loopback is the container's own. Clients from outside need no key unless ENGINE_API_KEY is set;
 # the operators' routes stay closed unless ENGINE_ADMIN_KEY is. Another port is ENGINE_PORT: the health check asks there.
