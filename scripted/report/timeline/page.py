@@ -62,7 +62,8 @@ def _page(traces: Sequence[Trace], step: int | None) -> PageView:
         for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
     )
     columns = _columns(runs, last - first)
-    shown = {number for run in runs for item in (*run.boxes, *run.chips) for number in item.requests}
+    shown = {number for run in runs for box in run.boxes for number in box.requests}
+    shown |= {number for run in runs for chip in run.chips for number in chip.requests}
     return PageView(
         title=" / ".join(dict.fromkeys(run.title for run in runs)),
         columns=columns,
