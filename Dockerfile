@@ -9,21 +9,31 @@ RUN apt-get update \
 
 # The default build of torch brings CUDA. For an index that has builds for CPUs: --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL
+# Extras of pyproject.toml: --build-arg EXTRAS=openvino, or EXTRAS=openvino,ray
+ARG EXTRAS
 
+# What is needed is a layer of its own: a change of the sources does not install torch again.
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY lockstep_pytest.py lockstep_sizes.py ./
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    extras = [extra for extra in os.environ.get('EXTRAS', '').split(',') if extra]; \
+    print(*project['dependencies'], *sum([project['optional-dependencies'][extra] for extra in extras], []), \
+    sep=chr(10))" > requirements.txt \
+    && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
+
+COPY README.md LICENSE lockstep_pytest.py lockstep_sizes.py ./
 COPY engine ./engine
 COPY scripted ./scripted
 COPY ci ./ci
-RUN pip install --no-cache-dir --constraint constraints.txt .
+RUN pip install --no-cache-dir --no-deps .
 
-RUN useradd --create-home engine
+# Recordings and traces go to /srv, unless a flag says otherwise; compiled kernels and models to the user's home.
+RUN useradd --create-home engine && chown engine /srv
 USER engine
 WORKDIR /srv
 
 # Inside a container loopback is the container's own. Clients from outside need no key unless ENGINE_API_KEY is set;
-# the operators' routes stay closed unless ENGINE_ADMIN_KEY is.
+# the operators' routes stay closed unless ENGINE_ADMIN_KEY is. Another port is ENGINE_PORT: the health check asks there.
 ENV ENGINE_HOST=0.0.0.0 ENGINE_PORT=30000
 EXPOSE 30000
 

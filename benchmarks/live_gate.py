@@ -17,8 +17,18 @@ import zmq
 
 from benchmarks.bare_server import BareServer
 from benchmarks.measurement import Measurement, percentile
-from engine.messages import Abort, Completion, Generate, PipelineEvent, Reply, SamplingParams, TokenOutput, encode
-from engine.plan import Microbatch
+from engine.messages import (
+    Abort,
+    Completion,
+    Generate,
+    GrammarReady,
+    PipelineEvent,
+    Reply,
+    SamplingParams,
+    TokenOutput,
+    encode,
+)
+from engine.plan import GrammarOrder, Microbatch
 from engine.scheduler import run_loop
 from engine.settings import ServerSettings
 
@@ -111,7 +121,20 @@ class _UntilDone:
             self._server.shut_down()
 
 
-class _NoPipeline:
+class _WithoutGrammars:
+    """What a pipeline says of grammars when no request has one."""
+
+    def order_grammar(self, order: GrammarOrder) -> None:
+        raise AssertionError(f"no request here has a grammar, got {order}")
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        return ()
+
+    def grammar_source(self) -> int | None:
+        return None
+
+
+class _NoPipeline(_WithoutGrammars):
     """A pipeline that is never used."""
 
     ready = False
@@ -130,7 +153,7 @@ class _NoPipeline:
         pass
 
 
-class _Device:
+class _Device(_WithoutGrammars):
     """A pipeline of a thread that takes STEP_S for each microbatch and says token 65 wherever one is due."""
 
     ready = False

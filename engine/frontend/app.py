@@ -5,6 +5,8 @@ Owns what is true for all routes; each route's own file says what that route doe
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -32,7 +34,6 @@ def build_app(front: FrontEnd) -> FastAPI:
     # The page at /docs comes with its scripts: a server without a way to the internet shows it too.
     app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
     description = Description()
-    _add_error_answers(app)
     add_health(app, front, description)
     clients = APIRouter(dependencies=[Depends(front.access.admit_client)])
     add_generation(clients, front, description)
@@ -43,6 +44,7 @@ def build_app(front: FrontEnd) -> FastAPI:
     add_administration(operators, front, description)
     for router in (clients, operators):
         app.include_router(router)
+    _add_error_answers(app, {getattr(route, "path", "") for part in (app, clients, operators) for route in part.routes})
     description.install(app)
     _add_cors(app, f"{front.settings.cors_origins},{front.settings.operator_origins}")
     if front.access.loopback:
@@ -64,7 +66,13 @@ def _add_cors(app: FastAPI, listed: str) -> None:
         )
 
 
-def _add_error_answers(app: FastAPI) -> None:
+def _remedy(path: str, routes: Collection[str]) -> str:
+    """What to do about a path that is no route: clients leave the version out of their base URL, or give it twice."""
+    meant = [other for other in (f"/v1{path}", path.removeprefix("/v1")) if other in routes]
+    return f"; did you mean {meant[0]!r}?" if meant else "; /docs lists the routes"
+
+
+def _add_error_answers(app: FastAPI, routes: Collection[str]) -> None:
     @app.exception_handler(ApiError)
     async def answer_api_error(_: Request, exc: ApiError) -> Response:
         return error_answer(exc)
@@ -77,7 +85,8 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def answer_http_exception(request: Request, exc: HTTPException) -> Response:
         kind = ErrorType.NOT_FOUND if exc.status_code == 404 else ErrorType.INVALID
-        error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}")
+        remedy = _remedy(request.url.path, routes) if exc.status_code == 404 else ""
+        error = ApiError(exc.status_code, kind, f"{request.method} {request.url.path}: {exc.detail}{remedy}")
         return error_answer(error, headers=exc.headers)
 
     @app.exception_handler(Exception)

@@ -23,11 +23,14 @@ __all__ = ["invalid_body"]
 # Each error that pydantic describes costs a microsecond and half a kilobyte, and it describes all or none.
 MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8
+MAX_COMPARED_ERRORS = 64
 MAX_SHOWN_VALUE_CHARS = 80
 # No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
 MAX_COMPARED_CHARS = 64
 # What a validator puts after a key that broke a rule itself.
 KEY = "[key]"
+# The ends of the validator's words for a value of another type than a branch takes.
+OF_A_TYPE = ("_type", "literal_error")
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = MAX_SHOWN_VALUE_CHARS
@@ -41,14 +44,30 @@ def invalid_body(exc: ValidationError, model: type[BaseModel]) -> ApiError:
             f"the body must keep to the fields of this route, but it breaks their rules in {count} places, too many to "
             f"name; the fields are {', '.join(_fields_of(model))}"
         )
-    errors = exc.errors(include_url=False)
+    errors = _of_branches_meant(exc.errors(include_url=False), model)
     told = _sentences(errors[:MAX_SHOWN_ERRORS], model)
-    if count > MAX_SHOWN_ERRORS:
-        told.append(f"and {count - MAX_SHOWN_ERRORS} more")
+    if len(errors) > MAX_SHOWN_ERRORS:
+        told.append(f"and {len(errors) - MAX_SHOWN_ERRORS} more")
     path, _ = _locate(errors[0]["loc"], model)
     broken = (errors[0].get("ctx") or {}).get("error")
     path += [broken.field] if isinstance(broken, FieldError) else []
     return ApiError.invalid("; ".join(told), param=_joined(path) or None)
+
+
+def _of_branches_meant(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Sequence[ErrorDetails]:
+    """The errors without those of a union's branches that another type was given for.
+
+    Such a branch reports the value as a whole, and the branch that was meant reports a place inside it.
+    """
+    first, rest = errors[:MAX_COMPARED_ERRORS], errors[MAX_COMPARED_ERRORS:]
+    paths = [tuple(_locate(error["loc"], model)[0]) for error in first]
+    looked_into = {path[:length] for path in paths for length in range(len(path))}
+    meant = [
+        error
+        for error, path in zip(first, paths, strict=True)
+        if path not in looked_into or not error["type"].endswith(OF_A_TYPE)
+    ]
+    return [*meant, *rest]
 
 
 def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[str]:
@@ -97,7 +116,7 @@ def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[list[int 
     here: list[Any] = [model]
     branch_named = True
     for part in loc:
-        if len(here) > 1 and not branch_named:
+        if len(here) > 1 and not branch_named and isinstance(part, str):
             here = [kind for kind in here if _is_branch(kind, str(part))] or here
             # A union with a rule of its own in a union: the name of its branch follows.
             branch_named = "union[" not in str(part)

@@ -30,6 +30,7 @@ TOOLS = [
 ]
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b, "multiply": lambda a, b: a * b}
 MOST_TURNS = 8
+BASE_URL = "http://127.0.0.1:30000/v1"
 
 
 def answer(
@@ -57,6 +58,17 @@ def outcome(called: Any, functions: Mapping[str, Callable[..., object]]) -> str:
         return f"{type(exc).__name__}: {exc}"
 
 
+def main() -> None:
+    """Answer the question on the command line."""
+    question = " ".join(sys.argv[1:])
+    if not question:
+        sys.exit('give the agent a question: python examples/agent/agent.py "What is 17 times 23, plus 4?"')
+    client = openai.OpenAI(base_url=BASE_URL, api_key="unused")
+    try:
+        sys.stdout.write(answer(client, client.models.list().data[0].id, question) + "\n")
+    except openai.APIConnectionError as exc:
+        sys.exit(f"no server answers at {BASE_URL} ({exc}); start one: engine serve --model /models/qwen3")
+
+
 if __name__ == "__main__":
-    client = openai.OpenAI(base_url="http://127.0.0.1:30000/v1", api_key="unused")
-    sys.stdout.write(answer(client, client.models.list().data[0].id, " ".join(sys.argv[1:])) + "\n")
+    main()

@@ -98,6 +98,9 @@ def view(
     perfetto: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write a trace for ui.perfetto.dev instead of a page")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="open at this step; of a long run the steps around it are shown")
+    ] = None,
 ) -> None:
     """Show runs as one HTML page, or as a Perfetto trace. The page needs no other file."""
     from scripted.report.timeline import render_timeline, to_perfetto
@@ -106,8 +109,14 @@ def view(
     runs = [read_trace(path) for path in traces]
     if perfetto is None:
         written = output or traces[0].with_suffix(".html")
-        write_output(written, render_timeline(runs))
+        try:
+            page = render_timeline(runs, step=step)
+        except ValueError as exc:
+            _refuse(f"--{exc}")
+        write_output(written, page)
     else:
+        if step is not None:
+            _refuse("--step is for the page, and the Perfetto trace has all steps; leave out one of the two")
         if len(runs) > 1 or output is not None:
             _refuse("--perfetto takes one trace and no --output; give the page and the Perfetto trace a command each")
         written = perfetto

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.config import EngineConfig
-from scripted.new_files import command_of, render_source, write_new
+from scripted.new_files import command_of, has_suites, render_source, write_new
 from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_new"]
@@ -35,8 +35,9 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> P
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
-    values = {"name": name, "pp_size": pp_size, "est_time": _BASE_TIME_S + _STAGE_TIME_S * pp_size}
-    write_new(path, render_source(_TEMPLATE, **values))
+    est_time = _BASE_TIME_S + _STAGE_TIME_S * pp_size
+    text = render_source(_TEMPLATE, name=name, pp_size=pp_size, est_time=est_time, registered=has_suites())
+    write_new(path, text)
     return path
 
 

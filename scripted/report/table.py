@@ -48,7 +48,8 @@ def step_table(
     table.caption, table.caption_justify = _caption(shown, limits), "left"
     _add_columns(table, limits.pp_size)
     launched, calls = launches(records), call_names(records)
-    rows = [(record, _row(record, launched, calls, limits.pp_size, around)) for record in shown]
+    controls = controls_of(launched)
+    rows = [(record, _row(record, launched, controls, calls, limits.pp_size, around)) for record in shown]
     for record, cells in _collapsed(rows)[-(last or len(rows)) :]:
         style = "bold red" if record.error else "bold yellow" if record.step == around else None
         table.add_row(*cells, style=style)
@@ -107,13 +108,18 @@ def _stage_titles(stages: int) -> list[str]:
 
 
 def _row(
-    record: StepRecord, launched: dict[int, Launch], calls: dict[str, str], stages: int, around: int | None
+    record: StepRecord,
+    launched: dict[int, Launch],
+    controls: frozenset[int],
+    calls: dict[str, str],
+    stages: int,
+    around: int | None,
 ) -> list[Text]:
     pipeline = pipeline_at(record, launched, stages)
     cells = [
         _marks(record, around),
         str(record.step),
-        "\n".join(event_text(event, controls_of(launched)) for event in record.events),
+        "\n".join(event_text(event, controls) for event in record.events),
         microbatch_text(record.microbatch) if record.microbatch else "",
         *_stage_cells(pipeline.stages),
         " ".join(f"#{microbatch_id}" for microbatch_id in pipeline.results),

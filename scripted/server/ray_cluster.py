@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import psutil
 
 from engine.errors import StartupError
-from engine.placement.ray_order import NICENESS
+from engine.placement.ray_order import NICENESS, ray_defaults
 
 __all__ = ["LocalCluster"]
 
@@ -37,12 +37,6 @@ class LocalCluster:
 
     def __init__(self, nodes: int, *, cpus: int = 1) -> None:
         """Raises StartupError where Ray is not installed."""
-        try:
-            from ray.cluster_utils import Cluster
-        except ImportError as exc:
-            raise StartupError(
-                "a local cluster needs Ray, which is not installed; install lockstep-engine[ray]"
-            ) from exc
         before = set(_children())
         self._folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)
         self._nodes: dict[str, Any] = {}
@@ -50,7 +44,7 @@ class LocalCluster:
         with ExitStack() as stack:
             stack.callback(self.close)
             with _environment(self._folder):
-                self._cluster: Any = Cluster()
+                self._cluster: Any = _new_cluster()
                 try:
                     with _quiet():
                         self._start(nodes, cpus)
@@ -113,17 +107,27 @@ class LocalCluster:
         self.close()
 
 
+def _new_cluster() -> Any:
+    """A cluster without nodes. Ray is imported in the nodes' environment: it reads then whether it asks for tokens."""
+    try:
+        from ray.cluster_utils import Cluster
+    except ImportError as exc:
+        raise StartupError("a local cluster needs Ray, which is not installed; install lockstep-engine[ray]") from exc
+    return Cluster()
+
+
 @contextlib.contextmanager
 def _environment(folder: str) -> Iterator[None]:
-    """What the nodes' processes inherit: their folder, and nothing that reports or measures."""
+    """What the nodes' processes inherit: their folder, the user's token, and nothing that reports or measures."""
     # What is killed leaves its files: those of agents are in the folder too.
     settings = {
         "TMPDIR": folder,
         "RAY_TMPDIR": folder,
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
         NICENESS: "0",
     }
+    # The driver shows the user's token, and gets on only with nodes that ask for it.
+    settings |= ray_defaults()
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     # Ray notes the address of the newest cluster there, for drivers that are given none.

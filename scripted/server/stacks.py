@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,17 +27,20 @@ _LOOK_INTERVAL_S: Final = 0.01
 _QUIET_S: Final = 0.05
 # A process that uses more than this share of a core while the stacks are taken computes; one that waits uses none.
 _BUSY_SHARE: Final = 0.2
-# Below these lines of a stack is how the process was started, which is the same for all of them.
-_START_OF_PROCESS: Final = ("engine/launch/child.py", "threading.py", "runpy")
+# From these lines of a stack on is how the process or the thread was started, which is the same for all of them.
+_START_OF_PROCESS: Final = re.compile(r'engine/launch/child\.py"|runpy|threading\.py", line \d+ in (run|_bootstrap)')
 # A thread of every stage that does nothing but wait for the supervisor's end.
 _IDLE_THREAD: Final = "_end_with_supervisor"
 _STANDARD_LIBRARY: Final = str(Path(os.__file__).parent)
 
 
 def dump_stacks(pids: Mapping[str, int], log: Path) -> tuple[ProcessStack, ...]:
-    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead."""
+    """What each process is doing now. A process that is stopped or gone has no stack, and that is said instead.
+
+    ``log`` is the server's; a placed stage has another one.
+    """
     started, before = time.monotonic(), {pid: _cpu_s(pid) for pid in pids.values()}
-    texts = {name: _ask(pid, log) if _can_answer(pid) else "" for name, pid in pids.items()}
+    texts = {name: _ask(pid, _log_of(pid) or log) if _can_answer(pid) else "" for name, pid in pids.items()}
     passed_s = time.monotonic() - started
     return tuple(
         ProcessStack(f"{name} (pid {pid})", readable_stack(texts[name]), _activity(pid, before[pid], passed_s))
@@ -59,7 +63,7 @@ def _is_idle(thread: str) -> bool:
 def _inner_lines(thread: str) -> str:
     lines: list[str] = []
     for line in thread.splitlines():
-        if lines and any(part in line for part in _START_OF_PROCESS):
+        if lines and _START_OF_PROCESS.search(line):
             break
         lines.append(line.replace(f'"{Path.cwd()}/', '"').replace(f'"{_STANDARD_LIBRARY}/', '"'))
     return "\n".join(lines)
@@ -88,6 +92,17 @@ def _cpu_s(pid: int) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
+
+
+def _log_of(pid: int) -> Path | None:
+    """The file that a process's stderr ends in: its own, or that of a parent, which passes on what a pipe brings."""
+    with contextlib.suppress(OSError, psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.parents()):
+            file = Path(f"/proc/{one.pid}/fd/2").readlink()
+            if file.is_file():
+                return file
+    return None
 
 
 def _ask(pid: int, log: Path) -> str:

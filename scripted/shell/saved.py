@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from engine.config import EngineConfig
 from scripted.errors import ScriptError
-from scripted.new_files import render_source, write_new
+from scripted.new_files import has_suites, render_source, write_new
 from scripted.refusals import ScriptDefinitionError
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
@@ -48,6 +48,7 @@ def save_session(path: Path, config: EngineConfig, statements: list[Statement], 
         est_time=_BASE_TIME_S + config.pp_size,
         lines=[*lines_of(statements), *ending.assertions],
         mutant=mutant,
+        registered=has_suites(),
     )
     write_new(path, text)
 

@@ -168,8 +168,13 @@ def _note(result: AttackResult, answer: httpx.Response, sent: bytes, fine: tuple
 
 async def _send_bodies(http: httpx.AsyncClient, result: AttackResult, plan: AttackPlan) -> None:
     for path, body in nearly_right(plan.seed, plan.bodies):
+        try:
+            answer = await http.post(path, content=body, headers=JSON)
+        except httpx.TimeoutException:
+            result.complaints.append(f"no answer within {CLIENT_TIMEOUT_S:.0f} s to {path} {body[:200]!r}")
+            return
         # A request may ask for a time limit that is over before it starts.
-        _note(result, await http.post(path, content=body, headers=JSON), body, fine=(504,))
+        _note(result, answer, body, fine=(504,))
 
 
 async def _send_large(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:

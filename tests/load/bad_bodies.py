@@ -119,13 +119,14 @@ def nearly_right(seed: int, count: int) -> Iterator[Attack]:
             place = chance.choice([fields, *(value for value in fields.values() if isinstance(value, dict))])
             place[chance.choice((*KEYS, *place))] = copy.deepcopy(chance.choice(VALUES))
         if path == "/pause_generation":
-            fields["mode"] = copy.deepcopy(chance.choice(VALUES))  # A pause that succeeds would stop the victim.
+            fields["mode"] = copy.deepcopy(chance.choice(VALUES))
         if path == "/abort_request":
             fields.pop("abort_all", None)
         data = json.dumps(fields).encode()
         if chance.random() < 0.3:
             data = _damaged(data, chance)
-        yield path, data
+        # A pause that succeeds, as one without a body does, would stop the victim.
+        yield path, data or b"{"
 
 
 def large_bodies(size: int) -> Iterator[Attack]:

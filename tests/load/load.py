@@ -31,6 +31,7 @@ from rich.table import Table
 from workload import Workload
 
 from engine.launch.preload import PreloadedParent
+from scripted.phrases import plural
 from scripted.server.placed import PlacedStages
 
 __all__ = ["Fault", "Load", "LoadResult", "run_death", "run_load"]
@@ -255,7 +256,11 @@ def main() -> None:
                     seed=flags.seed,
                 )
                 result = run_death(load) if flags.kill else run_load(load, record=flags.record)
-            _show(console, f"{flags.clients} clients, {flags.seconds:g} s, {stages} stages, seed {flags.seed}", result)
+            _show(
+                console,
+                f"{flags.clients} clients, {flags.seconds:g} s, {plural(stages, 'stage')}, seed {flags.seed}",
+                result,
+            )
             wrong += len(result.complaints)
     sys.exit(1 if wrong else 0)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from attack import FINAL_MESSAGE_BOUND_S, AttackPlan, run_attack, run_deaths
 from bad_bodies import nearly_right
 
+from engine.frontend.errors import ApiError
+from engine.frontend.protocol import PauseBody, parse_body
 from engine.launch.preload import PreloadedParent
 
 SHORT = AttackPlan(bodies=150, large_bytes=4 * 2**20, slow_clients=100, leaving_clients=10, soak_requests=200)
@@ -26,6 +29,15 @@ def test_every_death_is_told_to_its_clients(parent: PreloadedParent, tmp_path: P
     result = run_deaths(parent, tmp_path)
     assert result.complaints == []
     assert max(result.final_messages_s.values()) < FINAL_MESSAGE_BOUND_S
+
+
+def test_no_damaged_body_pauses_the_engine() -> None:
+    """Later requests would wait for ever: the attack would be on itself."""
+    pauses = [body for seed in range(20) for path, body in nearly_right(seed, 500) if path == "/pause_generation"]
+    assert len(pauses) > 500
+    for body in pauses:
+        with pytest.raises(ApiError):
+            parse_body(PauseBody, body)
 
 
 def test_an_attack_is_the_same_for_the_same_seed() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -46,7 +50,29 @@ def test_image_has_what_the_installation_needs() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {package.rstrip("*") for package in packages} <= set(copied)
     (install,) = [given for given in arguments("RUN") if given.startswith("pip install")]
-    assert "--constraint constraints.txt ." in install
+    assert install.endswith("--no-deps .")
+
+
+@pytest.mark.parametrize("extras", [(), ("openvino",), ("openvino", "ray")])
+def test_image_installs_what_is_needed_before_the_sources_are_copied(tmp_path: Path, extras: tuple[str, ...]) -> None:
+    """Otherwise each change of the sources would install torch again."""
+    order = [(instruction, given) for instruction, given in instructions() if instruction in ("COPY", "RUN")]
+    place, (_, needed) = next((i, pair) for i, pair in enumerate(order) if "requirements.txt" in pair[1])
+    assert ("COPY", "engine ./engine") in order[place:]
+    command, install = needed.split(" && ")
+    assert install.startswith("pip install ")
+    assert "--constraint constraints.txt --requirement requirements.txt" in install
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = os.environ | {"EXTRAS": ",".join(extras), "PATH": path}
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
+    wanted = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == wanted
+
+
+def test_image_s_user_may_write_where_it_works() -> None:
+    folder = arguments("WORKDIR")[-1]
+    assert f"useradd --create-home engine && chown engine {folder}" in arguments("RUN")
 
 
 def test_image_starts_a_command_that_exists_as_nobody_special() -> None:

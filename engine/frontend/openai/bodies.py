@@ -94,6 +94,13 @@ class StreamOptions(NullableBody):
     include_obfuscation: Literal[False] = Field(default=False, description="not honoured: only false")
 
 
+class PromptCacheOptions(NullableBody):
+    """``prompt_cache_options``: how another server keeps prefixes. Here those that are equal are found in any case."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = Field(None, max_length=MAX_USER_CHARS)
+
+
 class OpenAiBody(NullableBody):
     """The fields that both protocols share, the field's usual extra ones among them."""
 
@@ -120,6 +127,10 @@ class OpenAiBody(NullableBody):
     safety_identifier: str | None = Field(None, max_length=MAX_USER_CHARS, description="named as user is")
     prompt_cache_key: str | None = Field(
         None, max_length=MAX_USER_CHARS, description="changes nothing: equal prefixes are found without a key"
+    )
+    prompt_cache_options: PromptCacheOptions | None = Field(None, description="changes nothing, as its key")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="changes nothing: what was used last is kept as long as there is room"
     )
     logit_bias: LogitBias = Field(default={})
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
@@ -260,10 +271,10 @@ class CompletionBody(OpenAiBody):
         le=MAX_TOP_LOGPROBS,
         description="number of most likely tokens to return, beside the chosen one",
     )
-    best_of: Literal[1] | None = Field(None, description="not honoured beyond 1; use n")
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="not honoured: only 1, or as many as n")
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: compute and cache the prompt only")
     echo: bool = Field(default=False, description="begin each text, and its logprobs, with the prompt")
-    suffix: None = Field(None, description="not honoured: only null")
+    suffix: Literal[""] | None = Field(None, description="not honoured: only null, or an empty text")
 
     @property
     def default_new_tokens(self) -> int:
@@ -281,6 +292,12 @@ class CompletionBody(OpenAiBody):
         if not self.prompts:
             raise FieldError(
                 "prompt", "prompt must hold at least 1 prompt, got an empty list; send a text or token ids"
+            )
+        if self.best_of not in (None, 1, self.n):
+            raise FieldError(
+                "best_of",
+                f"best_of must be 1 or n={self.n}: no choice is computed that is not returned, got {self.best_of}; "
+                "use n",
             )
         return self
 
@@ -387,7 +404,8 @@ class ChatBody(OpenAiBody):
     audio: None = Field(None, description="not honoured: only null")
     prediction: None = Field(None, description="not honoured: only null")
     web_search_options: None = Field(None, description="not honoured: only null")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    moderation: None = Field(None, description="not honoured: only null")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="a hint: the variable reasoning_effort of the model's chat template"
     )
     verbosity: Literal["low", "medium", "high"] | None = Field(

@@ -62,6 +62,7 @@ class Layout:
     def __init__(self, trace: Trace, number: int, palette: Palette, first: int, last: int) -> None:
         self._trace, self._number, self._palette = trace, number, palette
         self._launched = launches(trace.records)
+        self._controls = controls_of(self._launched)
         self._calls = call_names(trace.records)
         self._shown = list(enumerate(trace.records[first:last]))
         self._stages = trace.header.limits.pp_size
@@ -170,7 +171,7 @@ class Layout:
     def _result_chip(self, event: Event) -> _Mark:
         bad = isinstance(event, PipelineFailed) or getattr(event, "error", None) is not None
         launch = self._launched.get(getattr(event, "microbatch_id", -1))
-        text = event_text(event, controls_of(self._launched)).removeprefix("result ")
+        text = event_text(event, self._controls).removeprefix("result ")
         return _Mark(text, "bad" if bad else "taken", launch.microbatch.rids if launch else (), coloured=not bad)
 
     def _reply_chips(self) -> Iterator[Chip]:
@@ -282,6 +283,7 @@ class Layout:
                 x=x,
                 stages=self._stages,
                 launched=self._launched,
+                controls=self._controls,
                 calls=self._calls,
                 notes=[note.text for note in self._notes if note.step == record.step],
                 differs=x == differs_at,

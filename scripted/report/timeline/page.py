@@ -25,16 +25,18 @@ __all__ = ["MAX_COLUMNS", "render_timeline"]
 
 # Steps on one page: a step of a full pipeline is about 4 KB, so two runs of so many make a page of 5 MB.
 MAX_COLUMNS: Final = 600
+# More of them would be too narrow on one sheet of paper.
+_COLUMNS_ON_PAPER: Final = 18
 # Columns for the error text after the last step.
 _CALLOUT_COLUMNS: Final = 4
 _TEMPLATE: Final = "page.html.jinja"
 
 
-def render_timeline(traces: Sequence[Trace]) -> str:
+def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
     """The page of one run, or of several under each other with the first difference to the first one marked.
 
-    Raises ValueError without a trace. Of runs longer than MAX_COLUMNS steps it shows those around the failure or the
-    difference, and says so.
+    Of runs longer than MAX_COLUMNS steps it shows those around ``step``, or else around the difference, the failure or
+    the first window, and says so. Raises ValueError without a trace, and for a step that no trace has.
     """
     if not traces:
         raise ValueError("render_timeline() takes at least one trace, got none")
@@ -45,12 +47,12 @@ def render_timeline(traces: Sequence[Trace]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(_TEMPLATE).render(page=_page(traces))
+    return environment.get_template(_TEMPLATE).render(page=_page(traces, step))
 
 
-def _page(traces: Sequence[Trace]) -> PageView:
+def _page(traces: Sequence[Trace], step: int | None) -> PageView:
     differences = [first_difference(traces[0], trace) for trace in traces]
-    focus = _focus(traces, differences)
+    focus = _focus(traces, differences) if step is None else _index_of(traces, step)
     longest = max(len(trace.records) for trace in traces)
     first = max(0, min(focus - MAX_COLUMNS // 2, longest - MAX_COLUMNS))
     last = min(longest, first + MAX_COLUMNS)
@@ -59,17 +61,23 @@ def _page(traces: Sequence[Trace]) -> PageView:
         Layout(trace, number, palette, first, last).run(difference)
         for number, (trace, difference) in enumerate(zip(traces, differences, strict=True))
     )
+    columns = _columns(runs, last - first)
+    shown = {number for run in runs for box in run.boxes for number in box.requests}
+    shown |= {number for run in runs for chip in run.chips for number in chip.requests}
     return PageView(
         title=" / ".join(dict.fromkeys(run.title for run in runs)),
-        columns=_columns(runs, last - first),
+        columns=columns,
         width_px=column_width(box for run in runs for box in run.boxes),
         requests=tuple(
-            RequestView(number, palette.labels[rid], printable(rid)) for rid, number in palette.numbers.items()
+            RequestView(number, palette.labels[rid], printable(rid))
+            for rid, number in palette.numbers.items()
+            if number in shown
         ),
         focus=focus - first,
         left_out=""
         if last - first == longest
-        else f"steps {first + 1} to {last} of {longest}, the others are left out",
+        else f"Steps {first + 1} to {last} of {longest}; scripted view --step N shows others",
+        fits_on_paper=columns <= _COLUMNS_ON_PAPER,
         runs=runs,
     )
 
@@ -84,6 +92,17 @@ def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) ->
             return len(trace.records) - 1
     windows = [index for trace in traces for index, record in enumerate(trace.records) if in_window(record)]
     return windows[0] if windows else 0
+
+
+def _index_of(traces: Sequence[Trace], step: int) -> int:
+    """The place of a step in the first run that has it. Raises ValueError where none has."""
+    for trace in traces:
+        for index, record in enumerate(trace.records):
+            if record.step == step:
+                return index
+    ends = [record.step for trace in traces for record in trace.records]
+    have = f"have the steps {min(ends)} to {max(ends)}" if ends else "have no steps"
+    raise ValueError(f"step must be a step of the traces, got {step}; they {have}")
 
 
 def _columns(runs: Sequence[RunView], steps: int) -> int:

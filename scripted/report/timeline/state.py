@@ -11,7 +11,7 @@ from engine.messages import CallAnswer, Event, Reply
 from engine.plan import Microbatch, Segment
 from engine.scheduler.ports import StepRecord
 from scripted.phrases import plural, printable, short_rid
-from scripted.report.timeline.positions import Launch, controls_of, in_window, pipeline_at, queues_are_clear
+from scripted.report.timeline.positions import Launch, in_window, pipeline_at, queues_are_clear
 from scripted.report.timeline.view import Section, StepView
 from scripted.report.wording import event_text, microbatch_text, reply_text
 
@@ -24,16 +24,17 @@ def state_of(
     x: int,
     stages: int,
     launched: Mapping[int, Launch],
+    controls: frozenset[int],
     calls: Mapping[str, str],
     notes: Iterable[str],
     differs: bool,
 ) -> StepView:
-    """The state of one step. ``launched`` and ``calls`` are those of the whole run, ``notes`` those on this step."""
+    """The state of one step. ``launched``, ``controls`` and ``calls`` are of the whole run, ``notes`` of this step."""
     flags = (("failed", bool(record.error)), ("window", in_window(record)), ("differs", differs))
     sections = (
         Section("failed", (printable(record.error),) if record.error else ()),
         Section("notes", tuple(printable(note) for note in notes)),
-        Section("arrived", tuple(_in_full(event, event_text(event, controls_of(launched))) for event in record.events)),
+        Section("arrived", tuple(_in_full(event, event_text(event, controls)) for event in record.events)),
         Section("launched", _launched(record.microbatch)),
         Section("in flight", tuple(_in_flight(record, stages, launched))),
         Section("queues", _queues(record)),

@@ -156,7 +156,10 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class PageView(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page. ``columns`` is the width in steps, ``width_px`` that of one, ``focus`` the column to open at."""
+    """The whole page. ``columns`` is the width in steps, ``width_px`` that of one, ``focus`` the column to open at.
+
+    ``fits_on_paper``: all columns can be read on one page.
+    """
 
     title: str
     columns: int
@@ -164,4 +167,5 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestView, ...]
     focus: int
     left_out: str
+    fits_on_paper: bool
     runs: tuple[RunView, ...]

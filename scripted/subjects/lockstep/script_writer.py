@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from scripted.actions import StartRequest
 from scripted.explore.execution import Failure
 from scripted.explore.written_docstring import written_docstring
+from scripted.new_files import has_suites
 from scripted.script.waits import DEFAULT_BUDGET_STEPS
 from scripted.subject.schedule import Schedule
 from scripted.subject.verb import variable_of
@@ -47,8 +48,7 @@ def script_text(draft: Draft, *, name: str) -> str:
             "",
             writer.imports(),
             "",
-            'register_cpu_ci(est_time=5, suite="base-cpu")',
-            "",
+            *(['register_cpu_ci(est_time=5, suite="base-cpu")', ""] if has_suites() else []),
             f"CONFIG = {_config_text(draft.schedule.config)}",
             "",
             "",
@@ -78,7 +78,7 @@ class _Writer:
         return "\n".join(
             [
                 *third,
-                "from ci.register import register_cpu_ci",
+                *(["from ci.register import register_cpu_ci"] if has_suites() else []),
                 "from engine import EngineConfig",
                 f"from scripted import {names}",
                 *(["from scripted.script.verbs import prompt_of"] if self._shares else []),

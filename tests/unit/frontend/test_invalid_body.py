@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+from typing import Any
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
@@ -160,7 +163,7 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
         (
             ChatBody,
             '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "int": 1}]}]}',
-            "messages.0.content",
+            "messages.0.content.0.int",
             ["messages.0.content.0.int is not a field here, got 1; the fields are type, text"],
         ),
         (
@@ -169,7 +172,7 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
             "stream_options.include-usage",
             ["did you mean 'include_usage'"],
         ),
-        (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt", ["prompt.0 must be an integer, got 'x'"]),
+        (CompletionBody, '{"prompt": [[1, "x"]]}', "prompt.0.1", ["prompt.0.1 must be an integer, got 'x'"]),
         (
             CompletionBody,
             '{"prompt": "x", "structured_outputs": {"json": 3}}',
@@ -248,3 +251,47 @@ def test_no_error_is_long() -> None:
 def test_a_client_reads_one_sentence(text: str, told: str) -> None:
     """A06: tracebacks and folders of the server were sent to clients."""
     assert public(text) == told
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]},
+            "messages.0.content.1.type",
+            "messages.0.content.1.type must be 'text', got 'image_url'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": ALLOWED},
+            "tool_choice.type",
+            "tool_choice.type must be 'function', got 'allowed_tools'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 1}]},
+            "messages.0.content",
+            "messages.0.content must be a string or a list, got 1",
+        ),
+    ],
+)
+def test_of_a_union_only_the_branch_that_was_meant_is_told(body: dict[str, object], param: str, says: str) -> None:
+    """C01: a list of parts with one wrong part was told to be no string."""
+    error = refusal(ChatBody, json.dumps(body).encode()).body.error
+    assert error.param == param
+    assert error.message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("params", "body"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatBody),
+        (text_params.CompletionCreateParamsBase, CompletionBody),
+    ],
+)
+def test_every_parameter_of_the_protocol_s_client_is_known(params: Any, body: type[BaseModel]) -> None:
+    """C01: a field of the protocol is honoured, accepted where it changes nothing, or refused by a rule of its own."""
+    assert {"model", "seed", "stop"} <= params.__annotations__.keys()
+    assert [name for name in params.__annotations__ if name not in body.model_fields] == []

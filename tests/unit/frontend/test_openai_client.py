@@ -203,6 +203,7 @@ def test_errors_have_the_protocol_s_body_and_exceptions(client: openai.OpenAI) -
         ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of"),
         ({"logit_bias": {"264": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
@@ -267,6 +268,8 @@ def test_neutral_values_that_clients_send_are_accepted(client: openai.OpenAI) ->
         user="a-user",
         safety_identifier="a hash",
         prompt_cache_key="a key",
+        prompt_cache_options={"mode": "implicit", "ttl": "30m"},
+        prompt_cache_retention="24h",
         store=False,
         metadata={"run": "7"},
         service_tier="auto",
@@ -274,10 +277,12 @@ def test_neutral_values_that_clients_send_are_accepted(client: openai.OpenAI) ->
         reasoning_effort="low",
         verbosity="medium",
         audio=None,
-        extra_body={"temperature": None, "stop": None, "seed": None, "skip_special_tokens": True},
+        extra_body={"temperature": None, "stop": None, "seed": None, "skip_special_tokens": True, "moderation": None},
         model="embedded",
     )
     assert answer.usage.completion_tokens == 2
+    whole = client.completions.create(prompt="x", max_tokens=2, n=2, best_of=2, suffix="", model="embedded")
+    assert len(whole.choices) == 2
 
 
 def test_a_developer_s_message_is_a_system_message_and_names_are_taken(client: openai.OpenAI) -> None:

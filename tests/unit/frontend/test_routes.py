@@ -525,6 +525,24 @@ def test_unknown_routes_and_methods_have_the_same_error_body(play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/chat/completions", "did you mean '/v1/chat/completions'?"),
+        ("/v1/v1/completions", "did you mean '/v1/completions'?"),
+        ("/v1/generate", "did you mean '/generate'?"),
+        ("/v1/responses", "/docs lists the routes"),
+    ],
+)
+def test_an_unknown_route_names_the_one_that_was_meant(play, path: str, remedy: str) -> None:
+    async def scene(stage) -> None:
+        answer = await stage.http.post(path, json={})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"POST {path}: Not Found; {remedy}"
+
+    play(scene)
+
+
 def test_frame_that_is_no_reply_is_dropped(play) -> None:
     """A05"""
 

@@ -51,7 +51,11 @@ def refusal(model: type[BaseModel], **body: Any) -> ApiError:
             "tool_choice",
             "tool_choice must name one of the tools ('f'), got 'g'",
         ),
-        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice", "tool_choice.function must be given"),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "function"}},
+            "tool_choice.function",
+            "tool_choice.function must be given",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools, got 'required' without any"),
         ({"tool_choice": tool("f")}, "tool_choice", "tool_choice needs tools, got the function 'f' without any"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "must be true or false"),

@@ -254,3 +254,11 @@ def test_stack_is_shown_without_what_every_process_has() -> None:
     start = '  File "/x/engine/launch/child.py", line 147 in _run\n  File "/x/preload.py", line 3 in main'
     idle = 'Thread 0x2 (most recent call first):\n  File "/x/y.py", line 1 in _end_with_supervisor'
     assert readable_stack(f"{idle}\n\n{stage}{start}") == stage.rstrip()
+
+
+def test_a_thread_that_waits_for_another_shows_where() -> None:
+    """The innermost line of a deadlock is the library's own; everything from there on was left out."""
+    header = "Thread 0x3 (most recent call first):"
+    waits = ['  File "/lib/threading.py", line 324 in wait', '  File "/x/pages.py", line 9 in take']
+    start = ['  File "/lib/threading.py", line 982 in run', '  File "/lib/threading.py", line 1045 in _bootstrap_inner']
+    assert readable_stack("\n".join([header, *waits, *start])) == "\n".join([header, *waits])

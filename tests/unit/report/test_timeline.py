@@ -272,9 +272,50 @@ def test_a_long_run_shows_the_steps_that_matter(race: tuple[Trace, Trace], monke
     document = Document(render_timeline([died]))
     steps = [e.text for e in document.of_class("step") if e.tag == "button"]
     assert steps == [str(record.step) for record in died.records[-4:]]
-    assert "the others are left out" in document.one("legend").text
+    assert "Steps 4 to 7 of 7; scripted view --step N shows others." in document.one("legend").text
     assert document.one("band", "failed").place["x"] == 3
     assert "#0" in {e.text[:2] for e in document.of_class("box")}, "launches before the first column are known"
+
+
+def test_a_step_can_be_asked_for(race: tuple[Trace, Trace], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_COLUMNS", 4)
+    document = Document(render_timeline(race, step=9))
+    steps = [e for e in document.of_class("step") if e.tag == "button"]
+    assert [e.text for e in steps] == ["7", "8", "9", "10", "7"]
+    assert [e.text for e in steps if e.attributes.get("aria-current") == "step"] == ["9"]
+    (shown,) = [e for e in document.of_class("state") if "hidden" not in e.attributes and "ended" not in e.classes]
+    assert shown.text.split()[:4] == ["run", "1,", "step", "9"]
+    assert [("hidden" in e.attributes) for e in document.of_class("ended")] == [True, False]
+    with pytest.raises(ValueError, match=r"step must be a step of the traces, got 99; they have the steps 1 to 14"):
+        render_timeline(race, step=99)
+    with pytest.raises(ValueError, match="got 1; they have no steps"):
+        render_timeline([trace_of([])], step=1)
+
+
+def test_the_list_of_requests_names_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_COLUMNS", 4)
+    begins = {1: [generate("early")], 12: [generate("late")]}
+    document = Document(render_timeline([trace_of(record_run(lambda step, _: begins.get(step, [])))], step=23))
+    assert [e.text for e in document.elements if e.tag == "option"] == ["all requests", "late"]
+
+
+def test_the_picture_is_for_eyes_and_the_details_for_every_reader(race: tuple[Trace, Trace]) -> None:
+    """What is hidden from a screen reader has nothing that takes the focus, and stands in the details too."""
+    document = Document(render_timeline(race))
+    hidden = [e for e in document.elements if e.attributes.get("aria-hidden") == "true"]
+    assert [e.classes for e in hidden] == 2 * [{"labels"}, {"picture"}]
+    assert all("<button" not in e.text and "died in step" not in e.text for e in hidden)
+    assert document.one("callout").attributes["role"] == "note", "an alert would be read out at each opening"
+    assert [e.attributes["aria-label"] for e in document.of_class("ruler")] == ["steps of run 1", "steps of run 2"]
+    assert [e.place["x"] for e in document.of_class("cursor")] == [2, 2], "a move restyles a cursor, not the timeline"
+
+
+def test_a_page_that_fits_is_printed_as_wide_as_the_paper(race: tuple[Trace, Trace]) -> None:
+    def is_fitted(*traces: Trace) -> bool:
+        return "fits" in next(e for e in Document(render_timeline(traces)).elements if e.tag == "main").classes
+
+    assert is_fitted(*race)
+    assert not is_fitted(trace_of(record_run(lambda step, _: [generate("a", new=9)] if step == 1 else [])))
 
 
 def test_the_smallest_inputs() -> None:

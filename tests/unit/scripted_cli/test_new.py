@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
+from engine import EngineConfig
 from engine.errors import ConfigError
 from scripted.cli import app
 from scripted.cli.new import new_test
@@ -13,7 +16,12 @@ from scripted.new_files import command_of, write_new
 from scripted.refusals import ScriptDefinitionError
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
+from scripted.shell.command_line import read_command
+from scripted.shell.saved import save_session
+from scripted.shell.statements import Statement
 from scripted.sim.runner import ScriptedSim
+from scripted.subject.schedule import Schedule
+from scripted.subjects.lockstep.script_writer import Draft, script_text
 
 
 @pytest.mark.parametrize("pp_size", [1, 2, 4])
@@ -36,6 +44,25 @@ def test_what_is_written_fails_under_its_mutant(tmp_path, pp_size):
     options = ScriptOptions(check_every_step=False)
     with pytest.raises(ServerDied, match="This request holds the node from another tree"):
         ScriptedSim(test.config, mutant="flush-ignores-in-flight").run(test.script, options=options)
+
+
+def test_a_project_without_suites_gets_tests_without_a_registration(tmp_path, monkeypatch):
+    """Another project's `ci` may be a package of its own: what is written must not import it."""
+    (tmp_path / "ci").mkdir()
+    monkeypatch.chdir(tmp_path)
+    written = [new_test("mine").read_text()]
+    config = EngineConfig(pp_size=2)
+    typed: list[Statement] = []
+    for line in ("start prompt_len=4", "step"):
+        typed.append(read_command(line, typed))
+    save_session(tmp_path / "test_saved.py", config, typed)
+    written.append((tmp_path / "test_saved.py").read_text())
+    written.append(script_text(Draft(Schedule.parse("default; 1 start a prompt=3"), (), None, None), name="found"))
+    for text in written:
+        assert "from engine import EngineConfig" in text
+        assert not re.search(r"^(from|import) ci\b", text, re.MULTILINE)
+        assert "register" not in text
+        compile(text, "written", "exec")
 
 
 @pytest.mark.parametrize("name", ["", "Big", "1st", "a-b", "test_it", "a b", "../a", "a.py"])

@@ -207,6 +207,12 @@ def test_traces_become_pages_and_perfetto_traces(monkeypatch, capsys, tmp_path):
     assert run_main(monkeypatch, "view", str(left), "--perfetto", str(chrome)) == 0
     assert json.loads(chrome.read_text())["traceEvents"]
     assert run_main(monkeypatch, "view", str(left), str(right), "--perfetto", str(chrome)) == 2
+    assert run_main(monkeypatch, "view", str(left), "--step", "4", "-o", str(page)) == 0
+    assert 'data-focus="3"' in page.read_text()
+    capsys.readouterr()
+    assert run_main(monkeypatch, "view", str(left), "--step", "400") == 2
+    assert "scripted: --step must be a step of the traces, got 400" in capsys.readouterr().err
+    assert run_main(monkeypatch, "view", str(left), "--step", "4", "--perfetto", str(chrome)) == 2
 
 
 def test_the_gallery_is_listed_with_the_test_of_each_mutant(monkeypatch, capsys):

@@ -1,0 +1,61 @@
+"""What a report needs of stages that are not beside the scheduler: their stacks, and a cluster that lets them in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.process.signals import STACK_SIGNAL
+from scripted.server import ray_cluster
+from scripted.server.stacks import dump_stacks
+
+# A process that hangs, as a stage does; the second passes on what its child says, as the actor of an agent does.
+HANGS = f"""
+import faulthandler, threading
+faulthandler.register({STACK_SIGNAL.value})
+def stuck(): print(__import__("os").getpid(), flush=True); threading.Event().wait()
+stuck()
+"""
+PASSES_ON = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {HANGS!r}], stderr=subprocess.PIPE)
+for line in child.stderr:
+    sys.stderr.buffer.write(line)
+    sys.stderr.flush()
+"""
+
+
+@pytest.mark.parametrize("program", [HANGS, PASSES_ON], ids=["file", "pipe of a parent"])
+def test_the_stack_of_a_process_is_found_where_it_writes(program: str, tmp_path: Path) -> None:
+    """A placed stage does not write into the server's log: its stack was missing in the report of a hang."""
+    server_log = tmp_path / "server.log"
+    server_log.touch()
+    with (tmp_path / "agents.log").open("wb") as theirs:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=theirs)
+    try:
+        pid = int(process.stdout.readline())
+        (stack,) = dump_stacks({"stage-1": pid}, server_log)
+        assert "in stuck" in stack.text
+        assert stack.process == f"stage-1 (pid {pid})"
+    finally:
+        os.kill(pid, 9)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_cluster_of_the_harness_asks_for_the_token_that_drivers_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `~/.ray/auth_token` the driver spoke to nodes that asked for none, and no actor ever started."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text("t")
+    with ray_cluster._environment(str(tmp_path)):
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert "RAY_AUTH_MODE" not in os.environ
