@@ -82,6 +82,16 @@ def keeps_a_file(t):
 
 @pytest.mark.parametrize("config", [CONFIG, STAGED], ids=["one stage", "two stages"])
 def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig, parent: PreloadedParent) -> None:
+    check_that_it_passes(config, parent)
+
+
+def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
+    """As on macOS."""
+    monkeypatch.setattr("scripted.server.growth._TABLES", (Path("/no/such/table"),))
+    check_that_it_passes(CONFIG, parent)
+
+
+def check_that_it_passes(config: EngineConfig, parent: PreloadedParent) -> None:
     with ScriptedServer.start(config, parent=parent) as server:
         for _ in range(3):
             server.run(does_everything)
