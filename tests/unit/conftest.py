@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from engine.launch.preload import PreloadedParent
 
+# As many are made before the collector looks, where Python would let it look after 700.
+GARBAGE_OBJECTS = 50_000
 SPOILING = str(Path(__file__).parent / "spoiling")
 
 settings.register_profile(
@@ -36,6 +38,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        # Searches keep much of what they make.
+        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
 
 @pytest.fixture(scope="session")
