@@ -35,11 +35,12 @@ lint: $(INSTALLED) ## style, and the registrations of the tests
 types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
 	$(BIN)/mypy --num-workers $(WORKERS)
 
+# In the order of folders: in xdist's own, files of few tests come last, and those of few tests take longest.
 unit: $(INSTALLED) ## the unit tests
-	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 load: $(INSTALLED) ## real servers under disturbed clients and under attack, every invariant checked, for seconds
-	$(BIN)/python -m pytest tests/load -q
+	$(BIN)/python -m pytest tests/load -q -n $(WORKERS) --dist loadfile
 
 soak: $(INSTALLED) ## the same for minutes, with 64 clients, and with a stage killed
 	$(BIN)/python tests/load/load.py --clients 64 --seconds 60 --stages 1 4

@@ -6,6 +6,7 @@ the framework cannot see these types by itself.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -86,7 +87,13 @@ class Description:
         return {"openapi_extra": operation, "response_class": Response, "tags": [tag]}
 
     def install(self, app: FastAPI) -> None:
-        """Have an application describe itself, once all its routes are there."""
+        """Have an application describe itself, once all its routes are there.
+
+        It is made when it is first asked for: that takes as long as all the rest of a front end's start.
+        """
+        app.openapi = functools.cache(functools.partial(self._of, app))  # type: ignore[method-assign] # as documented
+
+    def _of(self, app: FastAPI) -> dict[str, Any]:
         description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operations in description["paths"].values():
             for operation in operations.values():
@@ -95,7 +102,7 @@ class Description:
         components = description.setdefault("components", {})
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
         components["schemas"] = self._schemas()
-        app.openapi = lambda: description  # type: ignore[method-assign] # the framework's own way to replace it
+        return description
 
     def _answer(self, answer: type[msgspec.Struct]) -> dict[str, Any]:
         self._answers.add(answer)

@@ -35,7 +35,7 @@ from engine.messages import (
     decode_reply,
     encode,
 )
-from engine.process.private_dir import replies_address, requests_address
+from engine.process.private_dir import RECONNECT_INTERVAL_MS, replies_address, requests_address
 from engine.scheduler_process.inbox import UNBOUNDED
 
 __all__ = ["EngineClient", "HandOver", "OpenRequest"]
@@ -77,6 +77,7 @@ class EngineClient:
         # Sending into an unbounded queue never waits, so an abort needs no coroutine to be sent.
         self._requests = self._context.socket(zmq.PUSH)
         self._requests.setsockopt(zmq.SNDHWM, UNBOUNDED)
+        self._requests.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self._requests.connect(requests_address(private_dir))
         self._open: dict[str, OpenRequest] = {}
         # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.

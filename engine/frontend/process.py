@@ -43,6 +43,10 @@ __all__ = ["run_frontend"]
 LAST_WORDS_S = 0.25
 # A connection that does not take its last bytes by then is cut.
 DRAIN_TIMEOUT_S = 1
+# At the end uvicorn sleeps this long before it looks for connections at all. Nearly always they are closed in a
+# fraction of it, so this server looks that often meanwhile.
+FIRST_LOOK_S = 0.1
+LOOKS = 50
 # Longer than clients keep an idle connection (httpx 5 s, aiohttp 15 s): one that the server closes first may be closed
 # just as the next request is on its way.
 KEEP_ALIVE_S = 75
@@ -95,6 +99,19 @@ class _Server(uvicorn.Server):
         """Called by uvicorn once it listens; returns when the server is to stop."""
         self._on_listening()
         await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as soon as every connection is closed; those that are not by then are uvicorn's to wait for."""
+        for open_one in (*self.servers, *(sockets or ())):
+            open_one.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        for _ in range(LOOKS):
+            if not state.connections and not state.tasks:
+                return
+            await asyncio.sleep(FIRST_LOOK_S / LOOKS)
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         """Take no more connections, finish what is being sent, end."""

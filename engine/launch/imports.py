@@ -16,7 +16,8 @@ __all__ = ["import_engine", "import_frontend", "import_models", "import_stage", 
 # The libraries' numeric thread pools start at import, unless told not to.
 THREAD_POOL_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-FRONTEND_MODULES = ("engine.frontend.process",)
+# What the framework imports when it looks at the first parameter of a route.
+FRONTEND_MODULES = ("engine.frontend.process", "pydantic.v1")
 SCHEDULER_MODULES = ("engine.scheduler_process.main", "engine.pipeline.staged")
 MODEL_MODULES = (
     "engine.model.checkpoint",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import zmq
 
 from engine.messages import Reply, encode
+from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler_process.inbox import UNBOUNDED
 
 __all__ = ["ReplySocket"]
@@ -21,6 +22,7 @@ class ReplySocket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, UNBOUNDED)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         self._socket.connect(address)
 
     def send(self, replies: Sequence[Reply]) -> None:

@@ -5,9 +5,11 @@ Looks from the test process, between two scripts, when the engine is idle.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -25,6 +27,9 @@ SETTLE_TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 0.005
 # It answers at once: it does not ask the scheduler, which stands still between two scripts.
 _PATH: Final = "/server_info?timeout=0"
+# Linux's tables of connections. Reading one takes milliseconds, because the kernel walks all its room for connections.
+_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED: Final = "01"
 
 
 class _Registries(msgspec.Struct):
@@ -75,20 +80,39 @@ class ServerGrowth:
         ]
 
     def _descriptors(self) -> Mapping[str, int]:
-        return {name: self._descriptors_of(process) for name, process in self._processes.items()}
+        """Open descriptors of each process, without the connections that clients keep.
 
-    def _descriptors_of(self, process: psutil.Process) -> int:
-        """Open descriptors without the connections that clients keep: the harness's, up to 64, and a test's own.
-
-        The client's end of one stays open when the front end has closed it for idleness, until the next request. The
-        front end's own end counts as soon as its client has left.
+        These are the harness's, up to 64, and a test's own. The client's end of one stays open when the front end has
+        closed it for idleness, until the next request. The front end's own end counts as soon as its client has left.
         """
-        kept: int = sum(
+        kept = self._kept_sockets() if _TABLES[0].exists() else None
+        return {name: process.num_fds() - self._kept_by(process, kept) for name, process in self._processes.items()}
+
+    def _kept_sockets(self) -> Set[str]:
+        """The sockets of such connections, in the words of a descriptor's link: one look for all processes."""
+        kept = set()
+        for table in _TABLES:
+            for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
+                _, _, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                if state == _ESTABLISHED or int(remote.rpartition(":")[2], 16) == self._port:
+                    kept.add(f"socket:[{inode}]")
+        return kept
+
+    def _kept_by(self, process: psutil.Process, kept: Set[str] | None) -> int:
+        if kept is not None:
+            return sum(link in kept for link in _links_of(process))
+        return sum(
             connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (self._port,)
             for connection in process.net_connections("tcp")
         )
-        descriptors: int = process.num_fds()
-        return descriptors - kept
+
+
+def _links_of(process: psutil.Process) -> Iterator[str]:
+    """What the descriptors of a process refer to. It may close some meanwhile, or end."""
+    with contextlib.suppress(FileNotFoundError):
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield str(descriptor.readlink())
 
 
 def _settle(grown: Callable[[], list[str]]) -> None:

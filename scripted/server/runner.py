@@ -28,6 +28,7 @@ from engine.limits import Limits
 from engine.messages import encode
 from engine.process.control import Serving
 from engine.process.death import describe_status, read_death_report
+from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
 from scripted.errors import ScriptError
@@ -62,7 +63,6 @@ DEATH_TIMEOUT_S: Final = 3.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 KEPT_STEPS: Final = 64
 LOG_TAIL_BYTES: Final = 4096
-RECONNECT_INTERVAL_MS: Final = 5
 UNBOUNDED: Final = 0
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,6 @@ class ScriptedServer(ScriptRunner):
         socket = stack.enter_context(context.socket(zmq.PAIR))
         socket.setsockopt(zmq.LINGER, 0)
         socket.set_hwm(UNBOUNDED)
-        # The gate binds later than this connects; zmq's own pause between attempts would dominate a warm start.
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
         socket.connect(script_address(self._folder))
         return socket

@@ -1,16 +1,23 @@
-"""How Hypothesis runs here, and the process that tests with real servers fork them from.
+"""How Hypothesis and the garbage collector run here, and the process that tests with real servers fork them from.
 
 Hypothesis has no time limit an example, which a loaded machine breaks, and leaves no database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.launch.preload import PreloadedParent
+
+# As many are made before the collector looks, where Python would let it look after 700.
+GARBAGE_OBJECTS = 50_000
+SPOILING = str(Path(__file__).parent / "spoiling")
 
 settings.register_profile(
     "lockstep", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -18,8 +25,31 @@ settings.register_profile(
 settings.load_profile("lockstep")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what was collected out of the garbage collector's sight: thousands of items and the modules of all tests.
+
+    It stays to the end, so that every later look through it would be in vain.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        # Searches keep much of what they make.
+        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+
+
 @pytest.fixture(scope="session")
 def parent() -> Iterator[PreloadedParent]:
-    """One a session: it imports torch, which takes longer than to fork a server."""
-    with PreloadedParent.start() as started:
+    """One a session: it imports torch, which takes longer than to fork a server.
+
+    A test that breaks processes of its servers writes a ``spoil.py`` and starts them from the folder that it is in.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", SPOILING + os.pathsep + os.environ.get("PYTHONPATH", ""))
+        started = PreloadedParent.start()
+    with started:
         yield started

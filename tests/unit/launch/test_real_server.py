@@ -32,7 +32,7 @@ from engine.settings import ServerSettings
 END_BOUND_S = 2.0
 START_BOUND_S = 60.0
 CLIENT_TIMEOUT_S = 20.0
-STEP_TIMEOUT_S = 2.0
+STEP_TIMEOUT_S = 1.0
 
 
 class Server:

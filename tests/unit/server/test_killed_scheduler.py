@@ -16,7 +16,7 @@ from scripted import ScriptedServer, ScriptedSim, ScriptFailed, ServerDied
 from scripted.server.survivor import result_of_survivor
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
-# Run by every interpreter that starts with this folder on its path: the front end's is one of them.
+# Run by every process of the server: the front end is one of them.
 TELLS_TOO_LITTLE = """
 from engine.frontend import process
 from engine.frontend.errors import ApiError
@@ -119,12 +119,13 @@ def test_a_copy_that_leaves_no_result_has_not_passed(parent: PreloadedParent) ->
         server.run(ends_in_the_copy)
 
 
-def test_a_front_end_that_does_not_name_the_scheduler_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TELLS_TOO_LITTLE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def test_a_front_end_that_does_not_name_the_scheduler_is_found(
+    parent: PreloadedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spoil.py").write_text(TELLS_TOO_LITTLE)
+    monkeypatch.chdir(tmp_path)
     with (
-        PreloadedParent.start() as broken,
-        ScriptedServer.start(CONFIG, parent=broken) as server,
+        ScriptedServer.start(CONFIG, parent=parent) as server,
         pytest.raises(ScriptFailed, match=r"these clients were not told so in time: scripted-1;.*something is wrong"),
     ):
         server.run(kills)

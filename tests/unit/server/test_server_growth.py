@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,14 @@ from scripted import ScriptedServer, ScriptFailed
 
 CONFIG = EngineConfig(chunked_prefill_size=64)
 STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
-# Run by every interpreter that starts with this folder on its path. A file says what is kept: by the front end its
-# answered calls or a descriptor; by a stage's process, which with one stage is the scheduler's, every spec; by the
-# scheduler's process what it told the stages to do.
+# Run by every process of the server. It is told what is kept: by the front end its answered calls or a descriptor; by
+# a stage's process, which with one stage is the scheduler's, every spec; by the scheduler's process what it told the
+# stages to do.
 KEEPERS = """
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from engine.frontend import engine_client
 from engine.model import sampling
 from engine.pipeline import staged
-
-def keeps(what):
-    return Path(os.environ["WHAT_IS_KEPT"]).read_text() == what
 
 class Kept(dict):
     def pop(self, key, default=None):
@@ -39,22 +33,22 @@ note = staged.StagedPipeline._note_completion
 
 def start_and_keep(client, private_dir):
     start_client(client, private_dir)
-    if keeps("answered calls"):
+    if KEPT == "answered calls":
         client._calls = Kept()
 
 def start_and_open(client, message):
-    if keeps("a descriptor"):
+    if KEPT == "a descriptor":
         os.dup(0)
     return start_call(client, message)
 
 def adopt_and_keep(sampler, segment):
     adopt(sampler, segment)
-    if keeps("every spec"):
+    if KEPT == "every spec":
         sampler.__dict__.setdefault("_seen", {})[len(sampler.__dict__.get("_seen", ()))] = segment.sampling
 
 def note_and_keep(pipeline, completion):
     note(pipeline, completion)
-    if keeps("every result"):
+    if KEPT == "every result":
         pipeline._awaited[min(0, *pipeline._awaited, 0) - 1] = completion.microbatch_id
 
 engine_client.EngineClient.__init__ = start_and_keep
@@ -86,27 +80,18 @@ def keeps_a_file(t):
 # -- tests --
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that says what is kept."""
-    file = tmp_path_factory.mktemp("kept") / "what"
-    file.write_text("nothing")
-    return file
-
-
-@pytest.fixture(scope="module")
-def keepers(kept: Path) -> Iterator[PreloadedParent]:
-    (kept.parent / "sitecustomize.py").write_text(KEEPERS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{kept.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        patch.setenv("WHAT_IS_KEPT", str(kept))
-        started = PreloadedParent.start()
-    with started:
-        yield started
-
-
 @pytest.mark.parametrize("config", [CONFIG, STAGED], ids=["one stage", "two stages"])
 def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig, parent: PreloadedParent) -> None:
+    check_that_it_passes(config, parent)
+
+
+def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
+    """As on macOS."""
+    monkeypatch.setattr("scripted.server.growth._TABLES", (Path("/no/such/table"),))
+    check_that_it_passes(CONFIG, parent)
+
+
+def check_that_it_passes(config: EngineConfig, parent: PreloadedParent) -> None:
     with ScriptedServer.start(config, parent=parent) as server:
         for _ in range(3):
             server.run(does_everything)
@@ -131,10 +116,16 @@ def test_a_scheduler_process_that_keeps_a_descriptor_is_named(parent: PreloadedP
     ],
 )
 def test_a_process_that_keeps_something_is_named(
-    config: EngineConfig, what: str, found: str, kept: Path, keepers: PreloadedParent
+    config: EngineConfig,
+    what: str,
+    found: str,
+    parent: PreloadedParent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept.write_text(what)
-    with ScriptedServer.start(config, parent=keepers) as server:
+    (tmp_path / "spoil.py").write_text(f"KEPT = {what!r}\n{KEEPERS}")
+    monkeypatch.chdir(tmp_path)
+    with ScriptedServer.start(config, parent=parent) as server:
         with pytest.raises(ScriptFailed, match=found):
             server.run(does_everything)
         assert not server.usable

@@ -1,13 +1,11 @@
 """A stage whose forward never returns: a deadlock, a loop, and a C call that keeps the interpreter's lock.
 
-The stage is broken from outside, by a module that Python imports at the start of every process; the engine has no
-switch for it. Each is told within the script's own limit, with the line that every process stands at.
+The stage is broken from outside. Each is told within the script's own limit, with the line that every process stands
+at.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,13 +18,18 @@ from scripted import ScriptedServer, ScriptOptions, ScriptTimeout
 PP2 = EngineConfig(pp_size=2, chunked_prefill_size=64)
 LIMITS = ScriptOptions(result_timeout_s=1.0, timeout_s=30.0)
 
-BREAKS_THE_SECOND_STAGE = """
+# Run by every process of the server. Once there is a file of this name in its folder, the second stage does what that
+# says instead of computing.
+NOTE = "note"
+BREAKS_THE_SECOND_STAGE = f"""
 import ctypes
-import importlib.util
-import os
-import sys
 import threading
 from pathlib import Path
+
+from engine.model.runner import StageRunner
+
+NOTE = Path("{NOTE}").absolute()
+whole = StageRunner.forward
 
 
 def waits_for_itself():
@@ -44,53 +47,14 @@ def keeps_the_interpreter():
     ctypes.PyDLL(None).sleep(3600)
 
 
-def break_forward(module):
-    whole = module.StageRunner.forward
-    note = Path(os.environ["STUCK_FORWARD"])
-
-    def forward(self, *args):
-        if self.stage == 1 and note.exists():
-            globals()[note.read_text()]()
-        return whole(self, *args)
-
-    module.StageRunner.forward = forward
+def forward(self, *args):
+    if self.stage == 1 and NOTE.exists():
+        globals()[NOTE.read_text()]()
+    return whole(self, *args)
 
 
-class Finder:
-    def find_spec(self, name, path, target=None):
-        if name != "engine.model.runner":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def load_and_break(module):
-            load(module)
-            break_forward(module)
-
-        spec.loader.exec_module = load_and_break
-        return spec
-
-
-sys.meta_path.insert(0, Finder())
+StageRunner.forward = forward
 """
-
-
-@pytest.fixture(scope="module")
-def note(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Once this file is there, the second stage does what it says instead of computing."""
-    return tmp_path_factory.mktemp("stuck") / "note"
-
-
-@pytest.fixture(scope="module")
-def parent(note: Path) -> Iterator[PreloadedParent]:
-    (note.parent / "sitecustomize.py").write_text(textwrap.dedent(BREAKS_THE_SECOND_STAGE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(note.parent))
-        patch.setenv("STUCK_FORWARD", str(note))
-        started = PreloadedParent.start()
-    with started:
-        yield started
 
 
 def gets_stuck(t, note, how):
@@ -101,14 +65,17 @@ def gets_stuck(t, note, how):
 
 
 @pytest.mark.parametrize("how", ["waits_for_itself", "loops", "keeps_the_interpreter"])
-def test_a_forward_that_never_returns_is_told_with_every_stack(how: str, note: Path, parent: PreloadedParent) -> None:
+def test_a_forward_that_never_returns_is_told_with_every_stack(
+    how: str, parent: PreloadedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D06, A06: the report tells what waits from what computes; nothing of the server is left."""
-    note.unlink(missing_ok=True)
+    (tmp_path / "spoil.py").write_text(BREAKS_THE_SECOND_STAGE)
+    monkeypatch.chdir(tmp_path)
     with ScriptedServer.start(PP2, parent=parent) as server:
         assert server.serving is not None
         pids = list(server.serving.pids.values())
         with pytest.raises(ScriptTimeout) as caught:
-            server.run(gets_stuck, str(note), how, options=LIMITS)
+            server.run(gets_stuck, str(tmp_path / NOTE), how, options=LIMITS)
         assert not server.usable
     text = str(caught.value)
     assert "did not come back within 1.0 s: a stage hangs" in text
