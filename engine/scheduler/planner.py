@@ -35,7 +35,6 @@ _DISPATCHED: Final = Place.DISPATCHED
 _RUNNING: Final = Place.RUNNING
 _RETRACTING: Final = Place.RETRACTING
 _MIXED: Final = ForwardMode.MIXED
-_UNKNOWN: Final = (UNKNOWN_TOKEN,)
 
 
 class Plan:
@@ -87,6 +86,8 @@ class Planner:
         # Once, because they are computed and every step asks.
         self._most_requests, self._most_decodes = limits.most_requests, limits.decode_budget_tokens
         self._plans_ahead = limits.async_scheduling
+        # What stands for a token that is not known yet; without planning ahead all are.
+        self._unknown = (UNKNOWN_TOKEN,) if limits.async_scheduling else ()
 
     @property
     def may_plan(self) -> bool:
@@ -393,7 +394,7 @@ class Planner:
             request.rid,
             lease.row,
             start,
-            (tuple(request.ids[start:end]) or _UNKNOWN) + drafts,
+            (tuple(request.ids[start:end]) or self._unknown) + drafts,
             unsent,
             tuple(lease.pages[unsent:]),
             emits,

@@ -59,6 +59,19 @@ def _looks_ahead(request: Request) -> bool:
     return request.grammar is None and not planning_ahead._has_penalty(request.spec)
 
 
+def _never_go_ahead(request: Request) -> bool:
+    del request
+    return False
+
+
+def _go_on_and_on(request: Request) -> bool:
+    before, request.in_flight = request.in_flight, 1
+    try:
+        return before > 0 and _may_go_ahead(request)
+    finally:
+        request.in_flight = before
+
+
 def _forget_penalties(request: Request) -> bool:
     spec: SamplingSpec = request.spec
     plain = msgspec.structs.replace(spec, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0)
@@ -148,6 +161,26 @@ PLANNED_AHEAD: tuple[Mutant, ...] = (
         owner=planner,
         attribute="may_go_ahead",
         replacement=_go_on_to_the_limit,
+    ),
+    Mutant(
+        name="more-than-one-goes-ahead",
+        origin="SGLang pull request 13713: one place for the token of a request that has several on their way",
+        bug="a request is planned ahead again before the first of its tokens is back, with more microbatches in flight",
+        signature="<= 2",
+        test=f"{_TESTS}::test_at_most_one_decode_goes_ahead_beside_prompts",
+        owner=planner,
+        attribute="may_go_ahead",
+        replacement=_go_on_and_on,
+    ),
+    Mutant(
+        name="nothing-goes-ahead",
+        origin="the class of vLLM pull request 29542: requests leave the batch although nothing has ended them",
+        bug="async_scheduling changes nothing: each decode waits for the token before it",
+        signature="a decode was planned ahead",
+        test=f"{_TESTS}::test_two_requests_say_what_they_say_alone",
+        owner=planner,
+        attribute="may_go_ahead",
+        replacement=_never_go_ahead,
     ),
     Mutant(
         name="ahead-of-a-penalty",

@@ -22,6 +22,7 @@ from engine.messages import (
     Generate,
     Grammar,
     GrammarReady,
+    Reply,
     SamplingParams,
     TokenOutput,
     UnloadAdapter,
@@ -85,6 +86,7 @@ class _Translator:
         self._limits = recording.header.limits
         self._recorded = recording.steps
         self._lengths = _lengths_of(replayed)
+        self._stopped = sum([_is_stop(reply) for one in replayed for reply in one.replies])
         self._timed = self._limits.waiting_timeout_s is not None or any(
             _has_deadline(event) for step in recording.steps for event in step.events
         )
@@ -130,6 +132,11 @@ class _Translator:
         """What the schedule does not say."""
         if self._limits.draft_tokens:
             yield "guesses depend on the text, and a schedule has a text of its own: other guesses hold in it"
+        if self._limits.async_scheduling and self._stopped:
+            yield (
+                f"{self._stopped} requests stopped, with a decode planned ahead; in a schedule they are as long, which "
+                "is known in advance"
+            )
         if self._partly_shared:
             yield f"{self._partly_shared} prompts share more of another than a schedule can say; here they share less"
         if self._sampled:
@@ -268,6 +275,10 @@ def _lengths_of(replayed: Sequence[StepRecord]) -> dict[str, list[int]]:
                 # One that did not end by itself would have gone on.
                 lengths.setdefault(reply.rid, []).append(reply.completion_tokens if ended else 1 << 30)
     return lengths
+
+
+def _is_stop(reply: Reply) -> bool:
+    return isinstance(reply, TokenOutput) and reply.finish_reason is FinishReason.STOP
 
 
 def _has_deadline(event: Event) -> bool:

@@ -5,9 +5,10 @@ page is kept until then; what looks back on its tokens is not planned ahead; mem
 what is planned ahead can still be preempted and sent back. Method: one stage with two microbatches in flight; stops,
 aborts, pauses, flushes, failures and retractions while the second one is in flight. Origin: vLLM issues 27878, 26292,
 29379 and 49674, vLLM pull requests 29542, 45357, 48245 and 47900, SGLang issues 14972, 24590 and 34112, SGLang pull
-request 18803; B06, B12, C01. Mutants: a-stop-frees-what-went-ahead, a-token-too-many-is-cached,
-an-output-is-not-cached, a-token-too-many-counts, ahead-of-the-last-token, ahead-of-a-penalty, ahead-of-a-grammar,
-ahead-of-the-urgent, the-wrong-one-gives-way, retraction-forgets-what-went-ahead.
+requests 13713 and 18803; B06, B12, C01. Mutants: a-stop-frees-what-went-ahead, a-token-too-many-is-cached,
+an-output-is-not-cached, a-token-too-many-counts, ahead-of-the-last-token, more-than-one-goes-ahead,
+nothing-goes-ahead, ahead-of-a-penalty, ahead-of-a-grammar, ahead-of-the-urgent, the-wrong-one-gives-way,
+retraction-forgets-what-went-ahead, abort-ignores-in-flight.
 """
 
 from ci.register import register_cpu_ci

@@ -312,7 +312,9 @@ def test_a_hundred_saved_failures_fail_the_same_again() -> None:
     assert [rerun(line).error for line in lines[:10]] == [None] * 10
 
 
-@pytest.mark.parametrize("name", [name for name in list(WORKLOADS)[1::2] if not name.startswith("drafts")])
+@pytest.mark.parametrize(
+    "name", [name for name in list(WORKLOADS)[1::2] if not name.startswith("drafts") and name != "ahead-of-a-stop"]
+)
 def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS[name])
@@ -329,6 +331,15 @@ def test_a_recording_with_guesses_says_that_its_schedule_guesses_otherwise(tmp_p
     assert translation.schedule.config.speculative_algorithm == "ngram"
     assert translation.same_steps < translation.steps
     assert any("guesses depend on the text" in note for note in translation.notes)
+
+
+def test_a_recording_of_stops_with_a_decode_ahead_says_what_its_schedule_knows_in_advance(tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    record_to(path, WORKLOADS["ahead-of-a-stop"])
+    translation = translate(read_recording(path), rerun(str(path)).records)
+    assert translation.schedule.config.async_scheduling
+    assert translation.same_steps < translation.steps
+    assert any(note.startswith("2 requests stopped, with a decode planned ahead") for note in translation.notes)
 
 
 def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Path) -> None:
