@@ -122,7 +122,9 @@ class _UntilDone:
 
 
 class _WithoutGrammars:
-    """What a pipeline says of grammars when no request has one."""
+    """What a pipeline says of grammars when no request has one, and of planning ahead."""
+
+    takes_more = False
 
     def order_grammar(self, order: GrammarOrder) -> None:
         raise AssertionError(f"no request here has a grammar, got {order}")

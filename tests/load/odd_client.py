@@ -68,7 +68,8 @@ def run_odd(parent: PreloadedParent, folder: Path, *, seed: int, count: int, **s
     server = LoadedServer(parent, folder, **settings)
     try:
         asyncio.run(_send_all(server, result, seed, count))
-        server.end()
+        # The operators' log has the whole path of an adapter that cannot be loaded; clients are told its last part.
+        server.end(may_say="could not load the adapter")
     finally:
         server.kill()
         result.complaints += server.complaints
