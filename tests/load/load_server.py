@@ -76,7 +76,7 @@ class LoadedServer:
         return {name: psutil.Process(pid).memory_info().rss / 2**20 for name, pid in self.serving.pids.items()}
 
     def end(self, *, may_say: str | None = None) -> None:
-        """Drain and check that nothing is left: processes, port, files, and no line of the log but what it ``may_say``."""
+        """Drain and check that nothing is left: processes, port, files, and no line of the log that it may not say."""
         self.process.drain()
         self._check_end(expected_status=0)
         lines = (self.folder / "log").read_text().splitlines()
