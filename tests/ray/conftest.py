@@ -1,9 +1,17 @@
-"""Ray Serve is imported before any test's own warnings are errors: its models warn of what pydantic will drop."""
+"""Ray Serve is imported before any test's own warnings are errors: its models warn of what pydantic will drop.
+
+Whether a process shows a token is read when Ray is imported, so the environment says it before.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
 
+from engine.placement.ray_order import ray_defaults
+
+for name, value in ray_defaults().items():
+    os.environ.setdefault(name, value)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import ray.serve  # noqa: F401

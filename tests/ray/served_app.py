@@ -152,7 +152,8 @@ def served(*arguments: str) -> Iterator[ServedApp]:
     finally:
         try:
             app.close()
-            assert app.remains() == []
+            remains = app.remains()
+            assert not remains, f"these remain of the application: {remains}"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
