@@ -107,15 +107,21 @@ class _Parent:
 
     def _take_order(self) -> None:
         frame, fds, _, _ = socket.recv_fds(self._orders, FRAME_BYTES, SOCKETS_AN_ORDER)
-        if not frame or _is_hung_up(self._orders):  # An order of a client that left is for no client.
-            for fd in fds:
-                os.close(fd)
+        if not frame:
             self._over = True
             return
         try:
             request = decode_order(frame)
         except BadFrameError as exc:
             _refuse(fds, f"dropped {len(frame)} bytes that are no order of a server: {exc}")
+            return
+        if isinstance(request, ServeRequest) and request.remove_private_dir:
+            self._folders.append(request.private_dir)
+        if _is_hung_up(self._orders):
+            # Of a client that left, for no client. What it left is removed all the same.
+            for fd in fds:
+                os.close(fd)
+            self._over = True
             return
         if len(fds) != SOCKETS_AN_ORDER:
             _refuse(fds, f"dropped an order of a server that came with {len(fds)} sockets")
@@ -127,8 +133,6 @@ class _Parent:
         if pid == 0:
             _become(request, lifeline_fd, news, parent_pid)
         os.close(lifeline_fd)
-        if isinstance(request, ServeRequest) and request.remove_private_dir:
-            self._folders.append(request.private_dir)
         self._servers[pid] = news
         _tell(news, Forked(pid=pid))
 

@@ -30,8 +30,9 @@ class OwnServer:
     def __init__(self, settings: ServerSettings) -> None:
         """Start it and wait until it is ready. Raises StartupError, with the cause."""
         self._settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
         self._parent = PreloadedParent.start()
+        # From the order on the parent removes it, should this process be killed.
+        self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
         try:
             self._server = self._parent.serve(settings, self._folder, _LOG, remove_private_dir=True)
             serving = self._server.wait_ready(settings.start_timeout_s)

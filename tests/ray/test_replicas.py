@@ -135,9 +135,11 @@ def test_a_client_that_leaves_ends_its_request(app: ServedApp) -> None:
 
 def test_full_engines_refuse_with_the_time_to_come_back(app: ServedApp, client: openai.OpenAI) -> None:
     count = 2 * (ROWS + QUEUED) + 8
-    body = {"text": "full", "sampling_params": sampling(100)}
-    with ThreadPoolExecutor(count) as pool:
-        asked = [pool.submit(httpx.post, f"{app.url}/generate", json=body, timeout=BOUND_S) for _ in range(count)]
+    # Long enough that the first have not ended when the last one comes.
+    body = {"text": "full", "sampling_params": sampling(400)}
+    bounds = httpx.Limits(max_connections=count)
+    with ThreadPoolExecutor(count) as pool, httpx.Client(timeout=BOUND_S, limits=bounds) as http:
+        asked = [pool.submit(http.post, f"{app.url}/generate", json=body) for _ in range(count)]
         answers = [one.result() for one in asked]
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {200, 429}

@@ -1,0 +1,39 @@
+"""Orders of a preloaded parent's client that is gone when they are read."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from engine.launch.parent_process import _Parent
+from engine.launch.preload import ServeRequest
+
+
+def test_an_order_of_a_client_that_was_killed_starts_nothing_and_leaves_no_folder(tmp_path: Path) -> None:
+    """A06: it was killed while the parent imported torch, with its order on the way."""
+    folder = tmp_path / "engine-1"
+    folder.mkdir()
+    request = ServeRequest(
+        settings="{}",
+        private_dir=str(folder),
+        log_path=str(tmp_path / "log"),
+        working_dir=str(tmp_path),
+        import_path=(),
+        remove_private_dir=True,
+    )
+    orders, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lifeline, theirs = socket.socketpair()
+    with orders, lifeline, theirs:
+        with client:
+            socket.send_fds(client, [msgspec.msgpack.encode(request)], [theirs.fileno(), theirs.fileno()])
+        parent = _Parent(orders)
+        parent._take_order()
+        theirs.close()
+        # Nothing of the order is open any more, no server was forked, and the parent's work is over.
+        assert lifeline.recv(1) == b""
+        assert (parent._over, parent._servers) == (True, {})
+        parent.end_servers()
+        parent.remove_folders()
+    assert not folder.exists()
