@@ -34,6 +34,8 @@ class SignalWatch:
         asked = [number for number in STOP_SIGNALS if not (hangup_ignored and number is signal.SIGHUP)]
         watched = [*asked, signal.SIGCHLD]
         self._former = {number: signal.signal(number, _note) for number in watched}
+        # A process that was started by a thread which blocks signals, as Ray's do, would never see them.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
         return self
 
     def __exit__(
