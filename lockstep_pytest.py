@@ -85,12 +85,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
     mutant = _option(config, "mutant")
     if mutant is not None:
-        from scripted.gallery import UnknownMutant, mutant_named
+        from scripted.adapters.lockstep.bugs import UnknownMutant, mutant_named
 
         try:
             mutant_named(mutant)
         except UnknownMutant as exc:
-            # A collected script may be of a subject that knows it.
+            # A collected script may be of an adapter that knows it.
             config.stash[_not_in_the_gallery] = str(exc)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests of one group stay on one worker")
@@ -158,8 +158,8 @@ def pytest_runtest_makereport(
     if report.when == "call" and (counts := item.config.stash[_session].take_counts()):
         report.user_properties.append((_RESULT, counts))
     if call.excinfo is not None and report.failed:
+        from scripted.core.refusals import ScriptDefinitionError
         from scripted.errors import BadCall, ScriptError
-        from scripted.refusals import ScriptDefinitionError
 
         error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
         if isinstance(error, ScriptError):
@@ -289,7 +289,7 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
         session = ScriptedSession(
             mutant=mutant if in_gallery else None,
             every_step=invariants == "step",
-            subject_mutant=mutant,
+            adapter_mutant=mutant,
             device=_option(config, "device"),
             placement=_option(config, "placement"),
             long_options=long_options,
@@ -300,18 +300,18 @@ def _session_of(config: pytest.Config) -> ScriptedSession:
 
 
 def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Raise UsageError for a mutant that neither the gallery nor the subject of a collected script knows.
+    """Raise UsageError for a mutant that neither the gallery nor the adapter of a collected script knows.
 
     A worker of xdist cannot refuse to run; there the scripts fail with the same words.
     """
     if _not_in_the_gallery not in config.stash:
         return
-    from scripted.subject.named import subject_named
+    from scripted.core.named import adapter_named
 
     tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
-    named = {name for test in tests for name in subject_named(test.subject).mutant_names}
+    named = {name for test in tests for name in adapter_named(test.adapter).mutant_names}
     if _option(config, "mutant") not in named:
-        others = f"; the collected subjects have {', '.join(sorted(named))}" if named else ""
+        others = f"; the collected adapters have {', '.join(sorted(named))}" if named else ""
         refusal = f"--mutant: {config.stash[_not_in_the_gallery]}{others}"
         if not hasattr(config, "workerinput"):
             raise pytest.UsageError(refusal)
@@ -319,5 +319,5 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _group_of(test: ScriptedTest) -> str:
-    words = f"{test.subject} {test.config!r}"
+    words = f"{test.adapter} {test.config!r}"
     return "scripted-" + hashlib.blake2b(words.encode(), digest_size=6).hexdigest()

@@ -24,7 +24,7 @@ from engine.scheduler import StepResult, run_loop
 from engine.scheduler.ports import Pipeline
 from engine.scheduler_process.inbox import MAX_MESSAGES_A_STEP
 from engine.settings import ServerSettings
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

@@ -13,10 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
 from engine.interruption import interruptible
-from scripted.explore.ray_pool import RayPool, ray_pool
-from scripted.explore.strategies import StrategyName
-from scripted.explore.units import SearchPlan, Unit, UnitResult
-from scripted.server.ray_cluster import LocalCluster
+from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
+from scripted.search.ray_pool import RayPool, ray_pool
+from scripted.search.strategies import StrategyName
+from scripted.search.units import SearchPlan, Unit, UnitResult
 
 __all__ = ["main"]
 

@@ -31,7 +31,7 @@ from engine.messages import Event, Generate, SamplingParams
 from engine.recording import RecordingFile, RecordingGate
 from engine.scheduler import Gate, Scheduler, Step, StepResult
 from engine.settings import ServerSettings
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 __all__ = ["measure"]
 

@@ -21,7 +21,7 @@ from engine.interruption import interruptible
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Scheduler
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 REQUESTS = 3
 PROMPT_TOKENS = 125

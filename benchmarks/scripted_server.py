@@ -16,9 +16,9 @@ import msgspec
 
 from benchmarks.measurement import Measurement
 from engine.launch.preload import PreloadedParent
+from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
 from scripted.script.decorator import spec_of
-from scripted.server.runner import ScriptedServer
 
 __all__ = ["measure"]
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scripted.adapters.lockstep.server.runner import ScriptedServer
+    from scripted.adapters.lockstep.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
+    from scripted.adapters.lockstep.sim.runner import ScriptedSim
+    from scripted.core.refusals import ScriptDefinitionError
     from scripted.errors import (
         BadCall,
         BudgetSpent,
@@ -20,14 +24,10 @@ if TYPE_CHECKING:
         UnknownName,
     )
     from scripted.gate.run import ScriptSucceeded
-    from scripted.refusals import ScriptDefinitionError
     from scripted.rig.handle import RequestHandle
     from scripted.script.decorator import scripted
     from scripted.script.options import ScriptOptions
     from scripted.script.t import ScriptContext
-    from scripted.server.runner import ScriptedServer
-    from scripted.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
-    from scripted.sim.runner import ScriptedSim
 
 __all__ = [
     "BadCall",
@@ -56,7 +56,7 @@ __all__ = [
 # Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
 # project did not write is searched without its engine.
 _ERRORS = "scripted.errors"
-_WIRE = "scripted.server.wire"
+_WIRE = "scripted.adapters.lockstep.server.wire"
 _LAZY = {
     "BadCall": _ERRORS,
     "BudgetSpent": _ERRORS,
@@ -65,15 +65,15 @@ _LAZY = {
     "RequestRefused": _ERRORS,
     "RunScript": _WIRE,
     "ScriptContext": "scripted.script.t",
-    "ScriptDefinitionError": "scripted.refusals",
+    "ScriptDefinitionError": "scripted.core.refusals",
     "ScriptError": _ERRORS,
     "ScriptFailed": _ERRORS,
     "ScriptFailedReply": _WIRE,
     "ScriptOptions": "scripted.script.options",
     "ScriptSucceeded": "scripted.gate.run",
     "ScriptTimeout": _ERRORS,
-    "ScriptedServer": "scripted.server.runner",
-    "ScriptedSim": "scripted.sim.runner",
+    "ScriptedServer": "scripted.adapters.lockstep.server.runner",
+    "ScriptedSim": "scripted.adapters.lockstep.sim.runner",
     "ServerDied": _ERRORS,
     "ServerDirty": _ERRORS,
     "Shutdown": _WIRE,

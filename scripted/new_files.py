@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from scripted.refusals import ScriptDefinitionError
+from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["command_of", "has_suites", "render_source", "write_new"]
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from scripted.core.named import OWN, adapter_named
+from scripted.core.protocol import ScriptedAdapter, ScriptEnded
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ServerDirty
-from scripted.refusals import ScriptDefinitionError
 from scripted.script.arguments import check_plain
 from scripted.script.decorator import ScriptedTest, run_tests_with
-from scripted.subject.named import OWN, subject_named
-from scripted.subject.protocol import ScriptedSubject, ScriptEnded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from engine.config import EngineConfig
+    from scripted.adapters.lockstep.server.pool import ServerPool
+    from scripted.adapters.lockstep.server.runner import ScriptedServer
+    from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.script.options import ScriptOptions
-    from scripted.server.pool import ServerPool
-    from scripted.server.runner import ScriptedServer
-    from scripted.sim.runner import ScriptedSim
 
 __all__ = ["ScriptedSession", "current_session", "set_session"]
 
@@ -34,7 +34,7 @@ __all__ = ["ScriptedSession", "current_session", "set_session"]
 class ScriptedSession:
     """Runs decorated tests: with ``mutant`` switched on, and the books audited after each step if ``every_step``.
 
-    ``subject_mutant`` is switched on in the subjects that know it, the others run as they are. Servers compute on
+    ``adapter_mutant`` is switched on in the adapters that know it, the others run as they are. Servers compute on
     ``device`` where one is given. With another ``placement`` than local every engine of several stages in the server
     tier has them there. ``long_options`` are those short names of options that mean something else in this project.
     """
@@ -44,13 +44,13 @@ class ScriptedSession:
         *,
         mutant: str | None = None,
         every_step: bool = True,
-        subject_mutant: str | None = None,
+        adapter_mutant: str | None = None,
         device: str | None = None,
         placement: str = "local",
         long_options: Collection[str] = (),
     ) -> None:
         self.mutant = mutant
-        self.subject_mutant = subject_mutant
+        self.adapter_mutant = adapter_mutant
         self.every_step = every_step
         self.device = device
         self.placement = placement
@@ -70,8 +70,8 @@ class ScriptedSession:
         options = msgspec.structs.replace(
             test.options, check_every_step=self.every_step, replay=self._replay_command(test, tier)
         )
-        if test.subject != OWN:
-            self.ended = self._run_on_subject(test, options, arguments)
+        if test.adapter != OWN:
+            self.ended = self._run_on_adapter(test, options, arguments)
             return
         check_plain(arguments)
         with self.harness(test.config, tier, placement=test.placement) as harness:
@@ -87,12 +87,12 @@ class ScriptedSession:
         with self.harness(test.config, tier, placement=test.placement) as fresh:
             self.ended = fresh.run(test.script, options=options, **arguments)
 
-    def _run_on_subject(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
+    def _run_on_adapter(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
         __tracebackhide__ = True
-        # @scripted has refused subjects that run no scripts.
-        subject = cast("ScriptedSubject", subject_named(test.subject))
-        mutant = self.subject_mutant if self.subject_mutant in subject.mutant_names else None
-        return subject.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
+        # @scripted has refused adapters that run no scripts.
+        adapter = cast("ScriptedAdapter", adapter_named(test.adapter))
+        mutant = self.adapter_mutant if self.adapter_mutant in adapter.mutant_names else None
+        return adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 
     def take_counts(self) -> dict[str, int] | None:
         """What the script of the present test compared and left, by name; None when none has passed."""
@@ -107,7 +107,7 @@ class ScriptedSession:
         """An engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
         mutant = mutant or self.mutant
         if tier == "sim":
-            from scripted.sim.runner import ScriptedSim
+            from scripted.adapters.lockstep.sim.runner import ScriptedSim
 
             return ScriptedSim.start(config, mutant=mutant)
         if self.device is not None:
@@ -123,7 +123,7 @@ class ScriptedSession:
 
     def _servers(self) -> ServerPool:
         if self._pool is None:
-            from scripted.server.pool import ServerPool
+            from scripted.adapters.lockstep.server.pool import ServerPool
 
             self._pool = ServerPool()
         return self._pool
@@ -133,9 +133,9 @@ class ScriptedSession:
         shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
         node = self.node_id or f"{shown}::{test.script.__name__}[{tier}]"
         options = {"--tier": tier}
-        if named := self.mutant if test.subject == OWN else self.subject_mutant:
+        if named := self.mutant if test.adapter == OWN else self.adapter_mutant:
             options["--mutant"] = named
-        if self.every_step == bool(self.subject_mutant or self.mutant):  # not as it is without the option
+        if self.every_step == bool(self.adapter_mutant or self.mutant):  # not as it is without the option
             options["--invariants"] = "step" if self.every_step else "end"
         if tier == "server" and self.device is not None:
             options["--device"] = self.device

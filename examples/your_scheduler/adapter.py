@@ -1,13 +1,12 @@
-"""The adapter: the scheduler beside this file as a subject of the search.
+"""The adapter: the scheduler beside this file as an adapter of the search.
 
-``scripted explore --subject examples/your_scheduler/adapter.py``
+``scripted explore --adapter examples/your_scheduler/adapter.py``
 """
 
 import msgspec
 from scheduler import Request, Scheduler, Work
 
-from scripted.explore.forks import Copier
-from scripted.portable import (
+from scripted.sdk import (
     Abort,
     Add,
     Answer,
@@ -16,12 +15,13 @@ from scripted.portable import (
     Capabilities,
     FlushCache,
     Limits,
-    PortableSubject,
     Refused,
+    SchedulerAdapter,
     Share,
     Stepped,
     Tokens,
 )
+from scripted.search.forks import Copier
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -97,9 +97,9 @@ class Machine:
         return Batch(id=self.launched, shares=tuple(shares))
 
 
-def subject_of(name, machine):
+def adapter_of(name, machine):
     """What such a machine declares."""
-    return PortableSubject(
+    return SchedulerAdapter(
         name,
         config=Config,
         machine=machine,
@@ -116,4 +116,4 @@ def subject_of(name, machine):
     )
 
 
-SUBJECT = subject_of("your-scheduler", Machine)
+ADAPTER = adapter_of("your-scheduler", Machine)

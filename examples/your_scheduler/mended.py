@@ -1,9 +1,9 @@
-"""The same subject with the bug mended: what a request computed after its end is not shared.
+"""The same adapter with the bug mended: what a request computed after its end is not shared.
 
-``scripted explore --subject examples/your_scheduler/mended.py``
+``scripted explore --adapter examples/your_scheduler/mended.py``
 """
 
-from adapter import Config, Machine, subject_of
+from adapter import Config, Machine, adapter_of
 from scheduler import Scheduler
 
 
@@ -23,4 +23,4 @@ class MendedMachine(Machine):
         self.scheduler = MendedScheduler(config.blocks, config.block_size, config.batch_tokens, config.batch_requests)
 
 
-SUBJECT = subject_of("mended", MendedMachine)
+ADAPTER = adapter_of("mended", MendedMachine)

@@ -1,6 +1,6 @@
 """The same scheduler with priorities, and with preemption by swap: blocks go to host memory and come back.
 
-``scripted explore --subject examples/your_scheduler/swapping.py``
+``scripted explore --adapter examples/your_scheduler/swapping.py``
 """
 
 from collections import deque
@@ -8,8 +8,8 @@ from collections import deque
 from adapter import Config, Machine
 from mended import MendedScheduler
 
-from scripted.explore.forks import Copier
-from scripted.portable import Add, Batch, Capabilities, Limits, PortableSubject
+from scripted.sdk import Add, Batch, Capabilities, Limits, SchedulerAdapter
+from scripted.search.forks import Copier
 
 
 class SwapConfig(Config, frozen=True):
@@ -112,7 +112,7 @@ class SwappingMachine(Machine):
         return Batch(id=launched.id, shares=launched.shares, copies=self.scheduler.take_copies())
 
 
-SUBJECT = PortableSubject(
+ADAPTER = SchedulerAdapter(
     "swapping",
     config=SwapConfig,
     machine=SwappingMachine,

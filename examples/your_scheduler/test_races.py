@@ -2,10 +2,10 @@
 
 from scripted import scripted
 
-SUBJECT = "examples/your_scheduler/mended.py"
+ADAPTER = "examples/your_scheduler/mended.py"
 
 
-@scripted(subject=SUBJECT, must_reach=["a batch of an aborted request is in flight"])
+@scripted(adapter=ADAPTER, must_reach=["a batch of an aborted request is in flight"])
 def test_a_flush_while_the_batch_of_an_aborted_request_is_in_flight(t):
     """The flush finds nothing in use; the result of the batch comes after it."""
     a = t.start_req("a", prompt_len=4, max_new_tokens=1)
@@ -19,7 +19,7 @@ def test_a_flush_while_the_batch_of_an_aborted_request_is_in_flight(t):
     yield from t.run_until_finished(c)
 
 
-@scripted(subject=SUBJECT, blocks=5, must_reach=["a preempted request computes again"])
+@scripted(adapter=ADAPTER, blocks=5, must_reach=["a preempted request computes again"])
 def test_a_preempted_request_comes_back(t):
     """Two requests that do not fit together say what each says alone."""
     requests = [t.start_req(prompt_len=6, prompt_seed=seed, max_new_tokens=8) for seed in range(2)]

@@ -14,9 +14,9 @@ import typer
 
 from engine.errors import EngineError
 from engine.output_files import print_every_character, require_writable, told_of, write_output
+from scripted.adapters.lockstep.bugs import UnknownMutant
 from scripted.cli.search import add_commands
-from scripted.gallery import UnknownMutant
-from scripted.refusals import HarnessError, ScriptDefinitionError
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
 
 __all__ = ["app", "main"]
 
@@ -151,8 +151,8 @@ def shell(
 ) -> None:
     """Debug the scheduler by hand, step by step. A session can be read: scripted shell < session.txt."""
     from engine.config import EngineConfig
+    from scripted.adapters.lockstep.bugs import mutant_named
     from scripted.cli.single_run import console
-    from scripted.gallery import mutant_named
     from scripted.shell import DebugSession, FilePrompt, TerminalPrompt
 
     if tier is not Tier.SIM:
@@ -195,7 +195,7 @@ def gallery(context: typer.Context) -> None:
 @gallery_app.command("list")
 def list_mutants() -> None:
     """Every mutant, with its bug, its origin and its test."""
-    from scripted.gallery import MUTANTS
+    from scripted.adapters.lockstep.bugs import MUTANTS
 
     for mutant in MUTANTS:
         typer.echo(f"{mutant.name}\n  bug:    {mutant.bug}\n  origin: {mutant.origin}")
@@ -209,8 +209,8 @@ def run_mutants(
     tier: Annotated[Tier | None, typer.Option(help="default: all that the test names")] = None,
 ) -> None:
     """Run the test of a mutant without and with it. It must pass without, and fail with it as the bug did."""
+    from scripted.adapters.lockstep.bugs import MUTANTS, mutant_named
     from scripted.cli.single_run import show_mutant
-    from scripted.gallery import MUTANTS, mutant_named
 
     if (name is None) != everything:
         _refuse("give the name of one mutant, or --all; `scripted gallery list` shows them")

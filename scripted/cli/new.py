@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.config import EngineConfig
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.new_files import command_of, has_suites, render_source, write_new
-from scripted.refusals import ScriptDefinitionError
 
 __all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_new"]
 

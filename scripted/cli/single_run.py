@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from scripted.gallery import Mutant, mutant_named
-from scripted.refusals import ScriptDefinitionError
+from scripted.adapters.lockstep.bugs import Mutant, mutant_named
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
@@ -150,10 +150,10 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
 def started(test: ScriptedTest, tier: str, mutant: str | None) -> AbstractContextManager[Harness]:
     """A harness of the test's configuration in one tier."""
     if tier == "sim":
-        from scripted.sim.runner import ScriptedSim
+        from scripted.adapters.lockstep.sim.runner import ScriptedSim
 
         return ScriptedSim.start(test.config, mutant=mutant)
-    from scripted.server.runner import ScriptedServer
+    from scripted.adapters.lockstep.server.runner import ScriptedServer
 
     return ScriptedServer.start(test.config, mutant=mutant, placement=test.placement)
 

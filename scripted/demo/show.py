@@ -19,15 +19,15 @@ from rich.table import Table
 
 from engine.launch.preload import PreloadedParent
 from engine.output_files import write_output
+from scripted.adapters.lockstep.bugs import Mutant, mutant_named
+from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
 from scripted.demo.story import Race
 from scripted.errors import ServerDied
-from scripted.gallery import Mutant, mutant_named
 from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
 from scripted.report.trace import Trace
 from scripted.script.decorator import spec_of
-from scripted.server.runner import ScriptedServer
 from scripted.traced_run import RecordedRun, run_recorded
 
 __all__ = ["run_demo"]

@@ -11,7 +11,7 @@ from typing import Self
 
 from engine.messages import CallAnswer, FlushCache, TokenOutput
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import plural, printable
+from scripted.core.phrases import plural, printable
 from scripted.report.timeline.positions import in_window
 from scripted.report.wording import answer_text
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+from scripted.core.phrases import nearest, text_of
 from scripted.errors import BadCall
-from scripted.phrases import nearest, text_of
 
 __all__ = ["Departure", "error_text", "no_departure", "without_debugger"]
 

@@ -15,8 +15,8 @@ import msgspec
 from engine.errors import ProcessDiedError
 from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
-from scripted.checks.growth import Grown
-from scripted.checks.tokens_alone import Compared
+from scripted.adapters.lockstep.oracle.growth import Grown
+from scripted.adapters.lockstep.oracle.tokens_alone import Compared
 from scripted.errors import NotIdle, Overdue
 from scripted.gate.interruptions import error_text, no_departure, without_debugger
 from scripted.report.failure import FailureKind, FailureReport

@@ -14,11 +14,11 @@ from engine.errors import ProcessDiedError
 from engine.integrity import audit
 from engine.messages import Abort, ClientMessage, FinishReason
 from engine.scheduler import Scheduler, Step, StepResult
-from scripted.checks.counters import check_sizes
-from scripted.checks.delivery import check_answers
-from scripted.checks.growth import check_growth, check_stages
-from scripted.checks.step_checks import Checks
-from scripted.checks.tokens_alone import Oracle
+from scripted.adapters.lockstep.oracle.counters import check_sizes
+from scripted.adapters.lockstep.oracle.delivery import check_answers
+from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
+from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.oracle.tokens_alone import Oracle
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
 from scripted.gate.run import RunSource, ScriptRun

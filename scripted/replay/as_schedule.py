@@ -31,7 +31,7 @@ from engine.messages import (
 from engine.plan import Microbatch
 from engine.recording import RecordedStep, Recording, RecordingError
 from engine.scheduler import StepRecord
-from scripted.actions import (
+from scripted.adapters.lockstep.actions import (
     Action,
     AdvanceClock,
     HoldGrammars,
@@ -42,9 +42,9 @@ from scripted.actions import (
     ReleaseResults,
     action_of,
 )
-from scripted.explore.execution import record
-from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.configs import limits_of
+from scripted.adapters.lockstep.configs import limits_of
+from scripted.core.schedule import Schedule
+from scripted.search.execution import record
 
 __all__ = ["Translation", "translate"]
 

@@ -12,18 +12,18 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.recording import Recording, RecordingError, read_recording
-from scripted.explore.console import save_test
-from scripted.explore.shrinking import shrink
-from scripted.gallery.mutants import switched_on
-from scripted.portable.recording import is_portable_recording
-from scripted.refusals import ScriptDefinitionError
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.core.named import OWN
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
 from scripted.replay.as_schedule import translate
 from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh_process
 from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
 from scripted.report.wording import event_text
-from scripted.subject.named import OWN
-from scripted.subject.schedule import Schedule
+from scripted.sdk.recording import is_portable_recording
+from scripted.search.console import save_test
+from scripted.search.shrinking import shrink
 
 __all__ = ["replay_recording", "replay_schedule"]
 
@@ -48,7 +48,7 @@ def replay_schedule(
     _show(console, run)
     if trace is not None:
         _write_trace(
-            trace, run, schedule.subject.config_words(schedule.config), title=_title_of(schedule), mutant=mutant
+            trace, run, schedule.adapter.config_words(schedule.config), title=_title_of(schedule), mutant=mutant
         )
     if to_script is not None and not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
         return False

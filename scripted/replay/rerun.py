@@ -16,14 +16,14 @@ from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recordin
 from engine.recording.checkpoint import restored
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
-from scripted.checks.step_checks import Checks
-from scripted.explore.execution import record
-from scripted.gallery.mutants import switched_on
-from scripted.portable.recording import is_portable_recording, read_portable_recording, replayed
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.core.named import adapter_named
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
 from scripted.rig.history import record_step
-from scripted.subject.named import subject_named
-from scripted.subject.schedule import Schedule
-from scripted.subject.violation import Violation
+from scripted.sdk.recording import is_portable_recording, read_portable_recording, replayed
+from scripted.search.execution import record
 
 __all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_in_fresh_process"]
 
@@ -67,7 +67,7 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
         with switched_on(mutant):
             return _replay(Path(target), until, last_steps)
     schedule = Schedule.parse(target)
-    with schedule.subject.switched_on(mutant):
+    with schedule.adapter.switched_on(mutant):
         return _run(schedule, until)
 
 
@@ -107,7 +107,7 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
     outcome, records = record(schedule)
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
-    shown, limits = schedule.subject.as_trace(records[:until], schedule.config)
+    shown, limits = schedule.adapter.as_trace(records[:until], schedule.config)
     return Rerun(tuple(shown), limits, error)
 
 
@@ -185,10 +185,10 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
 
 def _replay_portable(path: Path, until: int | None, mutant: str | None) -> Rerun:
     recording = read_portable_recording(path)
-    subject = subject_named(recording.header.subject)
-    with subject.switched_on(mutant):
+    adapter = adapter_named(recording.header.adapter)
+    with adapter.switched_on(mutant):
         again = replayed(recording, until=until)
-    shown, limits = subject.as_trace(again.records, again.config)
+    shown, limits = adapter.as_trace(again.records, again.config)
     return Rerun(tuple(shown), limits, again.error, again.differs, again.recorded_error)
 
 

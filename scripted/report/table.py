@@ -17,7 +17,7 @@ from rich.text import Text
 
 from engine.limits import Limits
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import printable, short_rid
+from scripted.core.phrases import printable, short_rid
 from scripted.report.timeline.positions import Launch, controls_of, in_window, launches, pipeline_at, queues_are_clear
 from scripted.report.wording import call_names, event_text, microbatch_text, reply_text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from scripted.phrases import plural
+from scripted.core.phrases import plural
 
 __all__ = ["NOT_COMPARED", "SummaryOfScripts"]
 

@@ -24,8 +24,8 @@ from engine.messages import (
 )
 from engine.plan import AdapterChange, ForwardMode, Microbatch, Segment
 from engine.scheduler.ports import StepRecord
-from scripted.actions import name_in_answers, words_of
-from scripted.phrases import printable, short_rid
+from scripted.adapters.lockstep.actions import name_in_answers, words_of
+from scripted.core.phrases import printable, short_rid
 
 __all__ = [
     "answer_text",

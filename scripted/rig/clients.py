@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.messages import FinishReason, Reply
-from scripted.actions import AdministrativeCall
+from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.errors import BadCall
 from scripted.rig.values import Listed, Nameless, Status, Word
 

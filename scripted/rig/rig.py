@@ -25,14 +25,14 @@ from engine.messages import (
     Reply,
 )
 from engine.scheduler import Scheduler, Step
+from scripted.core.clock import VirtualClock
+from scripted.core.results import Results
+from scripted.core.violation import Violation
 from scripted.errors import BadCall
 from scripted.rig.grammars import HeldGrammars
 from scripted.rig.history import Handles, History
 from scripted.rig.start_over import start_over
 from scripted.rig.world import World
-from scripted.subject.clock import VirtualClock
-from scripted.subject.results import Results
-from scripted.subject.violation import Violation
 
 __all__ = ["HARNESS_CALL", "Rig", "judge_nothing"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from scripted.core.phrases import nearest
 from scripted.errors import BadCall
-from scripted.phrases import nearest
 
 __all__ = ["Condition", "Listed", "ListedList", "Named", "Nameless", "Status", "Word"]
 

@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Final, TypeVar
 
+from scripted.core.phrases import nearest
 from scripted.errors import BadCall, UnknownName
-from scripted.phrases import nearest
 from scripted.rig.values import Nameless
 
 __all__ = ["Asked", "Method", "check_count", "check_predicate", "several", "truth_of"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from scripted.core.clock import VirtualClock
 from scripted.errors import BadCall
 from scripted.script.asked import Asked
-from scripted.subject.clock import VirtualClock
 
 __all__ = ["ScriptClock"]
 

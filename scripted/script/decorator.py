@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from scripted.phrases import nearest
-from scripted.refusals import ScriptDefinitionError
+from scripted.core.named import OWN, adapter_named
+from scripted.core.phrases import nearest
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.options import DEFAULT_MAX_STEPS, DEFAULT_TIMEOUT_S, ScriptOptions
 from scripted.script.source import code_of, file_of, idle_statements
-from scripted.subject.named import OWN, subject_named
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -50,11 +50,11 @@ _defined: dict[tuple[str, str], int] = {}
 class ScriptedTest(msgspec.Struct, frozen=True, kw_only=True):
     """What a decorated test is: its configuration, tiers and options, and the generator function itself.
 
-    ``config`` is an EngineConfig, or of the subject that has the name ``subject``.
+    ``config`` is an EngineConfig, or of the adapter that has the name ``adapter``.
     """
 
     config: Any
-    subject: str = OWN
+    adapter: str = OWN
     tiers: tuple[str, ...]
     options: ScriptOptions
     script: Callable[..., Any]
@@ -86,7 +86,7 @@ def run_tests_with(runner: TestRunner) -> None:
 def scripted(
     config: EngineConfig | Any = None,
     *,
-    subject: str | None = None,
+    adapter: str | None = None,
     tiers: Sequence[str] = TIERS,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_steps: int = DEFAULT_MAX_STEPS,
@@ -98,16 +98,16 @@ def scripted(
     """Run a generator function as a pytest test on an engine of this configuration, once in each tier.
 
     The function takes ``t`` first, then fixtures and parameters as any test does. ``oracle=False`` leaves out the
-    comparison with each request run alone. ``placement`` says where the stages of the server tier are. With ``subject``
+    comparison with each request run alone. ``placement`` says where the stages of the server tier are. With ``adapter``
     it runs on that scheduler, in the sim tier only, and ``settings`` are the values of its configuration that are not
     at their default. Raises ScriptDefinitionError, with the reason, for what cannot be a script.
     """
     _check_tiers(tiers)
-    if subject is None:
+    if adapter is None:
         _check_engine(config, settings)
         _check_placement(placement, config)
     else:
-        _check_options(subject, tiers, oracle=oracle)
+        _check_options(adapter, tiers, oracle=oracle)
     options = ScriptOptions(
         timeout_s=timeout_s,
         max_steps=max_steps,
@@ -120,8 +120,8 @@ def scripted(
         function: Callable[..., Any] = given.__func__ if isinstance(given, staticmethod) else given
         instance, parameters = _check_script(function)
         made = ScriptedTest(config=config, tiers=tuple(tiers), options=options, script=function, placement=placement)
-        if subject is not None:
-            made = _on_subject(made, subject, settings)
+        if adapter is not None:
+            made = _on_adapter(made, adapter, settings)
 
         @functools.wraps(function)
         def test(*instances: object, **arguments: Any) -> None:
@@ -165,7 +165,7 @@ def _check_engine(config: object, settings: Mapping[str, Any]) -> None:
     if not isinstance(config, EngineConfig):
         raise ScriptDefinitionError(
             f"@scripted takes an EngineConfig, got {config!r}; write @scripted(EngineConfig(...)) above the function, "
-            "or @scripted(subject=...) for another scheduler"
+            "or @scripted(adapter=...) for another scheduler"
         )
     for name in settings:
         known = [option for option in inspect.signature(scripted).parameters if option not in ("config", "settings")]
@@ -185,40 +185,40 @@ def _check_placement(placement: object, config: EngineConfig) -> None:
         )
 
 
-def _check_options(subject: str, tiers: Sequence[str], *, oracle: bool) -> None:
-    if not isinstance(subject, str) or subject == OWN:
+def _check_options(adapter: str, tiers: Sequence[str], *, oracle: bool) -> None:
+    if not isinstance(adapter, str) or adapter == OWN:
         raise ScriptDefinitionError(
-            f"subject is the name of another scheduler than the engine's, got {subject!r}; "
+            f"adapter is the name of another scheduler than the engine's, got {adapter!r}; "
             "for the engine write @scripted(EngineConfig(...))"
         )
     if "sim" not in tiers or not oracle:
         raise ScriptDefinitionError(
-            f"a script of the subject {subject} runs in the sim tier, and its judge checks every token; leave out "
+            f"a script of the adapter {adapter} runs in the sim tier, and its judge checks every token; leave out "
             + ("oracle" if "sim" in tiers else "tiers")
         )
 
 
-def _on_subject(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> ScriptedTest:
-    """The test on this subject, with the configuration that was given or that these settings say."""
+def _on_adapter(test: ScriptedTest, name: str, settings: Mapping[str, Any]) -> ScriptedTest:
+    """The test on this adapter, with the configuration that was given or that these settings say."""
     name = _from_here(name, test.file)
-    subject, config = subject_named(name), test.config
-    if not hasattr(subject, "run_script"):
+    adapter, config = adapter_named(name), test.config
+    if not hasattr(adapter, "run_script"):
         raise ScriptDefinitionError(
-            f"the subject {name} runs no scripts; make it with scripted.portable.PortableSubject, or search it only"
+            f"the adapter {name} runs no scripts; make it with scripted.sdk.SchedulerAdapter, or search it only"
         )
-    default = subject.read_config({})
+    default = adapter.read_config({})
     if config is None:
-        config = subject.read_config({setting: str(value) for setting, value in settings.items()})
+        config = adapter.read_config({setting: str(value) for setting, value in settings.items()})
     elif settings or not isinstance(config, type(default)):
         raise ScriptDefinitionError(
-            f"@scripted(subject={name!r}) takes settings by name, or one "
+            f"@scripted(adapter={name!r}) takes settings by name, or one "
             f"{type(default).__name__}; got {config!r}{' and settings' if settings else ''}"
         )
-    return msgspec.structs.replace(test, config=config, subject=name, tiers=("sim",))
+    return msgspec.structs.replace(test, config=config, adapter=name, tiers=("sim",))
 
 
 def _from_here(name: str, file: str) -> str:
-    """A subject's file as seen from the working folder, or from a folder above the test's file."""
+    """An adapter's file as seen from the working folder, or from a folder above the test's file."""
     if not name.endswith(".py") or Path(name).is_file():
         return name
     beside = (folder / name for folder in Path(file).resolve().parents)

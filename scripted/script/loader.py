@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from scripted.refusals import ScriptDefinitionError
+from scripted.core.named import OWN
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.script.decorator import ScriptedTest, ScriptFunction, method_of, spec_of
-from scripted.subject.named import OWN
 
 __all__ = ["find_test", "load_script", "load_test"]
 
@@ -84,8 +84,8 @@ def find_test(spec: str) -> ScriptedTest:
         raise
     except Exception as exc:
         raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
-    if test.subject != OWN:
-        raise ScriptDefinitionError(f"{spec} is a script of the subject {test.subject}; run it with pytest {spec}")
+    if test.adapter != OWN:
+        raise ScriptDefinitionError(f"{spec} is a script of the adapter {test.adapter}; run it with pytest {spec}")
     return test
 
 

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from scripted.refusals import ScriptDefinitionError
+from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["DEFAULT_MAX_STEPS", "DEFAULT_RESULT_TIMEOUT_S", "DEFAULT_TIMEOUT_S", "ScriptOptions"]
 

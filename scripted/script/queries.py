@@ -10,8 +10,8 @@ from engine.messages import EngineStats
 from engine.pipeline.wire import StageView
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Request, Scheduler, StepRecord
+from scripted.core.phrases import nearest
 from scripted.errors import BadCall
-from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle, status_of
 from scripted.rig.rig import Rig
 from scripted.rig.values import Listed, ListedList, Named

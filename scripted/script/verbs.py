@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from engine.messages import Abort, Generate, PauseMode
-from scripted.actions import (
+from scripted.adapters.lockstep.actions import (
     PAUSE_MODES,
     AbortEverything,
     AbortRequest,
@@ -29,15 +29,15 @@ from scripted.actions import (
     UnloadLora,
     Update,
 )
+from scripted.core.prompts import prompt_of
+from scripted.core.violation import Violation
 from scripted.errors import BadCall, RequestRefused
-from scripted.prompts import prompt_of
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.script.asked import check_count
 from scripted.script.json_values import as_json
 from scripted.script.waits import Steps, Wait, Waits
-from scripted.subject.violation import Violation
 
 __all__ = ["Verbs"]
 

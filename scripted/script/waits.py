@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from scripted.core.phrases import nearest
 from scripted.errors import BadCall, BudgetSpent
-from scripted.phrases import nearest
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 from scripted.script.asked import check_count, check_predicate, several, truth_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from scripted.core.phrases import nearest
 from scripted.errors import BadCall
-from scripted.phrases import nearest
 from scripted.script.asked import truth_of
 
 __all__ = ["check_reached", "holds_in"]

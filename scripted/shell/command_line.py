@@ -15,11 +15,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from scripted.actions import Action, AdministrativeCall, DisconnectClient, StartRequest, Verb, all_actions
-from scripted.refusals import BadCommand
+from scripted.adapters.lockstep.actions import (
+    Action,
+    AdministrativeCall,
+    DisconnectClient,
+    StartRequest,
+    Verb,
+    all_actions,
+)
+from scripted.core.refusals import BadCommand
+from scripted.core.shell_words import ShellWord, only, whole
 from scripted.script.verbs import Verbs
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
-from scripted.subject.shell_words import ShellWord, only, whole
 
 __all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
 

@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.config import EngineConfig
+from scripted.adapters.lockstep.sim.limits import simulated_limits
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.core.phrases import printable
+from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
-from scripted.phrases import printable
-from scripted.refusals import BadCommand, ScriptDefinitionError
 from scripted.report.failure import FailureReport
 from scripted.report.table import render_text, step_table
 from scripted.rig.handle import RequestHandle
@@ -29,8 +31,6 @@ from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Names, Statement, lines_of, value_of
-from scripted.sim.limits import simulated_limits
-from scripted.sim.runner import ScriptedSim
 
 __all__ = ["DebugSession"]
 

@@ -11,7 +11,7 @@ from rich.box import ASCII
 from rich.table import Table
 from rich.text import Text
 
-from scripted.phrases import printable
+from scripted.core.phrases import printable
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.script.state import State

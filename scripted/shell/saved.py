@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.config import EngineConfig
+from scripted.adapters.lockstep.configs import config_values
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ScriptError
 from scripted.new_files import has_suites, render_source, write_new
-from scripted.refusals import ScriptDefinitionError
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.script.waits import Steps
 from scripted.shell.statements import Names, Statement, lines_of
-from scripted.sim.runner import ScriptedSim
-from scripted.subjects.lockstep.configs import config_values
 
 __all__ = ["save_session"]
 

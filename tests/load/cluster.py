@@ -29,10 +29,10 @@ from rich.table import Table
 from engine.launch.preload import PreloadedParent
 from engine.process.control import STAGE_PREFIX
 from engine.settings import ServerSettings
-from scripted.server.links import CutLink, SlowLink
-from scripted.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
-from scripted.server.ray_cluster import LocalCluster
-from scripted.server.relay import order_link
+from scripted.adapters.lockstep.server.links import CutLink, SlowLink
+from scripted.adapters.lockstep.server.placed import HEARTBEAT_TIMEOUT_S, PlacedStages
+from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
+from scripted.adapters.lockstep.server.relay import order_link
 
 __all__ = ["FAULTS", "Scene", "different_tokens", "run_scene"]
 

@@ -31,8 +31,8 @@ from rich.table import Table
 from workload import Workload
 
 from engine.launch.preload import PreloadedParent
-from scripted.phrases import plural
-from scripted.server.placed import PlacedStages
+from scripted.adapters.lockstep.server.placed import PlacedStages
+from scripted.core.phrases import plural
 
 __all__ = ["Fault", "Load", "LoadResult", "run_death", "run_load"]
 

@@ -16,7 +16,7 @@ from auditing_gate import AUDITING_GATE
 
 from engine.launch.preload import PreloadedParent
 from engine.settings import ServerSettings
-from scripted.server.placed import PlacedStages
+from scripted.adapters.lockstep.server.placed import PlacedStages
 
 __all__ = ["CLIENT_TIMEOUT_S", "END_BOUND_S", "LoadedServer"]
 

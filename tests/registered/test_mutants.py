@@ -16,11 +16,11 @@ import pytest
 
 from ci.register import register_cpu_ci
 from scripted import ScriptedSim, ScriptError
+from scripted.adapters.lockstep.bugs import CONTRACTS, MUTANTS, mutant_named
 from scripted.cli.single_run import show_mutant
-from scripted.gallery import CONTRACTS, MUTANTS, mutant_named
+from scripted.core.named import OWN, adapter_named
 from scripted.script.loader import find_test, load_test
 from scripted.script.options import ScriptOptions
-from scripted.subject.named import OWN, subject_named
 
 register_cpu_ci(est_time=12, suite="base-cpu")
 
@@ -59,20 +59,20 @@ def _claims():
         tree = ast.parse(file.read_text(encoding="utf-8"))
         scripts = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _is_scripted(node)]
         words = (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split()
-        for name in (*NAMES, *_of_subjects(file, scripts)):
+        for name in (*NAMES, *_of_adapters(file, scripts)):
             if name in words and scripts:
                 yield pytest.param(str(file), scripts, name, id=f"{file.stem}-{name}")
 
 
-def _of_subjects(file, scripts):
-    """The mutants that the subjects of a file's scripts have beside the gallery's."""
-    if "subject=" not in file.read_text(encoding="utf-8"):
+def _of_adapters(file, scripts):
+    """The mutants that the adapters of a file's scripts have beside the gallery's."""
+    if "adapter=" not in file.read_text(encoding="utf-8"):
         return ()
     try:
-        subjects = {load_test(str(file), script).subject for script in scripts}
+        adapters = {load_test(str(file), script).adapter for script in scripts}
     except pytest.skip.Exception:
         return ()  # Its scheduler is not installed here.
-    named = dict.fromkeys(name for subject in sorted(subjects) for name in subject_named(subject).mutant_names)
+    named = dict.fromkeys(name for adapter in sorted(adapters) for name in adapter_named(adapter).mutant_names)
     return tuple(name for name in named if name not in NAMES)
 
 
@@ -136,9 +136,9 @@ def _fails(test, arguments, mutant):
     assert inspect.isgeneratorfunction(test.script)
     options = msgspec.structs.replace(test.options, check_every_step=False, max_steps=MUTANT_MAX_STEPS)
     try:
-        if test.subject != OWN:
-            subject = subject_named(test.subject)
-            subject.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
+        if test.adapter != OWN:
+            adapter = adapter_named(test.adapter)
+            adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
         else:
             with ScriptedSim.start(test.config, mutant=mutant) as broken:
                 broken.run(test.script, options=options, **arguments)

@@ -28,7 +28,7 @@ from engine.messages import (
 )
 from engine.plan import ForwardMode, Microbatch
 from engine.scheduler import Scheduler, StepResult
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 # An engine that is not idle after this many steps counts as stuck.
 DRAIN_LIMIT_STEPS = 50_000

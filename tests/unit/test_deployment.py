@@ -23,7 +23,7 @@ from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats, FinishReason
 from engine.settings import ServerSettings
 from engine.settings_sources import ENVIRONMENT_PREFIX
-from scripted.subject.clock import VirtualClock
+from scripted.core.clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

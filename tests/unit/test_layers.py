@@ -48,29 +48,42 @@ ROOMS = (
     "engine.chat",
     "engine.cli",
     "engine.__main__",
-    "scripted.refusals",
-    "scripted.prompts",
-    "scripted.phrases",
-    "scripted.subject",
-    "scripted.simulated_grammar",
-    "scripted.actions",
+    "scripted.core",
+    "scripted.adapters.lockstep.simulated",
+    "scripted.adapters.lockstep.actions",
     "scripted.report",
     "scripted.errors",
     "scripted.new_files",
-    "scripted.simulated_model",
-    "scripted.simulated_pipeline",
     "scripted.rig",
     "scripted.script",
-    "scripted.checks",
-    "scripted.gallery",
+    "scripted.adapters.lockstep.specification",
+    "scripted.adapters.lockstep.oracle",
+    "scripted.adapters.lockstep.bugs",
     "scripted.gate",
-    "scripted.sim",
-    "scripted.server",
+    "scripted.adapters.lockstep.sim",
+    "scripted.adapters.lockstep.server",
     "scripted",
     "scripted.traced_run",
-    "scripted.explore",
-    "scripted.portable",
-    "scripted.subjects",
+    "scripted.search",
+    "scripted.sdk",
+    "scripted.adapters",
+    "scripted.adapters.vllm",
+    "scripted.adapters.lockstep.workloads",
+    "scripted.adapters.lockstep.silent_digests",
+    "scripted.adapters.outside",
+    "scripted.adapters.lockstep.machine",
+    "scripted.adapters.lockstep.judge",
+    "scripted.adapters.lockstep.places",
+    "scripted.adapters.lockstep.configs",
+    "scripted.adapters.lockstep.copies",
+    "scripted.adapters.lockstep.schedules",
+    "scripted.adapters.lockstep.gallery_page",
+    "scripted.adapters.lockstep.script_target",
+    "scripted.adapters.lockstep.rehearsal",
+    "scripted.adapters.lockstep.script_writer",
+    "scripted.adapters.lockstep.written_test",
+    "scripted.adapters.lockstep",
+    "scripted.adapters.lockstep.adapter",
     "scripted.replay",
     "scripted.demo",
     "scripted.shell",
@@ -98,9 +111,9 @@ PURE = (
     "engine.instruments",
     "engine.scheduler",
     "engine.integrity",
-    "scripted.simulated_grammar",
-    "scripted.simulated_model",
-    "scripted.simulated_pipeline",
+    "scripted.adapters.lockstep.simulated.grammar",
+    "scripted.adapters.lockstep.simulated.model",
+    "scripted.adapters.lockstep.simulated.pipeline",
 )
 WITHOUT_TORCH = (*PURE, "engine.frontend", "engine.grammar", "engine.serve_app")
 
@@ -126,7 +139,10 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def room_of(module: str) -> str:
-    return ".".join(module.split(".")[:2])
+    """The folder or module below a package; below an adapter its own folders and modules."""
+    depth = 4 if module.startswith("scripted.adapters.") else 2
+    room = ".".join(module.split(".")[:depth])
+    return "scripted.adapters.vllm" if room.startswith("scripted.adapters.vllm") else room
 
 
 def known_modules() -> frozenset[str]:
@@ -214,7 +230,9 @@ def test_the_core_touches_nothing_outside(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["engine.scheduler, scripted", "scripted.sim.world, engine.pipeline.staged"])
+@pytest.mark.parametrize(
+    "module", ["engine.scheduler, scripted", "scripted.adapters.lockstep.sim.world, engine.pipeline.staged"]
+)
 def test_importing_loads_no_torch(module: str) -> None:
     """D12: in an interpreter of its own, so that nothing that another test imported is seen."""
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
+from scripted.adapters.lockstep.bugs import ESCAPES, MUTANTS, RACES
 from scripted.cli import app as scripted_app
-from scripted.gallery import ESCAPES, MUTANTS, RACES
 from scripted.rig.clients import Call, ClientView
 from scripted.rig.handle import RequestHandle
 from scripted.script.state import KVState, MicrobatchInFlight, RowState, State, TreeState
@@ -104,7 +104,7 @@ def test_all_names_what_the_module_has(path):
     assert len(set(names)) == len(names)
     if "/openvino/" in name_of(path):
         pytest.importorskip("openvino")
-    if path.is_relative_to(ROOT / "scripted/subjects/vllm"):
+    if path.is_relative_to(ROOT / "scripted/adapters/vllm"):
         pytest.importorskip("vllm", reason="its adapter is imported where vLLM is installed", exc_type=ImportError)
     if path.is_relative_to(ROOT / "engine/serve_app"):
         with warnings.catch_warnings():

@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from scripted.explore.strategies import Exhaustive
-from scripted.explore.targets import target_named
-from scripted.subjects.lockstep.schedules import WORKLOADS
+from scripted.adapters.lockstep.schedules import WORKLOADS
+from scripted.search.strategies import Exhaustive
+from scripted.search.targets import target_named
 
 __all__ = ["PytestUnit", "SearchUnit", "Suite", "Unit", "with_units"]
 

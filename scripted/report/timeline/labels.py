@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final
 
-from scripted.phrases import printable
+from scripted.core.phrases import printable
 
 __all__ = ["labels_of"]
 

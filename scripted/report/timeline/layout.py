@@ -25,7 +25,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.plan import Microbatch
-from scripted.phrases import plural, printable
+from scripted.core.phrases import plural, printable
 from scripted.report.timeline.difference import Difference
 from scripted.report.timeline.lanes import (
     ANSWERED,

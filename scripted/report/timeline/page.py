@@ -12,7 +12,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from scripted.phrases import printable
+from scripted.core.phrases import printable
 from scripted.report.timeline.difference import Difference, first_difference
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import Palette

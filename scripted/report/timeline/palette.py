@@ -13,7 +13,7 @@ import msgspec
 
 from engine.messages import Generate
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import short_rid
+from scripted.core.phrases import short_rid
 from scripted.report.timeline.labels import labels_of
 from scripted.report.trace import Trace
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from engine.messages import CallAnswer, Event, Reply
 from engine.plan import Microbatch, Segment
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import plural, printable, short_rid
+from scripted.core.phrases import plural, printable, short_rid
 from scripted.report.timeline.positions import Launch, in_window, pipeline_at, queues_are_clear
 from scripted.report.timeline.view import Section, StepView
 from scripted.report.wording import event_text, microbatch_text, reply_text

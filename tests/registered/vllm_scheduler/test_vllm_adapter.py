@@ -23,23 +23,23 @@ if find_spec("vllm") is None:
 
 from typer.testing import CliRunner
 
+from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
+from scripted.adapters.vllm.config import Settings, new_scheduler
+from scripted.adapters.vllm.runner_view import RunnerView
+from scripted.adapters.vllm.surgery import NoSuchStatement, without
 from scripted.cli import app
-from scripted.explore.execution import Prefixes, execute
-from scripted.explore.extras import extras_of
-from scripted.portable import Share, Violation
-from scripted.refusals import ScriptDefinitionError
-from scripted.subject.named import subject_named
-from scripted.subject.placed import Placed
-from scripted.subject.schedule import Schedule
-from scripted.subjects.vllm.config import Settings, new_scheduler
-from scripted.subjects.vllm.runner_view import RunnerView
-from scripted.subjects.vllm.subject import TRIED_VERSIONS, installed_version
-from scripted.subjects.vllm.surgery import NoSuchStatement, without
+from scripted.core.named import adapter_named
+from scripted.core.placed import Placed
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.sdk import Share, Violation
+from scripted.search.execution import Prefixes, execute
+from scripted.search.extras import extras_of
 
 register_cpu_ci(est_time=15, suite="vllm-cpu")
 
 REPOSITORY = Path(__file__).parents[3]
-WORKLOADS = subject_named("vllm").workloads
+WORKLOADS = adapter_named("vllm").workloads
 # Of all that differs between two schedulers: in flight, guessed, preempted by priority, of the first model runner.
 COPIED = ("vllm-guesses-async-stages", "vllm-priority-guesses", "vllm-async-first-runner", "many")
 EVERY_STEPS = 5
@@ -100,7 +100,7 @@ def test_the_known_defect_shows_with_the_classes_of_vllm_alone() -> None:
 )
 def test_settings_that_make_no_engine_are_refused(words: dict[str, str], rule: str) -> None:
     with pytest.raises(ScriptDefinitionError, match=rule):
-        subject_named("vllm").read_config(words)
+        adapter_named("vllm").read_config(words)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_a_statement_that_is_not_there_cannot_be_left_out() -> None:
 
 def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installed_version() in TRIED_VERSIONS
-    done = CliRunner().invoke(app, ["explore", "--subject", "vllm", "--version-check"])
+    done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert (done.exit_code, done.output.strip()) == (
         0,
         f"vLLM {installed_version()} is installed; this adapter was tried with it",
     )
-    monkeypatch.setattr("scripted.subjects.vllm.subject.TRIED_VERSIONS", ("0.0.1",))
-    done = CliRunner().invoke(app, ["explore", "--subject", "vllm", "--version-check"])
+    monkeypatch.setattr("scripted.adapters.vllm.adapter.TRIED_VERSIONS", ("0.0.1",))
+    done = CliRunner().invoke(app, ["explore", "--adapter", "vllm", "--version-check"])
     assert done.exit_code == 1
     assert "was tried with 0.0.1 and may not fit" in done.output

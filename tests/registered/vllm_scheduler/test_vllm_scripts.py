@@ -20,7 +20,7 @@ from scripted import scripted
 register_cpu_ci(est_time=20, suite="vllm-cpu")
 
 
-@scripted(subject="vllm", async_scheduling=True, must_reach=["two results are in flight"])
+@scripted(adapter="vllm", async_scheduling=True, must_reach=["two results are in flight"])
 def test_a_forced_flush_while_results_are_in_flight(t):
     """What is in flight is dropped and computed again; nothing is said twice, and nothing is lost."""
     a = t.start_req(prompt_len=9, max_new_tokens=6)
@@ -38,7 +38,7 @@ def test_a_forced_flush_while_results_are_in_flight(t):
 
 
 @scripted(
-    subject="vllm",
+    adapter="vllm",
     async_scheduling=True,
     pipeline_parallel_size=2,
     num_speculative_tokens=3,
@@ -54,7 +54,7 @@ def test_a_preemption_with_a_result_in_flight(t):
     assert [r.finish_reason for r in requests] == ["length"] * 3
 
 
-@scripted(subject="vllm", pipeline_parallel_size=2, must_reach=["an aborted request is in flight"])
+@scripted(adapter="vllm", pipeline_parallel_size=2, must_reach=["an aborted request is in flight"])
 def test_an_abort_between_a_plan_and_its_result(t):
     """The blocks of the aborted request go to others while its result is still under way."""
     a = t.start_req("a", prompt_len=20, max_new_tokens=2)

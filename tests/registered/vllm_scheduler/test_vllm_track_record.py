@@ -2,7 +2,7 @@
 
 Goal: the checks of the search see what vLLM's users saw. Method: each bug is switched on, and one workload is swept
 with one event more at every place. Origin: the closed issues and pull requests that each mutant names. Mutant: all of
-the subject's; without one the same workloads pass.
+the adapter's; without one the same workloads pass.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ci.register import register_cpu_ci
 if find_spec("vllm") is None:
     pytest.skip("no vLLM is installed; `make vllm` makes an environment with one", allow_module_level=True)
 
-from scripted.explore.campaign import Campaign, Report
-from scripted.explore.units import SearchPlan
-from scripted.subject.mutant import Mutant
-from scripted.subject.named import subject_named
-from scripted.subjects.vllm.mutants import MUTANTS
+from scripted.adapters.vllm.mutants import MUTANTS
+from scripted.core.mutant import Mutant
+from scripted.core.named import adapter_named
+from scripted.search.campaign import Campaign, Report
+from scripted.search.units import SearchPlan
 
 register_cpu_ci(est_time=25, suite="vllm-cpu")
 
@@ -43,12 +43,12 @@ SHOWN_BY = {
 
 
 def search(workload: str, mutant: str | None) -> Report:
-    plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=True, subject="vllm")
+    plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=True, adapter="vllm")
     return Campaign(plan).run()
 
 
 def test_every_bug_is_searched_for() -> None:
-    assert set(SHOWN_BY) == set(subject_named("vllm").mutant_names)
+    assert set(SHOWN_BY) == set(adapter_named("vllm").mutant_names)
     assert len(MUTANTS) >= 8
     assert all("vllm" in mutant.origin for mutant in MUTANTS)
 

@@ -24,7 +24,7 @@ from engine.messages import (
     PipelineEvent,
 )
 from engine.scheduler import StepRecord
-from scripted.actions import (
+from scripted.adapters.lockstep.actions import (
     AbortEverything,
     Action,
     AdministrativeCall,
@@ -49,20 +49,20 @@ from scripted.actions import (
     all_actions,
     parse_placed,
 )
-from scripted.explore.execution import execute, record
-from scripted.explore.extras import extras_of
-from scripted.prompts import prompt_of
-from scripted.refusals import BadCommand
+from scripted.adapters.lockstep.schedules import WORKLOADS
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.adapters.lockstep.written_test import write_test
+from scripted.core.prompts import prompt_of
+from scripted.core.refusals import BadCommand
+from scripted.core.schedule import Schedule
 from scripted.report.wording import call_names, event_text
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
+from scripted.search.execution import execute, record
+from scripted.search.extras import extras_of
 from scripted.shell.command_line import HELP, read_command
 from scripted.shell.statements import lines_of
-from scripted.sim.runner import ScriptedSim
-from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.schedules import WORKLOADS
-from scripted.subjects.lockstep.written_test import write_test
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 CONFIG: Final = EngineConfig(pp_size=2, page_size=4, max_total_tokens=512, chunked_prefill_size=64)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.demo.race import flush_race
 from scripted.demo.show import BUG, Half
 from scripted.demo.story import Race
-from scripted.gallery import mutant_named
 from scripted.script.decorator import spec_of
 from scripted.script.loader import load_test
-from scripted.sim.runner import ScriptedSim
 from scripted.traced_run import RecordedRun, run_recorded
 
 REGISTERED = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flight.py"

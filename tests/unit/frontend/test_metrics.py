@@ -11,7 +11,7 @@ from real_servers import RealServer
 
 from engine.frontend.metrics import Metrics
 from engine.messages import EngineStats, FinishReason, TokenOutput
-from scripted.subject.clock import VirtualClock
+from scripted.core.clock import VirtualClock
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "serving.md"
 

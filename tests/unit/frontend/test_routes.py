@@ -32,7 +32,7 @@ from engine.messages import (
     TokenOutput,
     UpdateWeights,
 )
-from scripted.actions import AdministrativeCall, BeginProfile, all_actions, parse_placed
+from scripted.adapters.lockstep.actions import AdministrativeCall, BeginProfile, all_actions, parse_placed
 
 
 def _events(text: str) -> list[Any]:

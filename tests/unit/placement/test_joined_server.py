@@ -26,10 +26,10 @@ from engine.links.proof import Claim, LinkError, Role
 from engine.links.secret import Secret, read_secret
 from engine.process.death import read_death_report
 from engine.settings import ServerSettings
+from scripted.adapters.lockstep.server.runner import ScriptedServer
 from scripted.demo.race import flush_race
 from scripted.errors import ScriptError
 from scripted.script.decorator import spec_of
-from scripted.server.runner import ScriptedServer
 
 PROMPTS: Final = ("hello", "a longer prompt " * 60, "x")
 TOKENS: Final = 20

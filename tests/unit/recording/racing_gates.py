@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
-from scripted.gallery import mutant_named
+from scripted.adapters.lockstep.bugs import mutant_named
 
 MUTANT = "flush-ignores-in-flight"
 

@@ -29,18 +29,18 @@ from engine.recording.checkpoint import checkpoint_of, restored
 from engine.recording.format import frame_bytes
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, run_loop
-from scripted.actions import Flush, Placed, StartRequest
+from scripted.adapters.lockstep.actions import Flush, Placed, StartRequest
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.configs import limits_of
+from scripted.adapters.lockstep.schedules import WORKLOADS
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.core.schedule import Schedule
 from scripted.errors import ScriptError
-from scripted.explore.schedule_gate import ScheduleGate
-from scripted.gallery.mutants import switched_on
 from scripted.replay import first_difference, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
 from scripted.replay.printing import replay_recording
 from scripted.script.loader import load_test
-from scripted.sim.runner import ScriptedSim
-from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.configs import limits_of
-from scripted.subjects.lockstep.schedules import WORKLOADS
+from scripted.search.schedule_gate import ScheduleGate
 
 FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")

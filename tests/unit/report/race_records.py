@@ -10,9 +10,9 @@ from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Books, Scheduler, StepRecord
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.report.timeline.positions import in_window
 from scripted.report.trace import Note, Trace, TraceHeader
-from scripted.simulated_pipeline import SimulatedPipeline
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
 LIMITS = Limits.of(PP4, EMBEDDED_FACTS)

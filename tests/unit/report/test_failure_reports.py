@@ -15,8 +15,8 @@ from scripted import (
     ScriptTimeout,
     ServerDied,
 )
+from scripted.adapters.lockstep.server.stacks import readable_stack
 from scripted.report.failure import Activity, FailureKind, FailureReport, ProcessStack
-from scripted.server.stacks import readable_stack
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
 REPORT_WIDTH = 120

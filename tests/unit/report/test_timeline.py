@@ -27,7 +27,7 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.scheduler.ports import StepRecord
-from scripted.phrases import short_rid
+from scripted.core.phrases import short_rid
 from scripted.report.timeline import page, render_timeline, to_perfetto
 from scripted.report.timeline.difference import first_difference
 from scripted.report.timeline.labels import labels_of

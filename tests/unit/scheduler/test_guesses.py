@@ -16,7 +16,7 @@ from engine.messages import Completion, ContinueGeneration, PauseGeneration
 from engine.plan import SamplingSpec
 from engine.scheduler.drafts import Drafts, note_verified
 from engine.scheduler.request import Request
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 GUESSES = {"speculative_algorithm": "ngram", "speculative_ngram_min": 1}
 ALPHABET = 3

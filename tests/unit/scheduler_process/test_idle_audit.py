@@ -10,7 +10,7 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler
 from engine.scheduler_process.idle_audit import AUDIT_INTERVAL_S, IdleAudit
-from scripted.subject.clock import VirtualClock
+from scripted.core.clock import VirtualClock
 
 
 def engine() -> tuple[Scheduler, VirtualClock, IdleAudit]:

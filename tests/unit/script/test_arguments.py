@@ -9,8 +9,8 @@ import pytest
 
 from engine.messages import encode
 from scripted import BadCall
+from scripted.adapters.lockstep.server.wire import RunScript, decode_command
 from scripted.script.arguments import check_plain, packed, unpacked
-from scripted.server.wire import RunScript, decode_command
 
 
 class Colour(enum.IntEnum):

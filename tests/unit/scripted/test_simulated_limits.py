@@ -12,10 +12,10 @@ from engine import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import FinishReason, TokenOutput
 from scripted import ScriptedSim
+from scripted.adapters.lockstep.configs import limits_of
 from scripted.cli import app
-from scripted.explore.execution import record
-from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.configs import limits_of
+from scripted.core.schedule import Schedule
+from scripted.search.execution import record
 
 CONFIG = {
     "model_type": "mistral",

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, PipelineFailed
 from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
-from scripted.simulated_pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 GREEDY = SamplingSpec(seed=0)
 

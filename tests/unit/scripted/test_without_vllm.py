@@ -1,4 +1,4 @@
-"""Without vLLM: nothing imports it, and the subject says what is missing."""
+"""Without vLLM: nothing imports it, and the adapter says what is missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scripted.cli import app
-from scripted.refusals import ScriptDefinitionError
-from scripted.subject.named import subject_named
+from scripted.core.named import adapter_named
+from scripted.core.refusals import ScriptDefinitionError
 
 REPOSITORY = Path(__file__).parents[3]
 INSTALLED = importlib.util.find_spec("vllm") is not None
@@ -20,21 +20,21 @@ without_vllm = pytest.mark.skipif(INSTALLED, reason="vLLM is installed here")
 
 
 @without_vllm
-def test_the_subject_says_what_is_missing() -> None:
+def test_the_adapter_says_what_is_missing() -> None:
     with pytest.raises(ScriptDefinitionError, match=r"needs an installed vLLM: .*lockstep-engine\[vllm\]"):
-        subject_named("vllm")
+        adapter_named("vllm")
 
 
-def test_only_a_subject_with_versions_can_be_asked_for_them() -> None:
+def test_only_a_adapter_with_versions_can_be_asked_for_them() -> None:
     done = CliRunner().invoke(app, ["explore", "--version-check"])
     assert done.exit_code != 0
     assert "no versions to check" in str(done.exception or done.output)
 
 
-def test_the_search_of_other_subjects_does_not_import_vllm() -> None:
+def test_the_search_of_other_adapters_does_not_import_vllm() -> None:
     program = (
-        "import sys, scripted.cli, scripted.explore.campaign, scripted.portable, scripted.subject.named as named; "
-        "named.subject_named('lockstep'); print([name for name in sys.modules if name.split('.')[0] == 'vllm'])"
+        "import sys, scripted.cli, scripted.search.campaign, scripted.sdk, scripted.core.named as named; "
+        "named.adapter_named('lockstep'); print([name for name in sys.modules if name.split('.')[0] == 'vllm'])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,19 +9,19 @@ from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.errors import ConfigError
+from scripted.adapters.lockstep.script_writer import Draft, script_text
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
 from scripted.cli.new import new_test
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
 from scripted.errors import ServerDied
 from scripted.new_files import command_of, write_new
-from scripted.refusals import ScriptDefinitionError
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell.command_line import read_command
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Statement
-from scripted.sim.runner import ScriptedSim
-from scripted.subject.schedule import Schedule
-from scripted.subjects.lockstep.script_writer import Draft, script_text
 
 
 @pytest.mark.parametrize("pp_size", [1, 2, 4])

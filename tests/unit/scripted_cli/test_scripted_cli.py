@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import scripted.gallery
+import scripted.adapters.lockstep.bugs
+from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.cli import main
-from scripted.gallery import MUTANTS
 from scripted.report.timeline.positions import in_window
 from scripted.report.trace import read_trace
 from scripted.script.loader import find_test
@@ -241,6 +241,6 @@ def test_the_tests_of_the_gallery_are_in_the_repository(monkeypatch, capsys, tmp
 
 def test_a_mutant_that_its_test_does_not_catch_is_told(monkeypatch, capsys):
     escaped = replace(MUTANTS[0], signature="something else")
-    monkeypatch.setattr(scripted.gallery, "MUTANTS", (escaped,))
+    monkeypatch.setattr(scripted.adapters.lockstep.bugs, "MUTANTS", (escaped,))
     assert run_main(monkeypatch, "gallery", "run", "--all", "--tier", "sim") == 1
     assert "NOT CAUGHT: 'something else'" in capsys.readouterr().out

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from scripted.server.links import LOOPBACK, CutLink, DropLink, HealLink, Route, SlowLink
-from scripted.server.relay import Relay, order_link
+from scripted.adapters.lockstep.server.links import LOOPBACK, CutLink, DropLink, HealLink, Route, SlowLink
+from scripted.adapters.lockstep.server.relay import Relay, order_link
 
 DELAY_S = 0.1
 # What must not come is waited for so long; what must come, at most so long.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.process.signals import STACK_SIGNAL
-from scripted.server import ray_cluster
-from scripted.server.stacks import dump_stacks
+from scripted.adapters.lockstep.server import ray_cluster
+from scripted.adapters.lockstep.server.stacks import dump_stacks
 
 # A process that hangs, as a stage does; the second passes on what its child says, as the actor of an agent does.
 HANGS = f"""

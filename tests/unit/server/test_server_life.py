@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
 from scripted import ScriptedServer, ScriptFailed, ScriptOptions, ScriptTimeout, ServerDied, ServerDirty
-from scripted.server.pool import ServerPool
+from scripted.adapters.lockstep.server.pool import ServerPool
 
 PP2 = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64)
 # The contract's bound, and as much again for a test machine whose cores are shared.

@@ -9,15 +9,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from engine.config import EngineConfig
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
+from scripted.core.refusals import BadCommand
 from scripted.errors import ServerDied
-from scripted.refusals import BadCommand
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.shell import DebugSession, FilePrompt
 from scripted.shell.command_line import _READERS, _VERBS, HELP, read_command
 from scripted.shell.statements import StepOn, lines_of
-from scripted.sim.runner import ScriptedSim
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
 RACE = ["start prompt_len=125 max_new_tokens=2", "until state.in_flight and state.queues_clear", "flush"]

@@ -1,0 +1,126 @@
+"""The actions of this engine: their common bases, and all of them. Every subclass with a tag is known.
+
+Nothing else in the harness lists actions: a schedule's text, the search, scripts, recordings, the shell and reports
+ask the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
+from scripted.core.action import Action
+from scripted.core.run import Run
+
+__all__ = [
+    "AdministrativeCall",
+    "EngineAction",
+    "EventReader",
+    "Intervention",
+    "Recipe",
+    "all_actions",
+    "take_in",
+]
+
+_classes: list[type[Action]] = []
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's tokens: all of ``seed``, or ``shared`` of them and the rest of ``tail``."""
+
+    seed: int
+    shared: int = 0
+    tail: int = 0
+
+
+class EventReader(Protocol):
+    """What reading an action back from a recorded event needs: names and prompts that a schedule can express."""
+
+    def name_of(self, rid: str) -> str:
+        """What the request of this rid is called here."""
+        ...
+
+    def new_name_of(self, rid: str) -> str:
+        """The same for a request that begins."""
+        ...
+
+    def new_tokens_of(self, message: Generate) -> int:
+        """How many tokens a request that begins is to have in the end."""
+        ...
+
+    def recipe_of(self, prompt: tuple[int, ...]) -> Recipe:
+        """How a schedule makes a prompt that shares with those before it what this one does."""
+        ...
+
+    def regex_of(self, grammar: Grammar) -> str:
+        """What stands for a grammar in a schedule, where the length of an output says when it is complete."""
+        ...
+
+
+def take_in(*kinds: type[Action]) -> None:
+    """Know these from here on, in this order among the others."""
+    _classes.extend(kinds)
+
+
+class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what only this engine knows. ``run.machine`` has the scheduler and its limits."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        take_in(cls)
+
+    def reaches(self, run: Run) -> bool:
+        """Whether there is something for it to act on: an engine that has not failed."""
+        return run.machine.scheduler.failure is None
+
+
+class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
+    """An action that is an administrative call: POST to ``route``, one message, one answer."""
+
+    route: ClassVar[str]
+
+    @property
+    def path(self) -> str:
+        """Where it is posted to, with the query."""
+        return self.route
+
+    @property
+    def body(self) -> Mapping[str, Any] | None:
+        """The JSON that is posted."""
+        return None
+
+    def message(self, call_id: str) -> ClientMessage:
+        """What the front end makes of the call."""
+        raise NotImplementedError(f"{type(self).__name__} says which message it is")
+
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        """Whether this message is this call, whatever its id."""
+        call_id = getattr(message, "call_id", None)
+        return call_id is not None and message == self.message(call_id)
+
+    def apply(self, run: Run) -> None:
+        """The next step sees the message."""
+        run.give(self.message(run.new_call_id()))
+
+
+class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
+    """An action of an operator who holds the gate: effective at once, between two steps."""
+
+    is_control: ClassVar[bool] = True
+
+    def operator_event(self) -> OperatorEvent:
+        """What the operator does."""
+        raise NotImplementedError(f"{type(self).__name__} says which operator's event it is")
+
+    def apply(self, run: Run) -> None:
+        event = self.operator_event()
+        run.happened(event)
+        run.machine.intervene(event)
+
+
+def all_actions() -> tuple[type[Action], ...]:
+    """Every concrete action, in the order in which a search tries them."""
+    return tuple(sorted((cls for cls in _classes if cls.__struct_config__.tag), key=lambda cls: cls.search_turn))

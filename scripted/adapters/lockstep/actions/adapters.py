@@ -1,0 +1,142 @@
+"""LoRA adapters that operators load and unload, beside running requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.config import EMBEDDED_LORA, embedded_lora_seed
+from engine.messages import LoadAdapter, UnloadAdapter
+from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
+from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
+from scripted.core.action import Action, SearchBase
+from scripted.core.phrases import printable
+from scripted.core.refusals import BadCommand
+from scripted.core.run import Run
+from scripted.core.shell_words import ShellWord, seconds
+from scripted.core.verb import Verb
+
+__all__ = ["LoadLora", "UnloadLora"]
+
+# Workloads have small seeds; the adapter that a search loads under a name of theirs has other weights.
+_OTHER_SEED: Final = 9
+
+
+def _read_load(words: list[str]) -> Verb:
+    if len(words) != 2:
+        raise BadCommand(f"load_lora takes a name and a path, for instance x {EMBEDDED_LORA}:1, got {words}")
+    return Verb("load_lora", *words)
+
+
+def _read_unload(words: list[str]) -> Verb:
+    if not words:
+        raise BadCommand("unload_lora takes a name")
+    later = {"timeout_s": seconds("unload_lora", words[1:])} if words[1:] else {}
+    return Verb("unload_lora", words[0], **later)
+
+
+def _names_in(base: SearchBase) -> Iterable[str]:
+    """The adapters that requests of a workload ask for."""
+    return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
+
+
+class LoadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
+    """The adapter of the embedded model for ``seed``, or the one in ``path_of_adapter``, is loaded as ``name``."""
+
+    name: str
+    seed: int = 1
+    path_of_adapter: str | None = None
+
+    examples: ClassVar = ("load-lora name=y", "load-lora name=y seed=3")
+    event: ClassVar = LoadAdapter
+    route: ClassVar = "/v1/load_lora_adapter"
+    shell_words: ClassVar = (
+        ShellWord("load_lora", "NAME PATH", f"load an adapter, for instance {EMBEDDED_LORA}:1", _read_load),
+    )
+
+    @property
+    def path_given(self) -> str:
+        """Where the adapter is, as the route takes it."""
+        return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_adapter is None else self.path_of_adapter
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"lora_name": self.name, "lora_path": self.path_given}
+
+    def message(self, call_id: str) -> LoadAdapter:
+        return LoadAdapter(call_id=call_id, name=self.name, path=self.path_given)
+
+    def reaches(self, run: Run) -> bool:
+        return bool(run.machine.limits.max_loras) and super().reaches(run)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("load_lora", self.name, self.path_given),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Other weights under each name of the workload, refused unless that one is unloaded; and a new name."""
+        if not base.limits.max_loras:
+            return ()
+        return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
+
+    @classmethod
+    def read_back(cls, event: LoadAdapter, reader: EventReader) -> LoadLora:
+        """One of the embedded model's stands in for any other."""
+        seed = embedded_lora_seed(event.path)
+        return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
+
+    @classmethod
+    def words(cls, event: LoadAdapter) -> str:
+        return f"load adapter {printable(event.name)} from {printable(event.path)}"
+
+
+class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
+    """The adapter of this name is unloaded; with ``timeout_s`` the call waits for the requests that use it."""
+
+    name: str
+    timeout_s: float | None = None
+
+    examples: ClassVar = ("unload-lora name=x", "unload-lora name=x timeout_s=2.5")
+    event: ClassVar = UnloadAdapter
+    route: ClassVar = "/v1/unload_lora_adapter"
+    shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter", _read_unload),)
+
+    @property
+    def kind(self) -> str:
+        """A deferred one is a kind of its own."""
+        return "unload-lora" if self.timeout_s is None else "unload-lora-later"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
+
+    def message(self, call_id: str) -> UnloadAdapter:
+        return UnloadAdapter(call_id=call_id, name=self.name, timeout_s=as_seconds(self.timeout_s))
+
+    def reaches(self, run: Run) -> bool:
+        """The engine knows an adapter of this name."""
+        return self.name in run.machine.scheduler.adapters.known and super().reaches(run)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
+        return (Verb("unload_lora", self.name, **later),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """At once, and deferred."""
+        return [cls(name=name, timeout_s=timeout_s) for name in _names_in(base) for timeout_s in (None, DEFERRED_S)]
+
+    def smaller(self) -> Iterator[Action]:
+        if self.timeout_s is not None:
+            yield msgspec.structs.replace(self, timeout_s=None)
+
+    @classmethod
+    def read_back(cls, event: UnloadAdapter, reader: EventReader) -> UnloadLora:
+        return cls(name=event.name, timeout_s=event.timeout_s)
+
+    @classmethod
+    def words(cls, event: UnloadAdapter) -> str:
+        wait = "" if event.timeout_s is None else f", waits up to {event.timeout_s:g} s"
+        return f"unload adapter {printable(event.name)}{wait}"

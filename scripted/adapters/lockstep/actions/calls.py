@@ -1,0 +1,246 @@
+"""The administrative calls: flush, abort of everything, pause, continue. Each has one route and one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.messages import (
+    AbortAll,
+    ClientMessage,
+    ContinueGeneration,
+    FlushCache,
+    PauseGeneration,
+    PauseMode,
+    StartProfile,
+    StopProfile,
+)
+from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
+from scripted.core.action import Action, SearchBase
+from scripted.core.refusals import BadCommand
+from scripted.core.run import Run
+from scripted.core.shell_words import ShellWord, alone, only, seconds
+from scripted.core.verb import Verb
+
+__all__ = [
+    "DEFERRED_S",
+    "PAUSE_MODES",
+    "AbortEverything",
+    "BeginProfile",
+    "EndProfile",
+    "Flush",
+    "Pause",
+    "Resume",
+    "as_seconds",
+]
+
+PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
+# How long the calls that a search adds may wait for their chance.
+DEFERRED_S: Final = 1.0
+# Nothing is written where stages are simulated; a front end names a folder of its own.
+_TRACES: Final = "traces"
+
+
+def as_seconds(timeout_s: float | None) -> float | None:
+    """A timeout as the front end reads it: a script may give a whole number."""
+    return None if timeout_s is None else float(timeout_s)
+
+
+def _read_flush(words: list[str]) -> Verb:
+    return Verb("flush_cache", timeout_s=seconds("flush", words)) if words else Verb("flush_cache")
+
+
+def _read_pause(words: list[str]) -> Verb:
+    mode = only("pause", words, f"one of {', '.join(PAUSE_MODES)}")
+    if mode not in PAUSE_MODES:
+        raise BadCommand(f"pause takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+    return Verb("pause_generation", mode)
+
+
+class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
+    """A flush of the cache; with ``timeout_s`` it waits for its chance."""
+
+    timeout_s: float | None = None
+
+    examples: ClassVar = ("flush", "flush timeout_s=2.5")
+    event: ClassVar = FlushCache
+    phrase: ClassVar = "flush"
+    route: ClassVar = "/flush_cache"
+    shell_words: ClassVar = (
+        ShellWord("flush", "[SECONDS]", "flush the cache; with seconds of virtual time, wait that long", _read_flush),
+    )
+
+    @property
+    def kind(self) -> str:
+        """A deferred one is a kind of its own."""
+        return "flush" if self.timeout_s is None else "flush-later"
+
+    @property
+    def path(self) -> str:
+        """The timeout is in the query."""
+        return self.route if self.timeout_s is None else f"{self.route}?timeout={self.timeout_s}"
+
+    def message(self, call_id: str) -> FlushCache:
+        return FlushCache(call_id=call_id, timeout_s=as_seconds(self.timeout_s))
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("flush_cache") if self.timeout_s is None else Verb("flush_cache", timeout_s=self.timeout_s),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """At once, and deferred."""
+        return cls(), cls(timeout_s=DEFERRED_S)
+
+    def smaller(self) -> Iterator[Action]:
+        if self.timeout_s is not None:
+            yield msgspec.structs.replace(self, timeout_s=None)
+
+    @classmethod
+    def read_back(cls, event: FlushCache, reader: EventReader) -> Flush:
+        return cls(timeout_s=event.timeout_s)
+
+    @classmethod
+    def words(cls, event: FlushCache) -> str:
+        """In capitals, because most races are about it."""
+        return "FLUSH" if event.timeout_s is None else f"FLUSH, waits up to {event.timeout_s:g} s"
+
+
+class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort-all"):
+    """An abort of everything that is alive. In the shell it is ``abort all``."""
+
+    examples: ClassVar = ("abort-all",)
+    event: ClassVar = AbortAll
+    is_extra: ClassVar[bool] = True
+    phrase: ClassVar = "abort all"
+    route: ClassVar = "/abort_request"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"abort_all": True}
+
+    def message(self, call_id: str) -> AbortAll:
+        return AbortAll(call_id=call_id)
+
+    def reaches(self, run: Run) -> bool:
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("abort_all"),)
+
+
+class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
+    """Generation is paused."""
+
+    mode: PauseMode = PauseMode.RETRACT
+
+    examples: ClassVar = ("pause", "pause mode=in_place", "pause mode=abort")
+    event: ClassVar = PauseGeneration
+    route: ClassVar = "/pause_generation"
+    shell_words: ClassVar = (ShellWord("pause", "MODE", f"pause generation ({', '.join(PAUSE_MODES)})", _read_pause),)
+
+    @property
+    def kind(self) -> str:
+        """Each mode is a kind."""
+        return f"pause-{self.mode.value}"
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"mode": self.mode.value}
+
+    def message(self, call_id: str) -> PauseGeneration:
+        return PauseGeneration(call_id=call_id, mode=self.mode)
+
+    def reaches(self, run: Run) -> bool:
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("pause_generation", self.mode.value),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(mode=mode) for mode in PauseMode]
+
+    @classmethod
+    def read_back(cls, event: PauseGeneration, reader: EventReader) -> Pause:
+        return cls(mode=event.mode)
+
+    @classmethod
+    def words(cls, event: PauseGeneration) -> str:
+        return f"pause ({event.mode})"
+
+
+class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="continue"):
+    """Generation goes on."""
+
+    examples: ClassVar = ("continue",)
+    event: ClassVar = ContinueGeneration
+    phrase: ClassVar = "continue"
+    route: ClassVar = "/continue_generation"
+    shell_words: ClassVar = (alone("continue", "go on after a pause", "continue_generation"),)
+    # Worth a run in few workloads only.
+    search_turn: ClassVar[int] = 1
+
+    def message(self, call_id: str) -> ContinueGeneration:
+        return ContinueGeneration(call_id=call_id)
+
+    def reaches(self, run: Run) -> bool:
+        """There is a pause."""
+        return bool(run.judge.is_paused)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("continue_generation"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One, where something pauses."""
+        return (cls(),) if Pause in base.kinds else ()
+
+
+class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
+    """The stages begin to profile themselves. It takes a place in the pipeline."""
+
+    examples: ClassVar = ("profile",)
+    event: ClassVar = StartProfile
+    phrase: ClassVar = "begin a profile"
+    route: ClassVar = "/start_profile"
+    shell_words: ClassVar = (alone("profile", "have the stages profile themselves", "start_profile"),)
+    search_turn: ClassVar[int] = 1
+
+    def message(self, call_id: str) -> StartProfile:
+        return StartProfile(call_id=call_id, folder=_TRACES)
+
+    def is_sent_as(self, message: ClientMessage) -> bool:
+        """The front end gives the folder its name."""
+        return isinstance(message, StartProfile)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("start_profile"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One, where something profiles."""
+        return (cls(),) if cls in base.kinds else ()
+
+
+class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="profile-end"):
+    """The profile that is being taken ends."""
+
+    examples: ClassVar = ("profile-end",)
+    event: ClassVar = StopProfile
+    phrase: ClassVar = "end the profile"
+    route: ClassVar = "/stop_profile"
+    shell_words: ClassVar = (alone("profile_end", "end the profile", "stop_profile"),)
+    search_turn: ClassVar[int] = 1
+
+    def message(self, call_id: str) -> StopProfile:
+        return StopProfile(call_id=call_id)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("stop_profile"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """One, where something profiles."""
+        return (cls(),) if BeginProfile in base.kinds else ()

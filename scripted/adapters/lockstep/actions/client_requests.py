@@ -1,0 +1,390 @@
+"""What clients do with requests: start one, abort it by its rid, hang up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
+from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
+from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
+from scripted.core.action import Action, SearchBase, smaller_requests
+from scripted.core.phrases import plural, printable, short_rid
+from scripted.core.prompts import prompt_ids
+from scripted.core.refusals import BadCommand
+from scripted.core.run import Run
+from scripted.core.shell_words import ShellWord, only, seconds, whole
+from scripted.core.verb import Code, Verb, variable_of
+
+__all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
+
+DEFAULT_PROMPT_TOKENS: Final = 16
+_EXTRA_RID: Final = "extra"
+_PRESSURE_RID: Final = "pressure"
+# Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
+_PRESSURE_SEED: Final = 97
+_ANOTHER_REGEX: Final = "[p-z]{2}"
+_SHELL_FIELDS: Final[dict[str, type]] = {
+    "rid": str,
+    "prompt_len": int,
+    "prompt_seed": int,
+    "max_new_tokens": int,
+    "priority": int,
+    "ignore_eos": bool,
+    "stream": bool,
+    "timeout_s": float,
+    "waiting_timeout_s": float,
+    "regex": str,
+    "lora": str,
+}
+
+
+def _read_abort(words: list[str]) -> Verb:
+    rid = only("abort", words, "a rid, or all")
+    return Verb("abort_all") if rid == "all" else Verb("abort", rid)
+
+
+def _read_disconnect(words: list[str]) -> Verb:
+    return Verb("disconnect", Code(only("disconnect", words, "a rid")))
+
+
+def _read_start(words: list[str]) -> Verb:
+    given = dict(_assignment(word) for word in words)
+    rid = {"rid": given.pop("rid")} if "rid" in given else {}
+    return Verb("start_req", **rid, **{"prompt_len": DEFAULT_PROMPT_TOKENS} | given)
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    name, equals, text = word.partition("=")
+    if not equals or name not in _SHELL_FIELDS:
+        raise BadCommand(f"start takes {', '.join(_SHELL_FIELDS)}, each as name=value, got {word!r}")
+    if _SHELL_FIELDS[name] is int:
+        return name, whole(f"start {name}=", text)
+    if _SHELL_FIELDS[name] is float:
+        return name, seconds(f"start {name}=", [text])
+    if _SHELL_FIELDS[name] is bool and text.lower() not in ("true", "false"):
+        raise BadCommand(f"start {name}= takes true or false, got {text!r}")
+    return name, text.lower() == "true" if _SHELL_FIELDS[name] is bool else text
+
+
+class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
+    """A client aborts one request by its rid."""
+
+    rid: str
+
+    examples: ClassVar = ("abort a",)
+    event: ClassVar = Abort
+    route: ClassVar = "/abort_request"
+    shell_words: ClassVar = (ShellWord("abort", "RID | all", "abort a request, or everything", _read_abort),)
+
+    @property
+    def target_rid(self) -> str:
+        return self.rid
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {"rid": self.rid}
+
+    def message(self, call_id: str) -> Abort:
+        return Abort(rid=self.rid, call_id=call_id)
+
+    def reaches(self, run: Run) -> bool:
+        return run.is_live(self.rid)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("abort", self.rid),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(rid=rid) for rid in base.rids]
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> AbortRequest | None:
+        """Any abort that a client asked for."""
+        return None if event.call_id is None else cls(rid=reader.name_of(event.rid))
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        """The request, and why the front end ended it, if it did."""
+        if event.finish_reason is not FinishReason.ABORT:
+            return f"end {short_rid(event.rid)} ({event.finish_reason})"
+        return f"abort {short_rid(event.rid)}"
+
+
+class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="disconnect"):
+    """A request's client goes away, and the front end aborts the request."""
+
+    rid: str
+
+    examples: ClassVar = ("disconnect a",)
+    event: ClassVar = Abort
+    is_strict: ClassVar[bool] = True
+    shell_words: ClassVar = (ShellWord("disconnect", "RID", "its client hangs up", _read_disconnect),)
+
+    @property
+    def target_rid(self) -> str:
+        return self.rid
+
+    def apply(self, run: Run) -> None:
+        """The next step sees the front end's abort."""
+        run.give(Abort(rid=self.rid))
+
+    def reaches(self, run: Run) -> bool:
+        return run.is_live(self.rid)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.disconnect(a)``, of a handle."""
+        return (Verb("disconnect", Code(variable_of(self.rid))),)
+
+    def perform(self, t: Any) -> bool:
+        """None: to a script's engine it is an abort, which is added as well."""
+        del t
+        return False
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        return [cls(rid=rid) for rid in base.rids]
+
+    def smaller(self) -> Iterator[Action]:
+        """An abort by rid needs no handle."""
+        yield AbortRequest(rid=self.rid)
+
+    @classmethod
+    def read_back(cls, event: Abort, reader: EventReader) -> DisconnectClient | None:
+        """Any abort that the front end made by itself."""
+        return cls(rid=reader.name_of(event.rid)) if event.call_id is None else None
+
+    @classmethod
+    def words(cls, event: Abort) -> str:
+        """The scheduler sees an abort."""
+        return AbortRequest.words(event)
+
+
+class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+    """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
+
+    ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
+    Without a ``temperature`` it is greedy; ``draw`` is the seed that it samples with, ``penalty`` is for frequency, as
+    ``presence`` and ``repetition`` are for theirs. ``bias`` is added to the logit of the token ``biased``. Before
+    ``new_least`` tokens nothing ends it.
+    ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
+    ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match; with ``dead_end`` nothing may follow
+    that, not even the end. ``lora`` is the name of its adapter.
+    """
+
+    rid: str
+    prompt: int
+    new: int = 2
+    seed: int = 0
+    priority: int = 0
+    stop: int | None = None
+    shared: int = 0
+    tail: int = 0
+    temperature: float = 0.0
+    draw: int | None = None
+    penalty: float = 0.0
+    presence: float = 0.0
+    repetition: float = 1.0
+    min_p: float = 0.0
+    biased: int | None = None
+    bias: float = 0.0
+    new_least: int = 0
+    ignore_eos: bool = False
+    logprobs_from: int | None = None
+    timeout_s: float | None = None
+    waiting_timeout_s: float | None = None
+    regex: str | None = None
+    lora: str | None = None
+    dead_end: bool = False
+
+    is_start: ClassVar[bool] = True
+    examples: ClassVar = (
+        "start b prompt=20 new=3",
+        "start b prompt=40 seed=1 priority=1 stop=7",
+        "start b prompt=40 shared=16 tail=1",
+        "start b prompt=9 temperature=0.5 draw=3 penalty=1.5",
+        "start b prompt=9 temperature=0.5 min_p=0.25 presence=1.0 repetition=1.5",
+        "start b prompt=9 new=4 biased=257 bias=100.0 new_least=2",
+        "start b prompt=9 new=4 biased=257 bias=100.0 ignore_eos=True",
+        "start b prompt=40 new=0 logprobs_from=16",
+        "start b prompt=9 timeout_s=1.5 waiting_timeout_s=0.5",
+        "start b prompt=9 new=8 regex=[a-c]{3}",
+        "start b prompt=9 lora=x",
+        "start b prompt=9 new=8 regex=[a-c]{3} dead_end=True",
+    )
+    event: ClassVar = Generate
+    shell_words: ClassVar = (
+        ShellWord("start", "[NAME=N ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
+    )
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which it ends by itself."""
+        return tuple(one for one in (self.timeout_s, self.waiting_timeout_s) if one is not None)
+
+    @property
+    def variable(self) -> str:
+        """What a script calls its handle."""
+        return variable_of(self.rid)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What its output must be."""
+        if self.regex is None:
+            return None
+        if self.dead_end:
+            return Grammar(GrammarKind.EBNF, DEAD_END.format(regex=self.regex))
+        return Grammar(GrammarKind.REGEX, self.regex)
+
+    def message(self) -> Generate:
+        stop = () if self.stop is None else (self.stop,)
+        sampling = SamplingParams(
+            max_new_tokens=self.new,
+            min_new_tokens=self.new_least,
+            temperature=self.temperature,
+            min_p=self.min_p,
+            frequency_penalty=self.penalty,
+            presence_penalty=self.presence,
+            repetition_penalty=self.repetition,
+            seed=self.draw,
+            stop_token_ids=stop,
+            ignore_eos=self.ignore_eos,
+            logit_bias=() if self.biased is None else ((self.biased, self.bias),),
+            grammar=self.grammar,
+        )
+        first = self.logprobs_from
+        return Generate(
+            rid=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling,
+            priority=self.priority,
+            return_logprob=first is not None,
+            prompt_logprobs_from=-1 if first is None else min(first, self.prompt - 1),
+            timeout_s=self.timeout_s,
+            waiting_timeout_s=self.waiting_timeout_s,
+            lora=self.lora,
+        )
+
+    def apply(self, run: Run) -> None:
+        """The next step sees the message."""
+        run.give(self.message())
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """``t.start_req(rid="a", prompt_len=125, prompt_seed=0, max_new_tokens=2)``."""
+        prompt: dict[str, Any] = {"prompt_len": self.prompt, "prompt_seed": self.seed}
+        if self.shared:
+            own = f"*prompt_of({max(0, self.prompt - self.shared)}, {self.tail})"
+            text = f"[*prompt_of({min(self.shared, self.prompt)}, {self.seed}), {own}]"
+            prompt = {"prompt_ids": Code(text, self.prompt_ids)}
+        more: dict[str, Any] = {"priority": self.priority} if self.priority else {}
+        more |= {"stop_token_ids": [self.stop]} if self.stop is not None else {}
+        more |= {"temperature": self.temperature} if self.temperature else {}
+        more |= {"seed": self.draw} if self.draw is not None else {}
+        more |= {"frequency_penalty": self.penalty} if self.penalty else {}
+        more |= {"presence_penalty": self.presence} if self.presence else {}
+        more |= {"repetition_penalty": self.repetition} if self.repetition != 1 else {}
+        more |= {"min_p": self.min_p} if self.min_p else {}
+        more |= {"logit_bias": {self.biased: self.bias}} if self.biased is not None else {}
+        more |= {"min_new_tokens": self.new_least} if self.new_least else {}
+        more |= {"ignore_eos": True} if self.ignore_eos else {}
+        if self.logprobs_from is not None:
+            more |= {"return_logprob": True, "logprob_start_len": min(self.logprobs_from, self.prompt - 1)}
+        more |= {"timeout_s": self.timeout_s} if self.timeout_s is not None else {}
+        more |= {"waiting_timeout_s": self.waiting_timeout_s} if self.waiting_timeout_s is not None else {}
+        if (grammar := self.grammar) is not None:
+            more |= {"ebnf" if self.dead_end else "regex": grammar.text}
+        more |= {"lora": self.lora} if self.lora is not None else {}
+        return (Verb("start_req", rid=self.rid, **prompt, max_new_tokens=self.new, **more),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
+
+        With each adapter that the workload uses there is a twin as well.
+        """
+        starts = [start for start in base.starts if isinstance(start, cls)]
+        urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
+        loras = dict.fromkeys([None, *[start.lora for start in starts]])
+        for prompt, seed in dict.fromkeys((start.prompt, start.seed) for start in starts):
+            for lora in loras:
+                yield cls(rid=_EXTRA_RID, prompt=prompt, seed=seed, priority=urgent, lora=lora)
+        if starts:
+            yield cls(rid=starts[0].rid, prompt=starts[0].prompt, seed=starts[0].seed)
+        for regex in dict.fromkeys(start.regex for start in starts if start.regex is not None):
+            # The same grammar again, and one more that is new.
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=regex)
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX)
+        if any(start.dead_end for start in starts):
+            yield cls(rid=_EXTRA_RID, prompt=starts[0].prompt, new=4, regex=_ANOTHER_REGEX, dead_end=True)
+        yield cls._of_half_the_pages(base)
+
+    @classmethod
+    def _of_half_the_pages(cls, base: SearchBase) -> StartRequest:
+        limits = base.limits
+        tokens = min(limits.total_pages * limits.page_size // 2, limits.context_length - 2)
+        if not limits.chunking:
+            tokens = min(tokens, limits.prefill_budget_tokens)
+        return cls(rid=_PRESSURE_RID, prompt=max(1, tokens), seed=_PRESSURE_SEED, new=3)
+
+    def smaller(self) -> Iterator[Action]:
+        """Without a time limit; shorter prompts and outputs, no priority, smaller seeds, fewer logprobs, no grammar."""
+        for name in ("timeout_s", "waiting_timeout_s"):
+            if getattr(self, name) is not None:
+                yield msgspec.structs.replace(self, **{name: None})
+        yield from smaller_requests(self)
+        if self.logprobs_from is not None:
+            yield msgspec.structs.replace(self, logprobs_from=None)
+            if self.logprobs_from:
+                yield msgspec.structs.replace(self, logprobs_from=0)
+        if self.regex is not None:
+            yield msgspec.structs.replace(self, regex=None, dead_end=False)
+        if self.dead_end:
+            yield msgspec.structs.replace(self, dead_end=False)
+
+    @classmethod
+    def read_back(cls, event: Generate, reader: EventReader) -> StartRequest:
+        """A request that is as long as it became, with a prompt that shares what it shared, sampled as it was."""
+        recipe, sampling, new = reader.recipe_of(event.prompt_ids), event.sampling, reader.new_tokens_of(event)
+        regex = None if sampling.grammar is None else regex_before_dead_end(sampling.grammar)
+        if regex is not None:
+            # It is to come to its dead end, if it came there, and not to end with its length before that.
+            new = min(new + 1, sampling.max_new_tokens)
+        biased, bias = sampling.logit_bias[0] if len(sampling.logit_bias) == 1 else (None, 0.0)
+        return cls(
+            rid=reader.new_name_of(event.rid),
+            prompt=len(event.prompt_ids),
+            new=new,
+            seed=recipe.seed,
+            shared=recipe.shared,
+            tail=recipe.tail,
+            priority=event.priority,
+            temperature=sampling.temperature,
+            draw=sampling.seed,
+            penalty=sampling.frequency_penalty,
+            presence=sampling.presence_penalty,
+            repetition=sampling.repetition_penalty,
+            min_p=sampling.min_p,
+            biased=biased,
+            bias=bias,
+            new_least=min(sampling.min_new_tokens, new),
+            ignore_eos=sampling.ignore_eos,
+            logprobs_from=event.prompt_logprobs_from if event.prompt_logprobs_from >= 0 else None,
+            timeout_s=event.timeout_s,
+            waiting_timeout_s=event.waiting_timeout_s,
+            regex=None if sampling.grammar is None else regex or reader.regex_of(sampling.grammar),
+            lora=event.lora,
+            dead_end=regex is not None,
+        )
+
+    @classmethod
+    def words(cls, event: Generate) -> str:
+        """The request, how long its prompt is, and its adapter."""
+        lora = "" if event.lora is None else f", adapter {printable(event.lora)}"
+        return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora})"

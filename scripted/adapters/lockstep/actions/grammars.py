@@ -1,0 +1,105 @@
+"""What happens to grammars while requests wait for them: they are held, they come, one cannot be compiled.
+
+None of it is a client's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from engine.messages import GrammarReady
+from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
+from scripted.core.action import Action, SearchBase
+from scripted.core.phrases import printable
+from scripted.core.run import Run
+from scripted.core.shell_words import alone, numbered
+from scripted.core.verb import Verb
+
+__all__ = ["FailGrammar", "HoldGrammars", "ReleaseGrammars"]
+
+
+def _has_grammars(base: SearchBase) -> bool:
+    return any(getattr(start, "regex", None) is not None for start in base.starts)
+
+
+class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="hold-grammars"):
+    """No grammar becomes ready from this step on."""
+
+    examples: ClassVar = ("hold-grammars",)
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (alone("hold_grammars", "let no grammar become ready", "hold_grammars"),)
+
+    def apply(self, run: Run) -> None:
+        """Keep what is compiled from the scheduler."""
+        run.pipeline.hold_grammars()
+
+    def reaches(self, run: Run) -> bool:
+        """There may be a request with one."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("hold_grammars"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Where requests have grammars."""
+        return (cls(),) if _has_grammars(base) else ()
+
+
+class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):
+    """``count`` held grammars may become ready, in the order in which they were asked for; without a count all."""
+
+    count: int | None = None
+
+    examples: ClassVar = ("release-grammars", "release-grammars count=1")
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (
+        numbered("release_grammars", "[N]", "let the next N held grammars, or all, become ready", "release_grammars"),
+    )
+
+    def apply(self, run: Run) -> None:
+        """Let them through."""
+        run.pipeline.release_grammars(self.count)
+
+    def reaches(self, run: Run) -> bool:
+        return bool(run.pipeline.holds_grammars)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("release_grammars") if self.count is None else Verb("release_grammars", self.count),)
+
+
+class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail-grammar"):
+    """The next grammar that would become ready cannot be compiled; the engine goes on."""
+
+    examples: ClassVar = ("fail-grammar",)
+    event: ClassVar = GrammarReady
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (alone("fail_grammar", "the next grammar cannot be compiled", "fail_next_grammar"),)
+
+    def apply(self, run: Run) -> None:
+        """Answer the next order with an error."""
+        run.pipeline.fail_next_grammar()
+
+    def reaches(self, run: Run) -> bool:
+        """There may be a request with one."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("fail_next_grammar"),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Where requests have grammars."""
+        return (cls(),) if _has_grammars(base) else ()
+
+    @classmethod
+    def read_back(cls, event: GrammarReady, reader: EventReader) -> FailGrammar | None:
+        """An answer that is an error."""
+        return None if event.error is None else cls()
+
+    @classmethod
+    def words(cls, event: GrammarReady) -> str:
+        """Which grammar, and what is wrong with it."""
+        said = "ready" if event.error is None else f"FAILED: {printable(event.error)}"
+        return f"grammar {event.grammar_id} {said}"

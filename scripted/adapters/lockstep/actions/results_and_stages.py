@@ -1,0 +1,152 @@
+"""What happens to the pipeline and to time: results that are held, stages that fail, stall or die, virtual seconds.
+
+None of it is a client's message. How results and time came is read from the steps of a recording, not from one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Final
+
+import msgspec
+
+from engine.messages import Completion, PipelineFailed
+from scripted.adapters.lockstep.actions.action import EngineAction, EventReader, take_in
+from scripted.core.action import Action, SearchBase
+from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
+from scripted.core.phrases import printable
+from scripted.core.run import Run
+from scripted.core.shell_words import numbered
+from scripted.core.verb import Verb
+
+__all__ = ["FailStage", "KillStage", "ResumeStage", "StallStage"]
+
+_STAGE: Final = "stage-"
+
+
+take_in(HoldResults, ReleaseResults)
+
+
+class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="fail"):
+    """The next microbatch fails in this stage; the engine goes on."""
+
+    stage: int = 0
+
+    examples: ClassVar = ("fail",)
+    event: ClassVar = Completion
+    is_extra: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (numbered("fail", "N", "fail a stage's next microbatch", "fail_next_step"),)
+
+    def apply(self, run: Run) -> None:
+        """Fail the stage's next microbatch."""
+        run.pipeline.fail_next_step(self.stage % run.machine.limits.pp_size)
+
+    def reaches(self, run: Run) -> bool:
+        """There may be a microbatch."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("fail_next_step", self.stage),)
+
+    @classmethod
+    def read_back(cls, event: Completion, reader: EventReader) -> FailStage | None:
+        """A result that is an error; it does not name the stage."""
+        return None if event.error is None else cls()
+
+    @classmethod
+    def words(cls, event: Completion) -> str:
+        return f"result #{event.microbatch_id} FAILED: {printable(event.error or '')}"
+
+
+class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="kill"):
+    """A stage dies; nothing in flight comes back, or with ``late`` one result after the news: it was on its way."""
+
+    stage: int = 0
+    late: bool = False
+
+    examples: ClassVar = ("kill", "kill stage=1")
+    event: ClassVar = PipelineFailed
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
+
+    def apply(self, run: Run) -> None:
+        if run.machine.scheduler.failure is None:
+            on_its_way = run.pipeline.next_completion(0) if self.late else None
+            run.pipeline.kill_stage(self.stage % run.machine.limits.pp_size)
+            run.lose_results()
+            run.give(run.pipeline.next_completion(0))
+            if on_its_way is not None:
+                run.give(on_its_way)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """With and without a late result."""
+        del base
+        return cls(), cls(late=True)
+
+    def smaller(self) -> Iterator[Action]:
+        """In a script every result is lost."""
+        if self.late:
+            yield msgspec.structs.replace(self, late=False)
+
+    def reaches(self, run: Run) -> bool:
+        """Something can be lost."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("kill_stage", self.stage),)
+
+    @classmethod
+    def read_back(cls, event: PipelineFailed, reader: EventReader) -> KillStage | None:
+        """The stage that died, if it was one."""
+        stage = event.process.removeprefix(_STAGE)
+        return cls(stage=int(stage)) if event.process.startswith(_STAGE) else None
+
+    @classmethod
+    def words(cls, event: PipelineFailed) -> str:
+        """Which stage died, and of what."""
+        return f"{printable(event.process)} DIED: {printable(event.cause)}"
+
+
+class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="stall"):
+    """A stage stops: nothing completes until it is resumed. A search adds held results instead, which are the same."""
+
+    stage: int = 0
+
+    examples: ClassVar = ("stall stage=1",)
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
+
+    def apply(self, run: Run) -> None:
+        run.stalled.add(self.stage % run.machine.limits.pp_size)
+
+    def reaches(self, run: Run) -> bool:
+        """There may be results."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("stall_stage", self.stage),)
+
+
+class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
+    """A stopped stage goes on."""
+
+    stage: int = 0
+
+    examples: ClassVar = ("resume stage=1",)
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
+
+    def apply(self, run: Run) -> None:
+        """Let it go on."""
+        run.stalled.discard(self.stage % run.machine.limits.pp_size)
+
+    def reaches(self, run: Run) -> bool:
+        return self.stage % run.machine.limits.pp_size in run.stalled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("resume_stage", self.stage),)
+
+
+take_in(AdvanceClock)

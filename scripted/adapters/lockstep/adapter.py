@@ -1,0 +1,160 @@
+"""The adapter ``lockstep``: the engine's own scheduler, driven by the engine's own loop, judged by all its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.limits import Limits
+from engine.messages import Event, GetStats
+from engine.scheduler import Step, StepRecord, StepResult, run_loop
+from scripted.adapters.lockstep.actions import Flush, ReleaseGrammars, Relieve, Resume, ResumeStage, all_actions
+from scripted.adapters.lockstep.bugs import MUTANTS
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
+from scripted.adapters.lockstep.copies import FrozenRun
+from scripted.adapters.lockstep.gallery_page import write_gallery
+from scripted.adapters.lockstep.judge import EngineJudge
+from scripted.adapters.lockstep.machine import EngineMachine
+from scripted.adapters.lockstep.oracle.digests import check_digests
+from scripted.adapters.lockstep.places import place_of
+from scripted.adapters.lockstep.script_target import ScriptTarget
+from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.workloads import TEXTS
+from scripted.adapters.lockstep.written_test import write_test
+from scripted.core.action import Action
+from scripted.core.common_actions import ReleaseResults
+from scripted.core.named import OWN
+from scripted.core.placed import Placed
+from scripted.core.schedule import Schedule
+from scripted.core.written import WrittenTest
+from scripted.rig.history import record_step
+from scripted.script.loader import find_test
+from scripted.search.mutant_search import Found
+from scripted.search.schedule_gate import ScheduleGate
+
+__all__ = ["ADAPTER", "LockstepAdapter"]
+
+
+class LockstepAdapter:
+    """Implements the adapter protocol. Its configurations are those of the engine."""
+
+    name: str = OWN
+    actions: tuple[type[Action], ...] = all_actions()
+    undoing: tuple[Action, ...] = (Resume(), ReleaseResults(count=1), ReleaseResults(), Relieve(), ReleaseGrammars())
+    violations: tuple[type[Exception], ...] = (EngineError, AssertionError)
+    workloads: Mapping[str, str] = TEXTS
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> EngineConfig:
+        """Raises ConfigError."""
+        return EngineConfig(**words)
+
+    def config_words(self, config: EngineConfig) -> Mapping[str, Any]:
+        """Every value that is not at its default."""
+        return config_values(config)
+
+    def smaller_configs(self, config: EngineConfig) -> Iterator[EngineConfig]:
+        """One setting at its default."""
+        return smaller_configs(config)
+
+    def limits_of(self, config: EngineConfig) -> Limits:
+        return limits_of(config)
+
+    # -- a run --
+
+    def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineJudge]:
+        """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
+        limits = limits_of(config)
+        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineJudge(limits, restores=record)
+
+    def new_step(self, events: tuple[Event, ...], now: float) -> Step:
+        return Step(events, now)
+
+    def drive(self, run: ScheduleGate) -> None:
+        """The loop that runs the server."""
+        run_loop(run, run.machine.scheduler, run.pipeline, run.judge)
+
+    def what_is_busy(self, run: ScheduleGate) -> str:
+        """The scheduler's own words."""
+        return str(run.machine.scheduler.books.what_is_busy())
+
+    def where(self, run: ScheduleGate, rid: str | None) -> tuple[str, str]:
+        """As the scheduler's books say."""
+        return place_of(run.machine.scheduler, rid)
+
+    def obstacle(self, run: ScheduleGate) -> Action | None:
+        """A stage that is stopped, grammars that are held, memory that an operator keeps, a pause."""
+        if run.stalled:
+            return ResumeStage(stage=min(run.stalled))
+        if run.pipeline.holds_grammars:
+            return ReleaseGrammars()
+        if run.machine.is_pressed:
+            return Relieve()
+        return Resume() if run.judge.is_paused and not run.is_settled else None
+
+    def also_due(self, run: ScheduleGate) -> Sequence[Event]:
+        """Grammars that are compiled."""
+        return run.pipeline.ready_grammars()  # type: ignore[no-any-return]
+
+    def finale(self, run: ScheduleGate, turn: int) -> Sequence[Event]:
+        """A flush, and the question for the counters."""
+        if turn:
+            return ()
+        flush = Flush()
+        run.implied.append(Placed(run.step, flush))
+        return flush.message(run.new_call_id()), GetStats(call_id="stats")
+
+    def record_step(
+        self, step: Step, stepped: StepResult | None, machine: EngineMachine, error: str | None
+    ) -> StepRecord:
+        """As scripts record it."""
+        scheduler = machine.scheduler
+        if stepped is None:
+            stepped = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
+        return record_step(step, stepped, scheduler, error=error)
+
+    def as_trace(self, records: Sequence[StepRecord], config: EngineConfig) -> tuple[Sequence[StepRecord], Limits]:
+        """As they are."""
+        return records, limits_of(config)
+
+    def check_records(self, records: Sequence[StepRecord]) -> None:
+        """The digests stand for their steps. Raises Violation."""
+        check_digests(records)
+
+    def freeze(self, run: ScheduleGate) -> FrozenRun:
+        """As it is now."""
+        return FrozenRun(run)
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """A mutant of the gallery. Raises UnknownMutant."""
+        return switched_on(mutant)
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        """The gallery's, in its order."""
+        return tuple(mutant.name for mutant in MUTANTS)
+
+    def write_mutants(self, page: Path, found: Sequence[Found]) -> None:
+        """The gallery's page, and its figures in the README beside it."""
+        write_gallery(page, found)
+
+    # -- tests --
+
+    def script_target(self, target: str) -> ScriptTarget:
+        """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
+        return ScriptTarget(find_test(target))
+
+    def write_test(self, schedules: Iterable[Schedule], *, name: str, mutant: str | None) -> WrittenTest:
+        """A registered test that was run before it is kept."""
+        return write_test(schedules, name=name, mutant=mutant)
+
+
+ADAPTER: Final = LockstepAdapter()

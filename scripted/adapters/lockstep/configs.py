@@ -1,0 +1,40 @@
+"""Configurations of the engine as words of a schedule, and the limits that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.limits import Limits
+from scripted.adapters.lockstep.sim.limits import simulated_limits
+
+__all__ = ["config_values", "limits_of", "smaller_configs"]
+
+
+def config_values(config: EngineConfig) -> dict[str, Any]:
+    """The fields that are not at their default."""
+    fields = type(config).model_fields
+    return {name: value for name, value in config.model_dump().items() if value != fields[name].default}
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """A configuration resolved as in the sim tier: against the embedded model, or a folder's ``config.json``.
+
+    Raises CheckpointError for a model that is no folder with a configuration, ConfigError for what it cannot do.
+    """
+    return simulated_limits(config)
+
+
+def smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
+    """One setting at its default."""
+    values = config_values(config)
+    for name in values:
+        # A pool of the default size makes every run slow and the numbers no easier to read.
+        if name == "max_total_tokens":
+            continue
+        try:
+            yield EngineConfig(**{other: value for other, value in values.items() if other != name})
+        except ConfigError:
+            continue

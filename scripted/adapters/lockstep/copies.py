@@ -1,0 +1,55 @@
+"""Runs of the engine that are frozen and thawed; one thawed run in three is compared with the specification."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from engine.scheduler import Launched
+from scripted.adapters.lockstep.specification.conformance import Conformance
+from scripted.core.placed import Placed
+from scripted.search.forks import Copier, Frozen
+from scripted.search.schedule_gate import ScheduleGate
+
+__all__ = ["COPIER", "SPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
+
+# The executable specification costs half as much again as all other checks. Of the runs that share a beginning, one in
+# this many is compared with it, and every run that starts from its beginning.
+SPECIFIED_EVERY_RUNS: Final = 3
+
+COPIER: Final = Copier(
+    # Frozen itself, but its requests are the live ones.
+    rebuilt={
+        Launched: (
+            lambda launched: launched.requests,
+            lambda launched, requests: Launched(launched.microbatch, tuple(requests), launched.step),
+        )
+    },
+    uniform=True,
+)
+
+
+class FrozenRun:
+    """A run as it is now, and beside it the specification's state, so that a run without it does not copy it.
+
+    Which runs are compared with the specification depends on what is added alone, so that it is the same in every
+    process.
+    """
+
+    def __init__(self, run: ScheduleGate) -> None:
+        conformance, run.judge.checks.conformance = run.judge.checks.conformance, None
+        assert conformance is not None, "a run from its beginning is compared with the specification"
+        self._run: Frozen[ScheduleGate] = Frozen(run, COPIER)
+        self._conformance: Frozen[Conformance] = Frozen(conformance, COPIER)
+        run.judge.checks.conformance = conformance
+
+    def thaw(self, extra: tuple[Placed, ...]) -> ScheduleGate:
+        """A run that goes on from there and shares nothing that can change."""
+        run = self._run.thaw()
+        run.judge.checks.conformance = self._conformance.thaw() if is_specified(extra) else None
+        return run
+
+
+def is_specified(extra: tuple[Placed, ...]) -> bool:
+    """Whether a run with these additions is compared with the executable specification from where it forks."""
+    return zlib.crc32(repr(extra).encode()) % SPECIFIED_EVERY_RUNS == 0

@@ -1,0 +1,91 @@
+"""The engine's scheduler as a machine of the search: the scheduler itself, and what an operator does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.instruments import Pressure
+from engine.limits import Limits
+from engine.memory import KVMemory
+from engine.messages import Event, OperatorEvent, ReleasePressure, SetPressure
+from engine.scheduler import Scheduler, StepResult
+from scripted.adapters.lockstep.silent_digests import SilentDigests
+from scripted.core.violation import Violation
+
+__all__ = ["EngineMachine"]
+
+
+class EngineMachine:
+    """A new scheduler of these limits. ``is_pressed``: an operator keeps memory from requests."""
+
+    def __init__(self, limits: Limits, *, digests: bool) -> None:
+        self.limits = limits
+        self.depth = limits.depth
+        self.scheduler = Scheduler(limits)
+        if not digests:
+            self.scheduler.digests = SilentDigests()
+        self.is_pressed = False
+
+    def step(self, events: Sequence[Event], now: float) -> StepResult:
+        """One step of the scheduler."""
+        return self.scheduler.step(events, now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return self.scheduler.is_fully_idle
+
+    def counts(self) -> Mapping[str, int]:
+        """What the scheduler says of itself."""
+        books, pages = self.scheduler.books, self.scheduler.memory.pages
+        return {
+            "waiting": len(books.waiting),
+            "running": len(books.running),
+            "in_flight": len(books.in_flight),
+            "pages_free": pages.free,
+            "pages_cached": pages.cached,
+        }
+
+    def intervene(self, event: OperatorEvent) -> None:
+        """Between two steps, as an operator does, and looked at right away. Raises Violation."""
+        most = _most(self.scheduler.pressure)
+        self.scheduler.pressure.intervene(event)
+        if isinstance(event, SetPressure):
+            self.is_pressed = True
+            _check_pressure(event, most, self.scheduler.memory)
+        elif isinstance(event, ReleasePressure):
+            self.is_pressed = False
+        _check_is_on(self.scheduler.pressure, self.scheduler.memory)
+
+
+def _check_pressure(asked: SetPressure, most: tuple[int, ...], memory: KVMemory) -> None:
+    counts = asked.leave_pages, asked.leave_rows, asked.leave_unlocked, asked.leave_window_pages
+    for count, limit, left in zip(counts, most, _left(memory), strict=True):
+        if count is not None and left != min(count, limit):
+            raise Violation(f"{count} of at most {limit} were to be left by {asked}, but {left} are")
+
+
+def _check_is_on(pressure: Pressure, memory: KVMemory) -> None:
+    """An engine of which something is kept back says so: of it no checkpoint can be taken."""
+    window = memory.sliding_window
+    kept = memory.pages.reserved + memory.rows.reserved + len(pressure.pins)
+    kept += 0 if window is None else window.pages.reserved
+    if pressure.is_on is not (kept > 0):
+        raise Violation(f"the pressure is said to be {pressure.is_on}, but {kept} pages, rows and nodes are kept back")
+
+
+def _most(pressure: Pressure) -> tuple[int, ...]:
+    """Pages and rows that could be free, nodes that could be unlocked, window pages: by what requests own."""
+    return (
+        pressure.most_free_pages,
+        pressure.most_free_rows,
+        pressure.most_unlocked_nodes,
+        pressure.most_free_window_pages,
+    )
+
+
+def _left(memory: KVMemory) -> tuple[int, ...]:
+    """Pages and rows that are free, nodes that are unlocked, window pages that are free."""
+    unlocked = sum(1 for node in memory.tree.nodes() if node.lock_ref == 0)
+    window = 0 if memory.sliding_window is None else memory.sliding_window.pages.free
+    return memory.pages.free, memory.rows.free, unlocked, window

@@ -1,0 +1,63 @@
+"""Nothing grows: an engine that is idle again is as small as it was when it was new, and so are its stages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from engine.limits import Limits
+from engine.scheduler import Scheduler
+from lockstep_sizes import sizes_of
+from scripted.core.violation import Violation
+
+__all__ = ["Grown", "check_growth", "check_stages"]
+
+
+# Where a stage keeps its adapters.
+_HELD_ADAPTERS: Final = ".lora.held"
+
+
+class Grown(Violation):
+    """An engine has grown. It is of no further use: the next script would be blamed for it."""
+
+
+def check_growth(scheduler: Scheduler) -> None:
+    """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was.
+
+    A new one has the adapters that were loaded and not unloaded.
+    """
+    limits = scheduler.limits
+    loras = tuple([(adapter.name, adapter.path) for adapter in scheduler.adapters.known.values()])
+    if loras != limits.loras:
+        limits = msgspec.structs.replace(limits, loras=loras)
+    _compare("in a new engine", _when_new(limits), sizes_of(scheduler=scheduler))
+
+
+def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, adapters: int = 0) -> None:
+    """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is.
+
+    ``adapters`` are those that the scheduler knows to be resident: every stage holds as many.
+    """
+    held = {path: count for path, count in now.items() if path.endswith(_HELD_ADAPTERS)}
+    if any(count != adapters for count in held.values()):
+        raise Grown(f"{adapters} adapters are resident, but the stages hold {held}")
+    inside = f"{_HELD_ADAPTERS}[]"
+    _compare("before the first script", {**before, **held}, {p: count for p, count in now.items() if inside not in p})
+
+
+def _compare(when: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    grown = [
+        f"{path} has {size} entries, {when} {before.get(path, 0)}"
+        for path, size in now.items()
+        if size > before.get(path, 0)
+    ]
+    if grown:
+        raise Grown(f"the engine is idle and flushed, but it has grown: {'; '.join(grown)}")
+
+
+@functools.lru_cache(maxsize=256)
+def _when_new(limits: Limits) -> dict[str, int]:
+    return sizes_of(scheduler=Scheduler(limits))

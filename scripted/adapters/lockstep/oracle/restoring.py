@@ -1,0 +1,91 @@
+"""A checkpoint is the engine: what is restored from it has the same cache, evicts in the same order, and serves hits.
+
+It only looks at the engine; whatever is done is done to what was restored.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.errors import EngineError
+from engine.integrity import audit
+from engine.limits import Limits
+from engine.memory import Node
+from engine.messages import Generate, SamplingParams
+from engine.recording.checkpoint import Checkpoint, checkpoint_of, restored
+from engine.scheduler import Scheduler
+from scripted.core.violation import Violation
+
+__all__ = ["check_checkpoint"]
+
+_RID: Final = "restored"
+# A large cache is evicted page by page no further than this; each page costs an audit.
+_PAGES_LIMIT: Final = 64
+
+
+def check_checkpoint(scheduler: Scheduler) -> None:
+    """Every request has ended, and the cache is still there. Raises Violation."""
+    checkpoint = checkpoint_of(scheduler)
+    if checkpoint is None or not checkpoint.tree.runs:
+        return
+    try:
+        twin = restored(scheduler.limits, checkpoint)
+        if checkpoint_of(twin) != checkpoint:
+            raise Violation(f"the checkpoint {checkpoint} is restored to what has the checkpoint {checkpoint_of(twin)}")
+        _check_hit(restored(scheduler.limits, checkpoint), checkpoint)
+        _check_eviction(twin)
+    except (EngineError, AssertionError) as exc:
+        raise Violation(f"an engine that is restored from {checkpoint} fails: {exc}") from exc
+
+
+def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
+    """A request for the run that was cached last hits what the lookup says of it, and protects it.
+
+    It is of the run's adapter, if one computed it; what an adapter has computed that is not resident is never hit.
+    """
+    limits, runs = twin.limits, {run.id: run for run in checkpoint.tree.runs}
+    names = {0: None} | {one.version: one.name for one in checkpoint.adapters if one.version}
+    of_use = [run for run in checkpoint.tree.runs if run.adapter in names]
+    if not of_use:
+        return
+    run, ids = of_use[-1], tuple[int, ...]()
+    version = run.adapter
+    while True:
+        ids = run.tokens + ids
+        if run.parent not in runs:
+            break
+        run = runs[run.parent]
+    prompt = (*ids, 1)
+    hit = twin.memory.cached_tokens(prompt, adapter=version)
+    if twin.books.paused is not None or not _fits(prompt, limits):
+        return
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    message = Generate(rid=_RID, prompt_ids=prompt, sampling=sampling, lora=names[version])
+    result = twin.step([message], twin.now)
+    start = None if result.microbatch is None else result.microbatch.segments[0].start
+    if start != hit or (not limits.window_tokens and hit != len(ids)):
+        raise Violation(f"of {len(ids)} cached tokens, {hit} are found in what was restored, and {start} are hit")
+    audit(twin)
+
+
+def _fits(prompt: tuple[int, ...], limits: Limits) -> bool:
+    return limits.why_never_fits(len(prompt), 1) is None
+
+
+def _check_eviction(twin: Scheduler) -> None:
+    """Page by page, those of the leaf that was used longest ago first; in the end nothing is cached."""
+    memory = twin.memory
+    for _ in range(min(memory.pages.cached, _PAGES_LIMIT)):
+        first = min((node for node in memory.tree.nodes() if not node.children), key=_last_use)
+        before = len(first.pages)
+        if memory.tree.evict(1) != 1 or len(first.pages) != before - 1:
+            raise Violation(f"of what was restored, {first} was used longest ago, but is not evicted")
+        audit(twin)
+    memory.tree.evict(memory.pages.cached)
+    audit(twin)
+    if memory.pages.cached:
+        raise Violation(f"what was restored cannot be evicted: {list(memory.tree.nodes())}")
+
+
+def _last_use(node: Node) -> tuple[int, int]:
+    return node.last_used, node.id

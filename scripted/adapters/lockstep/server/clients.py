@@ -1,0 +1,207 @@
+"""The clients of the server tier: real HTTP to the server's own port, from a thread of the scheduler process.
+
+The scheduler's thread only posts and waits; an asyncio loop in the thread sends the requests and fills in the views.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import httpx
+
+from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
+from scripted.adapters.lockstep.actions import AdministrativeCall
+from scripted.errors import NoAnswer
+from scripted.rig.clients import Call, Chunk, ClientView
+from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
+
+__all__ = ["HttpClients"]
+
+CLOSE_TIMEOUT_S: Final = 2.0
+_NO_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+# A frozen engine answers when it goes on; how long that takes is the script's business.
+_NO_TIMEOUT: Final = httpx.Timeout(None)
+_WAKE_BYTES: Final = 4096
+
+
+class HttpClients:
+    """Talks to ``base_url``. ``fileno()`` is readable when a client has heard something since the last ``clear``.
+
+    ``answer_timeout_s`` bounds the wait for a front end that should answer at once.
+    """
+
+    def __init__(self, base_url: str, *, pause: Callable[[float], object]) -> None:
+        self._pause = pause
+        self.answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False)
+        self._open: dict[int, Future[None]] = {}
+        self._expected: dict[str, int] = {}
+        self._thread = self._started()
+
+    # -- the Clients protocol --
+
+    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
+        view = ClientView(rid, streams=bool(body["stream"]))
+        self._expected[rid] = 0
+        self._open[id(view)] = self._spawn(self._generate(view, body))
+        return view
+
+    def call(self, action: AdministrativeCall) -> Call:
+        """POST to the call's route."""
+        call = Call(action.path)
+        self._spawn(self._call(call, action))
+        return call
+
+    def disconnect(self, view: ClientView) -> None:
+        """Drop a request's connection."""
+        view.dropped = True
+        self._open.pop(id(view)).cancel()
+        self._settle_until(lambda: view.closed, f"the connection of {view.rid} to be dropped")
+
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
+        """Wait until every client has what these replies bring, so that a script sees the same each time."""
+        for reply in replies:
+            if isinstance(reply, TokenOutput) and reply.rid in views and not views[reply.rid].dropped:
+                self._settle_output(reply, views[reply.rid])
+            elif isinstance(reply, Refusal) and reply.rid in views and reply.kind is not RefusalKind.DUPLICATE:
+                view = views[reply.rid]  # A duplicate's view is not the one of the rid that lives.
+                self._settle_until(lambda view=view: view.closed, f"the refusal of {view}")  # type: ignore[misc]
+            elif isinstance(reply, CallAnswer) and reply.call_id in calls:
+                call = calls[reply.call_id]
+                self._settle_until(lambda call=call: call.done, f"the answer to {call}")  # type: ignore[misc]
+
+    def forget(self) -> None:
+        """Drop every connection that is still open."""
+        for future in self._open.values():
+            future.cancel()
+        self._open.clear()
+        self._expected.clear()
+
+    # -- for the world --
+
+    def fileno(self) -> int:
+        """What to wait on."""
+        return self._ours.fileno()
+
+    def clear(self) -> None:
+        """Take note of what was heard."""
+        with contextlib.suppress(BlockingIOError):
+            while self._ours.recv(_WAKE_BYTES):
+                continue
+
+    def stop(self) -> None:
+        """End the thread between two of its turns; its connections stay as they are."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def go_on(self) -> None:
+        """Start the thread again, in whichever process this is now."""
+        self._thread = self._started()
+
+    def close(self) -> None:
+        """End the thread and its connections, with a bound."""
+        self.forget()
+        with contextlib.suppress(TimeoutError):
+            self._spawn(self._http.aclose()).result(CLOSE_TIMEOUT_S)
+        self.stop()
+        self._ours.close()
+        self._theirs.close()
+
+    # -- waiting --
+
+    def _settle_output(self, output: TokenOutput, view: ClientView) -> None:
+        news = len(output.token_ids) + len(output.prompt_logprobs)
+        expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + news
+        if output.finish_reason is not None:
+            self._settle_until(lambda: view.closed, f"the end of {view}")
+        elif view.streams:
+            self._settle_until(
+                lambda: view.closed or view.values >= expected, f"{expected} tokens and prompt logprobs of {view}"
+            )
+
+    def _settle_until(self, done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.answer_timeout_s
+        while not done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NoAnswer(f"a client waited {self.answer_timeout_s} s in vain for {what}: the front end hangs")
+            self._pause(left_s)
+
+    def _started(self) -> threading.Thread:
+        # A daemon: a script that failed must not keep its process alive.
+        thread = threading.Thread(target=self._loop.run_forever, name="scripted-clients", daemon=True)
+        thread.start()
+        return thread
+
+    # -- in the thread --
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._theirs.send(b".")
+
+    async def _generate(self, view: ClientView, body: dict[str, Any]) -> None:
+        try:
+            async with self._http.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    view.fail(_error_text(await response.aread()), response.status_code)
+                elif view.streams:
+                    view.status = response.status_code
+                    await self._read_events(view, response)
+                else:
+                    _receive(view, await response.aread())
+                    view.status = response.status_code
+        except httpx.HTTPError as exc:
+            view.fail(f"the connection broke before the answer ended ({type(exc).__name__})")
+        finally:
+            view.closed = True
+            self._wake()
+
+    async def _read_events(self, view: ClientView, response: httpx.Response) -> None:
+        async for line in response.aiter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                _receive(view, line.removeprefix("data: "))
+                self._wake()
+        if not view.terminal_answers:
+            view.fail("the stream ended without a terminal answer")
+
+    async def _call(self, call: Call, action: AdministrativeCall) -> None:
+        try:
+            response = await self._http.post(action.path, json=action.body)
+            call.answer(response.status_code, response.text if response.is_success else _error_text(response.content))
+        except httpx.HTTPError as exc:
+            call.answer(0, f"the connection broke before the answer came ({type(exc).__name__})")
+        finally:
+            self._wake()
+
+
+def _receive(view: ClientView, data: str | bytes) -> None:
+    event = json.loads(data)
+    if "error" in event:
+        view.fail(event["error"]["message"], view.status)
+        return
+    meta = event["meta_info"]
+    inputs = tuple(value for value, _, _ in meta.get("input_token_logprobs", ()))
+    ids = tuple(event["output_ids"])
+    view.receive(Chunk(text=event["text"], token_ids=ids, finish_reason=meta["finish_reason"], input_logprobs=inputs))
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,183 @@
+"""The scripted gate of a real server: what the scheduler process loads when its settings name it.
+
+Listens on a private socket for scripts, runs them in the gate, and says how they ended, even if the scheduler dies of
+one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zmq
+
+from engine.frames import BadFrameError
+from engine.messages import encode
+from engine.process.control import Shutdown as SupervisorShutdown
+from engine.scheduler_process.gate_context import GateContext
+from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.server.survivor import leave_result
+from scripted.adapters.lockstep.server.wire import (
+    HookReady,
+    Progress,
+    RunScript,
+    ScriptFailedReply,
+    Shutdown,
+    decode_command,
+)
+from scripted.adapters.lockstep.server.world import ServerWorld, ShutdownAsked
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
+from scripted.gate.scripted_gate import ScriptedGate
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.frames import frames_of, position_of
+from scripted.rig.rig import Rig
+from scripted.script.arguments import unpacked
+from scripted.script.loader import load_script
+
+__all__ = ["GateOptions", "script_address", "scripted_gate"]
+
+SERVING_TIMEOUT_S: Final = 120.0
+# The final message of a dying scheduler must leave its process.
+FINAL_MESSAGE_LINGER_MS: Final = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the harness tells the gate through the server's settings; ``relay`` is where that takes orders."""
+
+    mutant: str | None = None
+    relay: str | None = None
+
+
+def script_address(private_dir: Path) -> str:
+    """Where the gate listens for scripts."""
+    return f"ipc://{private_dir}/script"
+
+
+def scripted_gate(context: GateContext) -> ScriptedGate:
+    """The gate factory that a scripted server's settings name."""
+    options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
+    world = ServerWorld(context, Path(options.relay) if options.relay is not None else None)
+    return ScriptedGate(context.scheduler, world, WireSource(context, world, options))
+
+
+class WireSource:
+    """Scripts from the private socket, results back on it."""
+
+    warms_up = True
+
+    def __init__(self, context: GateContext, world: ServerWorld, options: GateOptions) -> None:
+        self._control = context.control
+        self._private_dir = context.private_dir
+        self._world = world
+        self._mutant = options.mutant
+        self._stack = ExitStack()
+        zmq_context = self._stack.enter_context(zmq.Context())
+        self._socket = self._stack.enter_context(zmq_context.socket(zmq.PAIR))
+        self._socket.setsockopt(zmq.LINGER, FINAL_MESSAGE_LINGER_MS)
+        self._socket.set_hwm(0)
+        self._poller = zmq.Poller()
+        self._told = 0
+        self._supervisor = os.getppid()
+        self._pid = os.getpid()
+
+    def open(self) -> None:
+        """Wait for the server to be open, switch the mutant on, and listen."""
+        self._control.wait_until_serving(SERVING_TIMEOUT_S)
+        if self._mutant is not None:
+            self._stack.enter_context(mutant_named(self._mutant).switched_on())
+        self._socket.bind(script_address(self._private_dir))
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._control.fileno(), zmq.POLLIN)
+
+    def next_run(self) -> ScriptRun | None:
+        """Wait for a script. The loop stands still here between two of them."""
+        while True:
+            readable = dict(self._poller.poll())
+            if self._control.fileno() in readable:
+                if isinstance(self._control.receive(), SupervisorShutdown):
+                    return None
+                continue
+            try:
+                command = decode_command(self._socket.recv())
+            except BadFrameError as exc:
+                logger.warning("dropped a frame that is no command: %s", exc)
+                continue
+            if isinstance(command, Shutdown):
+                # An interrupt ends the server at once; a termination would let live requests run to their end.
+                os.kill(os.getppid(), signal.SIGINT)
+                continue
+            run = self._load(command)
+            if run is not None:
+                self._told = 0
+                return run
+
+    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
+        """Tell the test process each step, so that it can say what led to a death without a final message."""
+        if run is None or not rig.history.recording:
+            return
+        records = rig.history.records
+        new, self._told = records[-1] if len(records) > self._told else None, len(records)
+        position, printed = position_of(run.script), run.take_printed()
+        self._send(Progress(record=new, limits=rig.scheduler.limits, printed=printed, position=position))
+
+    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
+        """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
+        del rig
+        if os.getppid() != self._supervisor and os.getpid() == self._pid:
+            return  # No message: the test process sees the end of the server and asks why.
+        self._send(HookReady() if run is None else run.succeeded())
+
+    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
+        """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
+        if run is None or isinstance(exc, ShutdownAsked):
+            raise exc
+        self._send(ScriptFailedReply(report=run.report(rig, exc, kind=kind_of(exc), mutant=self._mutant)))
+
+    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
+        """Send the scheduler's final message."""
+        if run is not None and not isinstance(exc, ShutdownAsked):
+            report = run.report(rig, exc, kind=FailureKind.DIED, mutant=self._mutant)
+            self._send(ScriptFailedReply(report=report))
+
+    def close(self) -> None:
+        """Stop listening and take the mutant back."""
+        self._world.close()
+        self._stack.close()
+
+    def _load(self, command: RunScript) -> ScriptRun | None:
+        """The run of a command; a script that cannot be loaded is a failure of the script."""
+        try:
+            function = load_script(command.file, command.name, command.import_paths)
+        except Exception as exc:  # noqa: BLE001 - whatever importing a test file raises is the script's result
+            self._send(ScriptFailedReply(report=_load_report(command, exc)))
+            return None
+        args, kwargs = tuple(unpacked(command.args)), unpacked(command.kwargs)
+        return ScriptRun(function, args, kwargs, command.options, keeps_output=True)
+
+    def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
+        """To the test process; from the copy of a process that a script has killed, as its last act."""
+        if os.getpid() != self._pid:
+            assert isinstance(message, ScriptSucceeded | ScriptFailedReply), f"no step can run, but there is {message}"
+            leave_result(self._private_dir, message)
+        self._socket.send(encode(message))
+
+
+def _load_report(command: RunScript, exc: Exception) -> FailureReport:
+    kind = FailureKind.FAILED
+    what = str(exc) if isinstance(exc, ScriptDefinitionError) else f"{type(exc).__name__}: {exc}"
+    return FailureReport(
+        kind=kind,
+        error=f"the script could not be loaded in the scheduler process: {what}",
+        frames=frames_of(exc, inside=command.file),
+        script=f"{command.file}::{command.name}",
+        tier=ServerWorld.tier,
+        replay=command.options.replay,
+    )

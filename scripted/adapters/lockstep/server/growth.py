@@ -1,0 +1,123 @@
+"""Nothing grows around the scheduler: descriptors of a server's processes, and what its front end waits for.
+
+Looks from the test process, between two scripts, when the engine is idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+
+from engine.placement.ray_order import RAY
+from engine.process.control import Serving
+from scripted.core.violation import Violation
+
+__all__ = ["ServerGrowth"]
+
+# A front end that has just sent a client its final message still has the connection to close.
+SETTLE_TIMEOUT_S: Final = 2.0
+_INTERVAL_S: Final = 0.005
+# It answers at once: it does not ask the scheduler, which stands still between two scripts.
+_PATH: Final = "/server_info?timeout=0"
+# Linux's tables of connections. Reading one takes milliseconds, because the kernel walks all its room for connections.
+_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED: Final = "01"
+
+
+class _Registries(msgspec.Struct):
+    """The sizes of the front end's registries, among what ``/server_info`` tells."""
+
+    open_requests: int
+    open_calls: int
+
+
+class ServerGrowth:
+    """Compares a server that is idle again with what it was when this was made. Make it before the first script."""
+
+    def __init__(self, serving: Serving) -> None:
+        address = urlsplit(serving.base_url)
+        self._address, self._port = address.netloc, address.port
+        front_end = psutil.Process(serving.pids["frontend"])
+        readers = {f"{child.name()} of the front end": child for child in front_end.children()}
+        # Ray's driver has connections and threads of Ray's own.
+        ours = {name: psutil.Process(pid) for name, pid in serving.pids.items() if name != RAY}
+        self._processes = ours | readers
+        self._before = self._descriptors()
+
+    def check(self) -> None:
+        """Raise Violation that names what has grown, or that the front end does not answer."""
+        _settle(self._grown_registries)
+        _settle(self._grown_descriptors)
+
+    def _grown_registries(self) -> list[str]:
+        found = msgspec.structs.asdict(self._registries())
+        return [f"the front end has {size} {name.replace('_', ' ')}" for name, size in found.items() if size]
+
+    def _registries(self) -> _Registries:
+        connection = HTTPConnection(self._address, timeout=SETTLE_TIMEOUT_S)
+        try:
+            connection.request("GET", _PATH)
+            return msgspec.json.decode(connection.getresponse().read(), type=_Registries)
+        except (OSError, HTTPException, msgspec.DecodeError) as exc:
+            raise Violation(f"the front end must tell what it waits for, but {_PATH} failed: {exc}") from exc
+        finally:
+            connection.close()
+
+    def _grown_descriptors(self) -> list[str]:
+        now = self._descriptors()
+        return [
+            f"{name} has {count} open descriptors, before the first script {self._before[name]}"
+            for name, count in now.items()
+            if count > self._before[name]
+        ]
+
+    def _descriptors(self) -> Mapping[str, int]:
+        """Open descriptors of each process, without the connections that clients keep.
+
+        These are the harness's, up to 64, and a test's own. The client's end of one stays open when the front end has
+        closed it for idleness, until the next request. The front end's own end counts as soon as its client has left.
+        """
+        kept = self._kept_sockets() if _TABLES[0].exists() else None
+        return {name: process.num_fds() - self._kept_by(process, kept) for name, process in self._processes.items()}
+
+    def _kept_sockets(self) -> Set[str]:
+        """The sockets of such connections, in the words of a descriptor's link: one look for all processes."""
+        kept = set()
+        for table in _TABLES:
+            for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
+                _, _, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                if state == _ESTABLISHED or int(remote.rpartition(":")[2], 16) == self._port:
+                    kept.add(f"socket:[{inode}]")
+        return kept
+
+    def _kept_by(self, process: psutil.Process, kept: Set[str] | None) -> int:
+        if kept is not None:
+            return sum(link in kept for link in _links_of(process))
+        return sum(
+            connection.status == psutil.CONN_ESTABLISHED or connection.raddr[1:] == (self._port,)
+            for connection in process.net_connections("tcp")
+        )
+
+
+def _links_of(process: psutil.Process) -> Iterator[str]:
+    """What the descriptors of a process refer to. It may close some meanwhile, or end."""
+    with contextlib.suppress(FileNotFoundError):
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield str(descriptor.readlink())
+
+
+def _settle(grown: Callable[[], list[str]]) -> None:
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while found := grown():
+        if time.monotonic() > deadline:
+            raise Violation(f"the server is idle, but it has grown: {'; '.join(found)}")
+        time.sleep(_INTERVAL_S)

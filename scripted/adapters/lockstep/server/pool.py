@@ -1,0 +1,78 @@
+"""The servers of one test process: shared by equal configuration, replaced when dirty or dead, few at a time.
+
+All are forked from one preloaded parent, so that a fresh server costs a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from engine.config import EngineConfig
+from engine.launch.preload import PreloadedParent
+from scripted.adapters.lockstep.server.placed import RAY_CPUS
+from scripted.adapters.lockstep.server.ray_cluster import LocalCluster
+from scripted.adapters.lockstep.server.runner import ScriptedServer
+
+__all__ = ["MAX_SERVERS", "ServerPool"]
+
+# Each server is up to six processes; more than two of them on one worker only take memory from each other.
+MAX_SERVERS: Final = 2
+# One for each stage of most tests.
+CLUSTER_NODES: Final = 4
+
+_Key = tuple[EngineConfig, str | None, str]
+
+
+class ServerPool:
+    """Servers by configuration, mutant and placement, least recently used first."""
+
+    def __init__(self) -> None:
+        self._parent: PreloadedParent | None = None
+        self._servers: OrderedDict[_Key, ScriptedServer] = OrderedDict()
+        # Shared by all servers whose stages Ray places: a cluster takes seconds to start.
+        self._cluster: LocalCluster | None = None
+
+    @contextlib.contextmanager
+    def lend(self, config: EngineConfig, mutant: str | None, placement: str = "local") -> Iterator[ScriptedServer]:
+        """A server for one script or several; it goes back to the pool unless they left it unusable."""
+        key = (config, mutant, placement)
+        server = self._take(key)
+        try:
+            yield server
+        finally:
+            if not server.usable:
+                self._drop(key)
+
+    def close(self) -> None:
+        """End every server, and the parent."""
+        for key in list(self._servers):
+            self._drop(key)
+        if self._parent is not None:
+            self._parent.close()
+            self._parent = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def _take(self, key: _Key) -> ScriptedServer:
+        if key in self._servers and not self._servers[key].is_alive:
+            self._drop(key)  # It died after its last script, which is not the fault of a later test.
+        if key not in self._servers:
+            while len(self._servers) >= MAX_SERVERS:
+                self._drop(next(iter(self._servers)))
+            if self._parent is None:
+                self._parent = PreloadedParent.start()
+            config, mutant, placement = key
+            if placement == "ray" and self._cluster is None:
+                self._cluster = LocalCluster(CLUSTER_NODES, cpus=RAY_CPUS)
+            self._servers[key] = ScriptedServer.start(
+                config, mutant=mutant, parent=self._parent, placement=placement, cluster=self._cluster
+            )
+        self._servers.move_to_end(key)
+        return self._servers[key]
+
+    def _drop(self, key: _Key) -> None:
+        self._servers.pop(key).shutdown()

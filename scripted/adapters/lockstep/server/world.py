@@ -1,0 +1,293 @@
+"""The world of the server tier: real clients, real stage processes, faults by signals.
+
+Lives in the scheduler process. Every wait also listens to the supervisor, so a death ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import psutil
+import zmq
+
+from engine.config import embedded_seed
+from engine.errors import EngineError, ProcessDiedError
+from engine.frontend.detokenizer import Decoder
+from engine.frontend.tokenizer import load_tokenizer
+from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
+from engine.pipeline.wire import StageView
+from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
+from engine.scheduler_process.gate_context import GateContext
+from lockstep_sizes import sizes_of
+from scripted.adapters.lockstep.server.clients import HttpClients
+from scripted.adapters.lockstep.server.links import CutLink, DropLink, HealLink, LinkOrder, SlowLink
+from scripted.adapters.lockstep.server.relay import order_link
+from scripted.adapters.lockstep.server.survivor import survive
+from scripted.errors import BadCall, NoAnswer
+from scripted.gate.stop_strings import ByteDecoder
+from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
+
+__all__ = ["ServerWorld", "ShutdownAsked"]
+
+DEATH_TIMEOUT_S: Final = 5.0
+# A death is never found by a timeout: the front end hears of it at once.
+TOLD_WITHIN_S: Final = 2.0
+
+
+class ShutdownAsked(Exception):
+    """The supervisor told this process to end in the middle of a script."""
+
+
+class StagePipeline(Protocol):
+    """What both real pipelines offer to the harness beyond the Pipeline protocol."""
+
+    def next_completion(self, timeout_s: float | None) -> PipelineEvent | None: ...
+
+    def wake_sources(self) -> Sequence[Any]:
+        """What to wait on."""
+        ...
+
+    def ready_grammars(self) -> Sequence[GrammarReady]:
+        """What was compiled and read."""
+        ...
+
+    def grammar_source(self) -> int | None:
+        """What to wait on beside ``wake_sources``."""
+        ...
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make a stage's next forward raise."""
+        ...
+
+    def spare_next_step(self) -> None:
+        """Take back a failure that no forward has met."""
+        ...
+
+    def forget(self) -> None:
+        """Reset the stages' counters."""
+        ...
+
+    def describe(self) -> tuple[StageView, ...]:
+        """Every stage's own view."""
+        ...
+
+
+class ServerWorld:
+    """Everything around the scheduler of a real server."""
+
+    tier = "server"
+
+    def __init__(self, context: GateContext, relay_path: Path | None = None) -> None:
+        self._context = context
+        # Where the relay of the stages' links takes orders; None for stages that were forked beside this process.
+        self._relay_path = relay_path
+        self._control = context.control
+        self._pipeline = cast(StagePipeline, context.pipeline)
+        self._dead_stage: PipelineFailed | None = None
+        # This process is the copy of one that a script has killed.
+        self._is_alone = False
+        self._answer_timeout_s = DEFAULT_RESULT_TIMEOUT_S
+        self.clients = HttpClients(context.base_url, pause=self._pause)
+        self._poller = zmq.Poller()
+        for source in (context.inbox.socket, self._control.fileno(), self.clients.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+        self._results = zmq.Poller()
+        for source in (self._control.fileno(), *self._pipeline.wake_sources()):
+            self._results.register(source, zmq.POLLIN)
+        self._compiled = zmq.Poller()
+        for source in (self._control.fileno(), *self._pipeline.wake_sources(), self._pipeline.grammar_source()):
+            if source is not None:
+                self._compiled.register(source, zmq.POLLIN)
+        self._grammars: dict[int, GrammarReady] = {}
+        # Results that came while a grammar was waited for.
+        self._early: deque[PipelineEvent] = deque()
+
+    def limit_waits(self, seconds: float) -> None:
+        """Give stages and front end this long to answer."""
+        self._answer_timeout_s = self.clients.answer_timeout_s = seconds
+
+    def take_messages(self) -> list[ClientMessage]:
+        """What the front end sent."""
+        return self._context.inbox.drain()
+
+    def decoder(self) -> Decoder:
+        """Loaded when a script first needs it; the embedded model's needs no loading."""
+        settings = self._context.settings
+        if embedded_seed(settings.model, settings.seed) is not None:
+            return ByteDecoder()
+        return load_tokenizer(settings)[0]
+
+    def wait(self) -> None:
+        """Wait for a message or for news of a client."""
+        if not self._pause(self._answer_timeout_s):
+            raise NoAnswer(
+                f"nothing arrived at the gate within {self._answer_timeout_s} s of a call: the front end hangs"
+            )
+
+    def take_completion(self, microbatch_id: int) -> PipelineEvent:
+        """Wait for the completion of the oldest microbatch, or for the death of a stage."""
+        deadline = time.monotonic() + self._answer_timeout_s
+        while self._dead_stage is None:
+            completion = self._early.popleft() if self._early else self._pipeline.next_completion(0)
+            if completion is not None:
+                return completion
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NoAnswer(
+                    f"microbatch {microbatch_id} did not come back within {self._answer_timeout_s} s: a stage hangs"
+                )
+            self._listen_if(dict(self._results.poll(int(left_s * 1000) + 1)))
+        return self._dead_stage
+
+    def take_grammar(self, grammar_id: int) -> GrammarReady:
+        """Wait for the answer to the order that is open for longest."""
+        deadline = time.monotonic() + self._answer_timeout_s
+        while grammar_id not in self._grammars:
+            if self._context.stage_pids and (early := self._pipeline.next_completion(0)) is not None:
+                self._early.append(early)
+            self._grammars.update({ready.grammar_id: ready for ready in self._pipeline.ready_grammars()})
+            if grammar_id in self._grammars or self._dead_stage is not None:
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise NoAnswer(f"grammar {grammar_id} was not compiled within {self._answer_timeout_s} s")
+            self._listen_if(dict(self._compiled.poll(int(left_s * 1000) + 1)))
+        return self._grammars.pop(grammar_id, GrammarReady(grammar_id=grammar_id, error="a stage died"))
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Send replies to the front end."""
+        self._context.outbox.send(replies)
+
+    def corruptions(self) -> Sequence[str]:
+        """A stage that checks its KV fails the microbatch that read it; there is nothing to ask."""
+        return ()
+
+    def kill_stage(self, stage: int) -> PipelineEvent:
+        """Kill the process and wait until the supervisor says so."""
+        os.kill(self._pid(stage), signal.SIGKILL)
+        return self._await_death(f"stage {stage} was killed", DEATH_TIMEOUT_S)
+
+    def lose_node(self, stage: int) -> PipelineEvent:
+        """Reset the connections and kill the processes: what comes first is chance, as on a machine that fails."""
+        self._order("lose_node", DropLink(stage=stage))
+        stage_process = psutil.Process(self._pid(stage))
+        for process in (stage_process.parent(), stage_process):
+            if process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+                    process.kill()
+        return self._await_death(f"the node of stage {stage} was lost", DEATH_TIMEOUT_S)
+
+    def await_loss(self, stage: int) -> PipelineEvent:
+        """As long as the heartbeats may take, and what a death takes."""
+        within_s = self._context.settings.heartbeat_timeout_s + DEATH_TIMEOUT_S
+        return self._await_death(f"the link of stage {stage} was cut", within_s)
+
+    def kill_scheduler(self, is_told: Callable[[], bool]) -> None:
+        """Kill this process; a copy of it goes on with the clients alone."""
+        self.clients.stop()
+        survive(self._context.private_dir, self._control)
+        self.clients.go_on()
+        # Nothing else that was listened to is this process's.
+        self._is_alone = True
+        self._poller = zmq.Poller()
+        self._poller.register(self.clients.fileno(), zmq.POLLIN)
+        deadline = time.monotonic() + TOLD_WITHIN_S
+        while not is_told() and (left_s := deadline - time.monotonic()) > 0:
+            self._pause(left_s)
+
+    def stall_stage(self, stage: int) -> None:
+        """Stop the process. A single stage lives in this one, which must go on: the gate holds its results back."""
+        if self._context.stage_pids:
+            os.kill(self._pid(stage), signal.SIGSTOP)
+
+    def resume_stage(self, stage: int) -> None:
+        """Let the process go on."""
+        if self._context.stage_pids:
+            os.kill(self._pid(stage), signal.SIGCONT)
+
+    def slow_link(self, stage: int, delay_s: float) -> None:
+        """Tell the relay."""
+        self._order("slow_link", SlowLink(stage=stage, delay_s=delay_s))
+
+    def cut_link(self, stage: int) -> None:
+        """Tell the relay."""
+        self._order("cut_link", CutLink(stage=stage))
+
+    def heal_link(self, stage: int) -> None:
+        """Tell the relay."""
+        self._order("heal_link", HealLink(stage=stage))
+
+    def fail_next_step(self, stage: int) -> None:
+        """Make the stage's next forward raise."""
+        self._pipeline.fail_next_step(stage)
+
+    def spare_next_step(self) -> None:
+        """Take back a failure that no forward pass has met."""
+        self._pipeline.spare_next_step()
+
+    def describe_stage(self, stage: int) -> StageView:
+        """The stage's own view."""
+        return self._pipeline.describe()[stage]
+
+    def stage_sizes(self) -> Mapping[str, int]:
+        """Of what stages hold that have forgotten, and of what this process keeps of what they are to do."""
+        self._pipeline.forget()
+        sizes = dict(sizes_of(pipeline=self._pipeline))
+        for view in self._pipeline.describe():
+            sizes |= {path.replace("stage", f"stage {view.stage}", 1): size for path, size in view.sizes.items()}
+        return sizes
+
+    def start_over(self) -> None:
+        """Reset what the stages count and remember."""
+        self._pipeline.forget()
+
+    def close(self) -> None:
+        self.clients.close()
+
+    def _await_death(self, cause: str, within_s: float) -> PipelineEvent:
+        deadline = time.monotonic() + within_s
+        while self._dead_stage is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise EngineError(f"{cause}, but the supervisor said nothing for {within_s} s")
+            self._pause(left_s)
+        return self._dead_stage
+
+    def _order(self, verb: str, order: LinkOrder) -> None:
+        if self._relay_path is None:
+            raise BadCall(
+                f"{verb}() needs stages that joined over TCP, and those of this server were forked beside it; write "
+                "@scripted(config, placement='join'), or run pytest with --placement join"
+            )
+        order_link(self._relay_path, order)
+
+    def _pid(self, stage: int) -> int:
+        """The process of a stage; a single stage lives in this very process."""
+        pids = self._context.stage_pids
+        return pids[stage] if pids else os.getpid()
+
+    def _pause(self, timeout_s: float) -> bool:
+        """Wait until anything happens; False when nothing did."""
+        readable = dict(self._poller.poll(int(timeout_s * 1000) + 1))
+        self.clients.clear()
+        self._listen_if(readable)
+        return bool(readable)
+
+    def _listen_if(self, readable: dict[Any, int]) -> None:
+        """Read the supervisor's message, if any: a dead stage is an event, any other death ends this process."""
+        if self._is_alone or self._control.fileno() not in readable:
+            return
+        message = self._control.receive()
+        if isinstance(message, ProcessDied) and message.process.startswith(STAGE_PREFIX):
+            self._dead_stage = PipelineFailed(process=message.process, cause=message.cause, node=message.node)
+        elif isinstance(message, ProcessDied):
+            raise ProcessDiedError(message.process, message.cause, message.node)
+        elif isinstance(message, Shutdown):
+            raise ShutdownAsked("the supervisor ended the server in the middle of a script")

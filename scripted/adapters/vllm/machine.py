@@ -1,0 +1,207 @@
+"""vLLM's scheduler as a machine of the search: events go in as its engine gives them, plans and replies come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from scripted.adapters.vllm.config import Settings, new_scheduler, request_hasher
+from scripted.adapters.vllm.ids import id_at, rid_of
+from scripted.adapters.vllm.runner_view import RunnerView
+from scripted.sdk import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchResult,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Refused,
+    Resume,
+    Stepped,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from scripted.sdk.messages import Event, Reply
+
+__all__ = ["PAUSE_MODES", "VllmMachine"]
+
+_KEEP: Final = PauseMode(name="keep")
+_WAIT: Final = PauseMode(name="wait", stops_running=False)
+_ABORT: Final = PauseMode(name="abort", aborts=True)
+# Those of EngineCore.pause_scheduler.
+PAUSE_MODES: Final = (_KEEP, _WAIT, _ABORT)
+
+# vLLM's engine plans again after an empty plan, for ever. A plan that is empty so often in a row stays empty.
+_EMPTY_PLANS: Final = 3
+
+
+class VllmMachine:
+    """A new scheduler of these settings, driven as ``EngineCore.step_with_batch_queue`` does it.
+
+    A result goes in first, then what clients asked for, then one batch is planned if there is room for it in flight.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.depth = settings.depth
+        self.scheduler = new_scheduler(settings)
+        self._settings = settings
+        self._runner = RunnerView(settings.model_runner)
+        # Plans whose results are not in, in order; an empty one has no batch and no result to wait for.
+        self._in_flight: deque[tuple[SchedulerOutput, Batch | None]] = deque()
+        self._launched = 0
+        self._steps = 0
+        self._empty = 0
+        self._replies: list[Reply] = []
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """Take these events and plan one batch."""
+        del now
+        self._replies = []
+        self._steps += 1
+        for event in events:
+            self._take(event)
+            self._empty = 0
+        batch, preempted = self._plan()
+        self._empty = 0 if batch is not None or preempted else self._empty + 1
+        again = (
+            self._empty < _EMPTY_PLANS
+            and len(self._in_flight) < self.depth
+            and self.scheduler.has_unfinished_requests()
+        )
+        return Stepped(microbatch=batch, replies=tuple(self._replies), preempted=preempted, again=again)
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is there, and nothing is in flight."""
+        return not self.scheduler.requests and not self._in_flight and not self.scheduler.finished_req_ids
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests by queue, batches in flight, blocks that are free or hold what can be evicted."""
+        scheduler = self.scheduler
+        return {
+            "waiting": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
+            "running": len(scheduler.running),
+            "in_flight": len(self._in_flight),
+            "requests": len(scheduler.requests),
+            "blocks_free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        }
+
+    # -- events --
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Add():
+                self._add(event)
+            case Abort():
+                self._end([self._id_of(event.rid)])
+            case BatchResult():
+                self._take_result(event)
+            case FlushCache():
+                ok = self.scheduler.reset_prefix_cache(reset_running_requests=event.force)
+                self._replies.append(Answer(call_id=event.call_id, ok=ok))
+            case Pause():
+                self._pause(event)
+            case Resume():
+                self.scheduler.set_pause_state(PauseState.UNPAUSED)
+                self._replies.append(Answer(call_id=event.call_id, ok=True))
+            case _:
+                raise TypeError(f"vLLM has nothing for {event}")
+
+    def _add(self, event: Add) -> None:
+        # The engine's front end refuses these; they never reach the scheduler.
+        if len(event.prompt_ids) >= self._settings.max_model_len:
+            reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
+            self._replies.append(Refused(rid=event.rid, reason=reason))
+            return
+        sampling = SamplingParams(
+            max_tokens=event.max_new_tokens,
+            stop_token_ids=list(event.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+        )
+        request = Request(
+            id_at(event.rid, self._steps),
+            list(event.prompt_ids),
+            sampling,
+            None,
+            # Those of one step came at the same time.
+            arrival_time=float(self._steps),
+            # vLLM serves the lowest number first.
+            priority=-event.priority,
+            block_hasher=request_hasher(self._settings),
+        )
+        self.scheduler.add_request(request)
+
+    def _end(self, rids: Sequence[str] | None) -> None:
+        for request in self.scheduler.finish_requests(rids, RequestStatus.FINISHED_ABORTED):
+            self._replies.append(Tokens(rid=rid_of(request.request_id), finish_reason="abort"))
+
+    def _id_of(self, rid: str) -> str:
+        """What a live request is called inside; the name of one that is not alive says nothing to vLLM."""
+        return next((request_id for request_id in self.scheduler.requests if rid_of(request_id) == rid), rid)
+
+    def _pause(self, event: Pause) -> None:
+        if event.mode == _ABORT.name:
+            self._end(None)
+        keeps = event.mode == _KEEP.name
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if keeps else PauseState.PAUSED_NEW)
+        self._replies.append(Answer(call_id=event.call_id, ok=True))
+
+    # -- results --
+
+    def _take_result(self, result: BatchResult) -> None:
+        plan, batch = self._in_flight.popleft()
+        assert batch is not None, "empty plans do not wait for results"
+        assert batch.id == result.batch_id, f"results come in order: {batch.id} before {result.batch_id}"
+        rids = list(plan.num_scheduled_tokens)
+        output = ModelRunnerOutput(
+            req_ids=rids,
+            req_id_to_index={rid: index for index, rid in enumerate(rids)},
+            sampled_token_ids=[list(ids) for ids in result.token_ids],
+        )
+        self._update(plan, output)
+        if result.draft_ids and not self._settings.async_scheduling:
+            drafts = [list(ids) for ids in result.draft_ids]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(rids, drafts))
+        self._skip_empty_plans()
+
+    def _update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(plan, output).values():
+            for one in outputs.outputs:
+                reason = None if one.finish_reason is None else str(one.finish_reason)
+                self._replies.append(
+                    Tokens(rid=rid_of(one.request_id), token_ids=tuple(one.new_token_ids), finish_reason=reason)
+                )
+
+    def _skip_empty_plans(self) -> None:
+        while self._in_flight and self._in_flight[0][1] is None:
+            self._update(self._in_flight.popleft()[0], EMPTY_MODEL_RUNNER_OUTPUT)
+
+    # -- plans --
+
+    def _plan(self) -> tuple[Batch | None, tuple[str, ...]]:
+        if len(self._in_flight) >= self.depth or not self.scheduler.has_requests():
+            return None, ()
+        # Until their results are in, the scheduler counts all guesses as right.
+        guessing = {rid for earlier, _ in self._in_flight for rid in earlier.scheduled_spec_decode_tokens}
+        plan = self.scheduler.schedule()
+        shares = self._runner.shares_of(plan, guessing)
+        preempted = tuple(sorted(map(rid_of, plan.preempted_req_ids or ())))
+        batch = None
+        if shares:
+            self._launched += 1
+            batch = Batch(id=self._launched, shares=shares)
+        self._in_flight.append((plan, batch))
+        self._skip_empty_plans()
+        return batch, preempted

@@ -1,0 +1,95 @@
+"""What vLLM's model runner knows of the requests, kept from the plans alone: tokens computed and block tables.
+
+Plans say what has changed. What a plan forgets to say is missing here, as it is on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from scripted.adapters.vllm.ids import rid_of
+from scripted.sdk import Share, Violation
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+__all__ = ["RunnerView"]
+
+
+class _Request:
+    __slots__ = ("blocks", "known")
+
+    def __init__(self, blocks: list[int], known: int | None) -> None:
+        self.blocks = blocks
+        # Tokens that the plan said the request has when it began or was resumed; None once that is history.
+        self.known = known
+
+
+class RunnerView:
+    """``version`` is that of the model runner."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._requests: dict[str, _Request] = {}
+
+    def shares_of(self, plan: SchedulerOutput, guessing: Collection[str]) -> tuple[Share, ...]:
+        """Take a plan in; what each request computes, in the plan's order. Raises Violation for one with gaps.
+
+        ``guessing`` are requests with guesses in flight, of which the scheduler cannot know where they are.
+        """
+        starts = self._update(plan)
+        shares = []
+        for rid, count in plan.num_scheduled_tokens.items():
+            if rid not in starts:
+                raise Violation(f"the plan computes {count} tokens of {rid_of(rid)}, but says nothing else of it")
+            request = self._requests[rid]
+            drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
+            unknown = rid in guessing and request.known is None
+            shares.append(
+                Share(
+                    rid=rid_of(rid),
+                    start=-1 if unknown else starts[rid],
+                    count=count,
+                    block_ids=tuple(request.blocks),
+                    draft_ids=tuple(drafts),
+                    known_tokens=request.known,
+                )
+            )
+            request.known = None
+        for rid in plan.scheduled_spec_decode_tokens:
+            if rid not in plan.num_scheduled_tokens:
+                raise Violation(f"the plan has guesses for {rid_of(rid)}, which it computes nothing of")
+        return tuple(shares)
+
+    def _update(self, plan: SchedulerOutput) -> dict[str, int]:
+        """Where each request of the plan starts."""
+        gone = set(plan.finished_req_ids)
+        if self._version == 2:
+            # The first version keeps what is preempted, and waits for all of it to be replaced.
+            gone |= plan.preempted_req_ids or set()
+        for rid in gone:
+            self._requests.pop(rid, None)
+        starts = {}
+        for new in plan.scheduled_new_reqs:
+            if self._version == 1 and new.req_id in self._requests:
+                raise Violation(f"the plan begins {rid_of(new.req_id)}, which the runner has not been told to forget")
+            known = len(new.prefill_token_ids if self._version == 2 else new.prompt_token_ids)
+            self._requests[new.req_id] = _Request([*new.block_ids[0]], known)
+            starts[new.req_id] = new.num_computed_tokens
+        cached = plan.scheduled_cached_reqs
+        for rid, blocks, start in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            request = self._requests.get(rid)
+            if request is None:
+                raise Violation(
+                    f"the plan goes on with {rid_of(rid)}, which the runner has not been told of or has forgotten"
+                )
+            if rid in cached.resumed_req_ids:
+                if blocks is None or rid not in cached.all_token_ids:
+                    raise Violation(f"the plan resumes {rid_of(rid)} without its blocks or its tokens")
+                request.blocks = [*blocks[0]]
+                request.known = len(cached.all_token_ids[rid])
+            elif blocks is not None:
+                request.blocks += blocks[0]
+            starts[rid] = start
+        return starts

@@ -1,0 +1,133 @@
+"""The interface of actions: all that the harness asks of what may happen to a scheduler from outside.
+
+A schedule's text, the search, scripts, recordings, the shell and reports ask the classes. An adapter names its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from scripted.core.run import Run
+from scripted.core.shell_words import ShellWord
+from scripted.core.verb import Verb
+
+__all__ = ["Action", "SearchBase", "smaller_requests"]
+
+
+class SearchBase(msgspec.Struct, frozen=True):
+    """What a base schedule offers to additions: the requests to aim at, and which kinds of action it has itself.
+
+    ``config`` and ``limits`` are the adapter's own.
+    """
+
+    config: Any
+    limits: Any
+    starts: tuple[Action, ...]
+    kinds: frozenset[type[Action]]
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        """The rids of ``starts``, each once."""
+        return tuple(dict.fromkeys(rid for start in self.starts if (rid := getattr(start, "rid", None)) is not None))
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which a request of ``starts`` ends by itself, each number once."""
+        given = [limit for start in self.starts for limit in getattr(start, "time_limits", ())]
+        return tuple(dict.fromkeys([*given, *getattr(self.limits, "time_limits", ())]))
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all actions. A concrete one has a tag, the first word of its clause, and its fields as the others.
+
+    ``examples`` are clauses without their steps, of requests called a and b. ``event`` is the type of the event that it
+    becomes, if it becomes one, and ``phrase`` what a report calls it.
+    ``is_start``: it begins the request of its ``rid``. ``is_control``: it acts on the world and not on the scheduler,
+    before the completions of its step are taken. ``is_extra``: a search adds one with its default values.
+    ``is_strict``: its verb refuses to act on nothing. ``shell_words`` are typed in the shell. ``search_turn`` orders
+    what a search tries at one step; equal ones are tried in the order of their definition.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ()
+    event: ClassVar[type[msgspec.Struct] | None] = None
+    phrase: ClassVar[str] = ""
+    is_start: ClassVar[bool] = False
+    is_control: ClassVar[bool] = False
+    is_extra: ClassVar[bool] = False
+    is_strict: ClassVar[bool] = False
+    shell_words: ClassVar[tuple[ShellWord, ...]] = ()
+    search_turn: ClassVar[int] = 0
+
+    @property
+    def kind(self) -> str:
+        """One word for what it does: its tag, with the field that makes it a kind of its own."""
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def target_rid(self) -> str | None:
+        """The rid of the request that it aims at, if it aims at one."""
+        return None
+
+    # -- what it does --
+
+    def apply(self, run: Run) -> None:
+        """Do it to a run, before a step."""
+        raise NotImplementedError(f"{type(self).__name__} says how it is applied")
+
+    def reaches(self, run: Run) -> bool:
+        """Whether there is something for it to act on."""
+        del run
+        return True
+
+    def verbs(self) -> tuple[Verb, ...]:
+        """The calls of a script that do the same."""
+        raise NotImplementedError(f"{type(self).__name__} says which verb of t does it")
+
+    def perform(self, t: Any) -> bool:
+        """Do it in a script; False when there was nothing to act on."""
+        for verb in self.verbs():
+            verb.perform(t)
+        return self.target_rid is None or t.find_req_by_rid(self.target_rid) is not None
+
+    # -- what a search makes of it --
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """What of this kind can be added to a base schedule, at any step."""
+        del base
+        return (cls(),) if cls.is_extra else ()
+
+    def smaller(self) -> Iterator[Action]:
+        """Smaller actions of the same kind, for shrinking."""
+        return iter(())
+
+    # -- events and words --
+
+    @classmethod
+    def read_back(cls, event: Any, reader: Any) -> Self | None:
+        """The action that became this event, which is of type ``event``; None when it was another one's."""
+        del event, reader
+        return cls()
+
+    @classmethod
+    def words(cls, event: Any) -> str:
+        """What a report says of its event."""
+        del event
+        return cls.phrase
+
+    @classmethod
+    def name_in_answers(cls, event: Any) -> str:
+        """What the answer to the event is called in reports."""
+        return cls.phrase or cls.words(event)
+
+
+def smaller_requests(start: Action) -> Iterator[Action]:
+    """A request with a shorter prompt or output, no priority, smaller seeds: one number less at a time."""
+    for name, least in (("prompt", 1), ("new", 1), ("priority", 0), ("seed", 0), ("shared", 0), ("tail", 0)):
+        value = getattr(start, name)
+        for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
+            if least <= smaller < value:
+                yield msgspec.structs.replace(start, **{name: smaller})

@@ -1,0 +1,83 @@
+"""Actions on the world, which every adapter knows: results that are held and released, and virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from scripted.core.action import Action, SearchBase
+from scripted.core.run import Run
+from scripted.core.shell_words import ShellWord, alone, numbered, seconds
+from scripted.core.verb import Verb
+
+__all__ = ["AdvanceClock", "HoldResults", "ReleaseResults"]
+
+
+def _read_advance(words: list[str]) -> Verb:
+    return Verb("clock.advance", seconds("advance", words))
+
+
+class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
+    """Results stay away from this step on."""
+
+    examples: ClassVar = ("hold",)
+    is_extra: ClassVar[bool] = True
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
+
+    def apply(self, run: Run) -> None:
+        run.hold_results()
+
+    def reaches(self, run: Run) -> bool:
+        """There may be results."""
+        return not run.is_settled
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("hold_results"),)
+
+
+class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="release"):
+    """``count`` held results may come, oldest first; without a count all of them, and nothing is held any more."""
+
+    count: int | None = None
+
+    examples: ClassVar = ("release", "release count=2")
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (
+        numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
+    )
+
+    def apply(self, run: Run) -> None:
+        run.release_results(self.count)
+
+    def reaches(self, run: Run) -> bool:
+        return run.is_holding
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("release_results") if self.count is None else Verb("release_results", self.count),)
+
+
+class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="advance"):
+    """Virtual time moves."""
+
+    seconds: float
+
+    examples: ClassVar = ("advance seconds=1.5",)
+    is_control: ClassVar[bool] = True
+    shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
+
+    def apply(self, run: Run) -> None:
+        run.clock.advance(self.seconds)
+
+    def verbs(self) -> tuple[Verb, ...]:
+        return (Verb("clock.advance", self.seconds),)
+
+    @classmethod
+    def extras(cls, base: SearchBase) -> Iterable[Action]:
+        """Where requests have time limits: to the end of each, and not quite."""
+        return [cls(seconds=part * limit) for limit in base.time_limits for part in (0.5, 1.0)]
+
+    def smaller(self) -> Iterator[Action]:
+        """A whole number of seconds."""
+        if self.seconds != int(self.seconds):
+            yield AdvanceClock(seconds=float(int(self.seconds) + 1))

@@ -1,0 +1,78 @@
+"""Adapters by name: the ones that come along, a file that has one, an attribute of an installed module."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Final, cast
+
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import ScriptDefinitionError
+
+__all__ = ["BUILT_IN", "OWN", "adapter_named"]
+
+OWN: Final = "lockstep"
+BUILT_IN: Final = {OWN: "scripted.adapters.lockstep.adapter", "vllm": "scripted.adapters.vllm"}
+_ATTRIBUTE: Final = "ADAPTER"
+_WHAT: Final = (
+    f"an adapter is {', '.join(BUILT_IN)}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME of an "
+    "installed module"
+)
+
+
+@functools.cache
+def adapter_named(name: str) -> Adapter:
+    """The adapter of this name, made once a process. Raises ScriptDefinitionError for anything else."""
+    if name in BUILT_IN:
+        return cast(Adapter, getattr(importlib.import_module(BUILT_IN[name]), _ATTRIBUTE))
+    if name.endswith(".py"):
+        return _adapter_in_file(name)
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        raise ScriptDefinitionError(f"{_WHAT}; got {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}; {_WHAT}") from exc
+    return _checked(found, name)
+
+
+def _adapter_in_file(name: str) -> Adapter:
+    path = Path(name)
+    if not path.is_file():
+        raise ScriptDefinitionError(f"there is no file {name!r} in {Path.cwd()} to take an adapter from")
+    # Its neighbours are found as if it had been started itself.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{name} ends in .py"
+    assert spec.loader is not None, f"{name} ends in .py"
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[path.stem]
+        where = next(
+            (f", line {at.lineno}" for at in traceback.extract_tb(exc.__traceback__)[::-1] if at.filename == str(path)),
+            "",
+        )
+        raise ScriptDefinitionError(f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}") from exc
+    if not hasattr(module, _ATTRIBUTE):
+        raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
+    return _checked(getattr(module, _ATTRIBUTE), name)
+
+
+def _checked(found: Any, name: str) -> Adapter:
+    lacks = [each for each in ("actions", "new_parts", "workloads") if not hasattr(found, each)]
+    if lacks:
+        raise ScriptDefinitionError(
+            f"{name!r} is no adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
+        )
+    # Schedules name their adapter, and another process finds it by that name.
+    found.name = name
+    return cast(Adapter, found)

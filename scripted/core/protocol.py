@@ -1,0 +1,267 @@
+"""The adapter protocol: what a scheduler must offer so that it can be searched, replayed, shrunk and written down.
+
+A *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *pipeline*, which
+computes what the machine launches; and a *judge*, which says what was promised. The gate of the search drives them from
+a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For a scheduler of
+the usual shape everything but the machine is ready made: see ``scripted.sdk``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from scripted.core.action import Action
+from scripted.core.placed import Placed
+from scripted.core.run import Run
+from scripted.core.written import WrittenTest
+
+__all__ = [
+    "Adapter",
+    "Freezer",
+    "Judge",
+    "Machine",
+    "Microbatch",
+    "Pipeline",
+    "ScriptEnded",
+    "ScriptedAdapter",
+    "Stepped",
+]
+
+
+class Microbatch(Protocol):
+    """What one step launched: any object with an id that no other launch of the run has."""
+
+    @property
+    def id(self) -> int: ...
+
+
+class Stepped(Protocol):
+    """The output of one step of the machine.
+
+    ``microbatch`` is what it launched, or None. ``replies`` are what clients are told, in order. ``again`` says that a
+    step without any event may do more. ``deadline`` is the time, in seconds of the clock that steps are given, at which
+    a step is due although nothing happens; None for none.
+    """
+
+    @property
+    def microbatch(self) -> Microbatch | None: ...
+
+    @property
+    def replies(self) -> Sequence[Any]: ...
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Machine(Protocol):
+    """The scheduler and its memory, frozen between two steps.
+
+    An exception that ``step`` raises is a finding. Nothing in it may depend on time, randomness or the order of a hash:
+    the same events give the same steps.
+    """
+
+    depth: int
+    """Steps from a launch to its result: the result of what step ``n`` launches is an event of step ``n + depth``."""
+
+    def step(self, events: Sequence[Any], now: float) -> Stepped:
+        """Take these events, in order, and do one step of the scheduler at this time, in seconds."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        ...
+
+    def counts(self) -> Mapping[str, int]:
+        """Sizes that say how busy it is and what it owns: requests by state, batches in flight, ``blocks_free``."""
+        ...
+
+
+class Pipeline(Protocol):
+    """Computes what the machine launches, in launch order, and keeps each result until it is due."""
+
+    def launch(self, microbatch: Any) -> None:
+        """Compute this, at once. Raises Violation for what cannot be computed as it was planned."""
+        ...
+
+    def next_completion(self, timeout_s: float | None) -> Any:
+        """The event that brings the oldest result to the machine; None when there is none. Never waits."""
+        ...
+
+
+class Judge(Protocol):
+    """What the adapter promises. Its violations are findings; it changes nothing."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        ...
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The rids of all requests: what two failures of one kind may differ in."""
+        ...
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        ...
+
+    def after_step(self, events: Sequence[Any], stepped: Any, machine: Any, pipeline: Any) -> None:
+        """Look at one step. Raises Violation."""
+        ...
+
+    def at_rest(self, machine: Any) -> None:
+        """Every request has ended, and the cache is still there. Raises Violation."""
+        ...
+
+    def at_end(self, machine: Any) -> None:
+        """The machine was brought to its end by ``Adapter.finale``. Raises Violation."""
+        ...
+
+
+class Freezer(Protocol):
+    """A run as it was before one of its steps."""
+
+    def thaw(self, extra: tuple[Placed, ...]) -> Run:
+        """A run that goes on from there, which is to have these actions more; it shares nothing that can change."""
+        ...
+
+
+class Adapter(Protocol):
+    """A scheduler that can be searched. ``violations`` are the exceptions of its own audits, which are findings too.
+
+    ``undoing`` are the actions that random schedules need beside what can be added to a workload: they undo others.
+    ``workloads`` are the base schedules, as text without the adapter's name.
+    """
+
+    name: str
+    actions: tuple[type[Action], ...]
+    undoing: tuple[Action, ...]
+    violations: tuple[type[Exception], ...]
+
+    @property
+    def workloads(self) -> Mapping[str, str]: ...
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> Any:
+        """The configuration that these ``name=value`` words say. Raises ValueError, as this adapter's own users see."""
+        ...
+
+    def config_words(self, config: Any) -> Mapping[str, Any]:
+        """The inverse: every value that is not at its default."""
+        ...
+
+    def smaller_configs(self, config: Any) -> Iterator[Any]:
+        """Configurations with one setting less, for shrinking."""
+        ...
+
+    def limits_of(self, config: Any) -> Any:
+        """What the actions of this adapter need to know of a configuration to make up additions."""
+        ...
+
+    # -- a run --
+
+    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, Any, Any]:
+        """A machine, a pipeline and a judge, as good as new. ``record``: every step will be kept."""
+        ...
+
+    def new_step(self, events: tuple[Any, ...], now: float) -> Any:
+        """What the loop hands to the machine: an object with ``events`` and ``now``."""
+        ...
+
+    def drive(self, run: Any) -> None:
+        """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
+        ...
+
+    def what_is_busy(self, run: Any) -> str:
+        """Counts that say why a run does not end, for reports: ``waiting=1 running=0 in_flight=2``."""
+        ...
+
+    def where(self, run: Any, rid: str | None) -> tuple[str, str]:
+        """For the coverage table: the state of this request, or with None of all; the state of the pipeline."""
+        ...
+
+    def obstacle(self, run: Any) -> Action | None:
+        """What undoes the next thing that keeps an open request from its end, such as a pause; None when nothing does.
+
+        Held results are released without it.
+        """
+        ...
+
+    def also_due(self, run: Any) -> Sequence[Any]:
+        """Events beside results that the next step gets by themselves, after those."""
+        ...
+
+    def finale(self, run: Any, turn: int) -> Sequence[Any]:
+        """The last events of every run, given when all requests have ended, turn by turn from 0 until there are none.
+
+        ``judge.at_end`` looks at what is left.
+        """
+        ...
+
+    def record_step(self, step: Any, stepped: Any | None, machine: Any, error: str | None) -> Any:
+        """One step written down; with ``error``, without ``stepped``, the one that the machine died in."""
+        ...
+
+    def as_trace(self, records: Sequence[Any], config: Any) -> tuple[Sequence[Any], Any]:
+        """The steps in the terms of traces, which the table and the timeline show: step records, and limits."""
+        ...
+
+    def check_records(self, records: Sequence[Any]) -> None:
+        """What can only be judged from a whole run that was written down. Raises Violation."""
+        ...
+
+    def freeze(self, run: Any) -> Freezer | None:
+        """The run as it is now, to be gone on from any number of times; None when it cannot be copied."""
+        ...
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """A bug that is put in for as long as this is open; None is no bug. Raises ValueError for an unknown one."""
+        ...
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]: ...
+
+    def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
+        """Write into a Markdown page how soon the search found each mutant."""
+        ...
+
+    # -- tests --
+
+    def script_target(self, target: str) -> Any:
+        """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
+        ...
+
+    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
+        """The first of these schedules that makes a test: one that was seen red with the bug and green without it.
+
+        Raises ScriptDefinitionError where the adapter has no scripts.
+        """
+        ...
+
+
+class ScriptEnded(Protocol):
+    """How a script that passed ended."""
+
+    def counts(self) -> dict[str, int]:
+        """What the summary of many scripts adds up, by name."""
+        ...
+
+
+class ScriptedAdapter(Adapter, Protocol):
+    """An adapter that runs scripts too, through ``@scripted(adapter=...)``. The engine's own has tiers for that."""
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> ScriptEnded:
+        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
+        ...

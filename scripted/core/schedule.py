@@ -1,0 +1,91 @@
+"""A schedule: one configuration of an adapter and the actions placed at its steps; with the machine, a whole run.
+
+Owns the one-line text that replays it. The same schedule gives the same run on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from scripted.core.clause_words import clauses_of, quoted, words_of_clause
+from scripted.core.named import OWN, adapter_named
+from scripted.core.placed import Placed, parse_placed
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import ScriptDefinitionError
+
+__all__ = ["Schedule"]
+
+_SEPARATOR: Final = ";"
+_ADAPTER: Final = "adapter"
+_DEFAULT: Final = "default"
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """``placed`` is in the order of steps; actions of one step apply in their order here.
+
+    ``config`` is of the adapter that has the name ``of``.
+    """
+
+    config: Any
+    placed: tuple[Placed, ...] = ()
+    of: str = OWN
+
+    def __str__(self) -> str:
+        words = [] if self.of == OWN else [f"{_ADAPTER}={self.of}"]
+        words += [f"{name}={quoted(value)}" for name, value in self.adapter.config_words(self.config).items()]
+        return f"{_SEPARATOR} ".join([" ".join(words) or _DEFAULT, *map(str, self.placed)])
+
+    @classmethod
+    def parse(cls, text: str, *, of: str = OWN) -> Schedule:
+        """The inverse of ``str(schedule)``; ``of`` is the adapter of a text that names none.
+
+        Raises ScriptDefinitionError, or what the adapter raises for a bad configuration.
+        """
+        if not text.strip():
+            raise ScriptDefinitionError(
+                "a schedule is not empty: its configuration, or 'default', and then its actions, as in "
+                "'pp_size=4; 1 start a prompt=125 new=2; 4 flush'"
+            )
+        first, *clauses = clauses_of(text.strip())
+        words = _read_config(first)
+        of = words.pop(_ADAPTER, of)
+        adapter = adapter_named(of)
+        placed = [parse_placed(clause, adapter.actions) for clause in clauses if clause.strip()]
+        return cls(adapter.read_config(words), (), of).with_placed(placed)
+
+    @property
+    def adapter(self) -> Adapter:
+        """What it is a schedule of."""
+        return adapter_named(self.of)
+
+    def with_config(self, config: Any) -> Schedule:
+        """The same actions on another configuration of the adapter."""
+        return Schedule(config, self.placed, self.of)
+
+    def with_placed(self, more: Iterable[Placed]) -> Schedule:
+        """The same with more actions, each after those that its step already has."""
+        return Schedule(self.config, tuple(sorted((*self.placed, *more), key=lambda placed: placed.step)), self.of)
+
+    def of_placed(self, placed: Iterable[Placed]) -> Schedule:
+        """The same configuration with these actions instead."""
+        return Schedule(self.config, tuple(placed), self.of)
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last action; 0 when there is none."""
+        return self.placed[-1].step if self.placed else 0
+
+
+def _read_config(text: str) -> dict[str, str]:
+    if text.strip() == _DEFAULT:
+        return {}
+    pairs = [word.partition("=") for word in words_of_clause(text)]
+    for name, separator, _ in pairs:
+        if not separator and name != _DEFAULT:
+            raise ScriptDefinitionError(
+                f"a schedule begins with its configuration as name=value words, or with 'default', got {name!r}"
+            )
+    return {name: value for name, separator, value in pairs if separator}

@@ -1,4 +1,0 @@
-"""Scripts for portable subjects: ``@scripted(subject=...)``, with ``t``, its verbs, waits, queries, and the report.
-
-A script and a schedule go through the same gate. Nothing here imports the engine.
-"""

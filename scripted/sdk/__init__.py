@@ -1,0 +1,47 @@
+"""An adapter for a scheduler of the usual shape: everything but the machine, ready made.
+
+Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` of it; docs/your_scheduler.md
+leads through it. Nothing here imports the engine.
+"""
+
+from scripted.core.mutant import Mutant
+from scripted.core.violation import Violation
+from scripted.sdk.adapter import SchedulerAdapter
+from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
+from scripted.sdk.messages import (
+    Abort,
+    Add,
+    Answer,
+    Batch,
+    BatchFailed,
+    BatchResult,
+    FlushCache,
+    Pause,
+    Refused,
+    Resume,
+    Share,
+    Stepped,
+    Tokens,
+)
+
+__all__ = [
+    "Abort",
+    "Add",
+    "Answer",
+    "Batch",
+    "BatchFailed",
+    "BatchResult",
+    "Capabilities",
+    "FlushCache",
+    "Limits",
+    "Mutant",
+    "Pause",
+    "PauseMode",
+    "Refused",
+    "Resume",
+    "SchedulerAdapter",
+    "Share",
+    "Stepped",
+    "Tokens",
+    "Violation",
+]

@@ -1,0 +1,287 @@
+"""An adapter of a machine and what it declares: configuration, limits, capabilities, workloads, mutants."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from scripted.core.action import Action
+from scripted.core.common_actions import ReleaseResults
+from scripted.core.mutant import Mutant
+from scripted.core.phrases import text_of
+from scripted.core.placed import Placed
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.violation import Violation
+from scripted.core.written import WrittenTest
+from scripted.sdk.actions import ResumeAll, actions_of
+from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.fresh import Fresh
+from scripted.sdk.judge import PortableJudge
+from scripted.sdk.messages import Abort, Event, FlushCache, Stepped
+from scripted.sdk.pipeline import SimulatedRunner
+from scripted.sdk.records import Record, Step
+from scripted.sdk.shape import wrong_in_machine, wrong_in_step
+from scripted.sdk.workloads import workloads_of
+from scripted.search.forks import Copier, Frozen
+
+__all__ = ["UNKNOWN_RID", "SchedulerAdapter"]
+
+# A request that never was; nothing a schedule names is called this.
+UNKNOWN_RID: Final = "nobody-ever"
+
+
+def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
+    """The default configuration. Raises ScriptDefinitionError unless there is one, which never changes."""
+    try:
+        default = config()
+        hash(default)
+    except TypeError as exc:
+        raise ScriptDefinitionError(
+            f"the configuration of {name} is a frozen msgspec.Struct whose fields all have defaults: {exc}"
+        ) from exc
+    return default
+
+
+class _Frozen:
+    def __init__(self, run: Any, copier: Copier) -> None:
+        self._run: Frozen[Any] = Frozen(run, copier)
+
+    def thaw(self, extra: tuple[Placed, ...]) -> Any:
+        """A run that goes on from there."""
+        del extra
+        return self._run.thaw()
+
+
+class SchedulerAdapter:
+    """Implements the adapter protocol for a machine of the usual shape.
+
+    ``machine`` makes a new machine of a configuration, an object of ``config``: a frozen ``msgspec.Struct`` whose
+    fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
+    ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
+    beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
+    further base schedules by name.
+    """
+
+    violations: tuple[type[Exception], ...] = ()
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: type[msgspec.Struct],
+        machine: Callable[[Any], Any],
+        limits: Callable[[Any], Limits],
+        can: Callable[[Any], Capabilities],
+        workloads: Mapping[str, str] | None = None,
+        mutants: Sequence[Mutant] = (),
+        copier: Copier | None = None,
+        may_grow: Collection[str] = (),
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._machine = machine
+        self._limits = limits
+        self._can = can
+        self._mutants = {mutant.name: mutant for mutant in mutants}
+        self._copier = copier
+        if copier is not None:
+            copier.share(Fresh)
+        self._may_grow = tuple(may_grow)
+        self._fresh: dict[Any, Fresh] = {}
+        default = _default_of(name, config)
+        self.workloads: Mapping[str, str] = {
+            **workloads_of(limits(default), can(default)),
+            **(workloads or {}),
+        }
+        # What some configuration can do is part of the language of schedules.
+        self.actions: tuple[type[Action], ...] = actions_of(can(default))
+        self.undoing: tuple[Action, ...] = (
+            ReleaseResults(count=1),
+            ReleaseResults(),
+            *((ResumeAll(),) if can(default).pause_modes else ()),
+        )
+
+    # -- configurations --
+
+    def read_config(self, words: Mapping[str, str]) -> Any:
+        """Raises ScriptDefinitionError that names the field."""
+        known = self._config.__struct_fields__
+        for name in words:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ScriptDefinitionError(
+                    f"{self.name} has no setting {name!r}"
+                    + (f", did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}")
+                )
+        try:
+            return msgspec.convert(dict(words), self._config, strict=False)
+        except msgspec.ValidationError as exc:
+            raise ScriptDefinitionError(f"a setting of {self.name} cannot be read: {exc}") from exc
+
+    def config_words(self, config: Any) -> Mapping[str, Any]:
+        """Every value that is not at its default."""
+        default, values = self._config(), msgspec.structs.asdict(config)
+        return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+    def smaller_configs(self, config: Any) -> Iterator[Any]:
+        """One setting at its default, where that goes with the others."""
+        default = self._config()
+        for name in self.config_words(config):
+            with suppress(ValueError):
+                yield msgspec.structs.replace(config, **{name: getattr(default, name)})
+
+    def limits_of(self, config: Any) -> tuple[Limits, Capabilities]:
+        """What additions are made of."""
+        return self._limits(config), self._can(config)
+
+    # -- a run --
+
+    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, PortableJudge]:
+        """A machine, the simulated runner, the checks."""
+        del record
+        limits, can = self.limits_of(config)
+        fresh = self._fresh_of(config)
+        return self._new_machine(config), SimulatedRunner(limits, can), PortableJudge(limits, can, fresh)
+
+    def _new_machine(self, config: Any) -> Any:
+        try:
+            return self._machine(config)
+        except (Exception, SystemExit) as exc:
+            raise ScriptDefinitionError(
+                f"the machine of {self.name} cannot be made of {config!r}: {type(exc).__name__}: {text_of(exc)}"
+            ) from exc
+
+    def _fresh_of(self, config: Any) -> Fresh:
+        if config not in self._fresh:
+            leaves = () if self._copier is None else self._copier.shared
+            machine = self._new_machine(config)
+            wrong = wrong_in_machine(machine)
+            if wrong is not None:
+                raise ScriptDefinitionError(f"the machine of {self.name} {wrong}; docs/your_scheduler.md")
+            self._fresh[config] = Fresh(machine, self._may_grow, leaves)
+        return self._fresh[config]
+
+    def new_step(self, events: tuple[Event, ...], now: float) -> Step:
+        return Step(events, now)
+
+    def drive(self, run: Any) -> None:
+        """Step, launch, until nothing is left."""
+        stepped: Stepped | None = None
+        with run:
+            while (step := run.next_step(stepped)) is not None:
+                try:
+                    stepped = run.machine.step(step.events, step.now)
+                except SystemExit as exc:
+                    raise Violation(f"a step ends the process, by SystemExit({text_of(exc)!r})") from exc
+                wrong = wrong_in_step(stepped)
+                if wrong is not None:
+                    run.fault(f"step() of the machine of {self.name} {wrong}")
+                run.pipeline.follow(step.events, stepped)
+                if stepped.microbatch is not None:
+                    run.pipeline.launch(stepped.microbatch)
+
+    def what_is_busy(self, run: Any) -> str:
+        """The machine's counts."""
+        return " ".join(f"{name}={count}" for name, count in run.machine.counts().items())
+
+    def where(self, run: Any, rid: str | None) -> tuple[str, str]:
+        """From the account of what was told and computed."""
+        judge: PortableJudge = run.judge
+        live = judge.account.live
+        if rid is None:
+            state = "+".join(sorted({life.state for life in live.values()})) or "no request"
+        else:
+            state = live[rid].state if rid in live else "not alive"
+        batches = judge.in_flight
+        full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
+        return state, full if batches else "empty"
+
+    def also_due(self, run: Any) -> Sequence[Any]:  # noqa: ARG002 - the protocol's
+        """Nothing."""
+        return ()
+
+    def obstacle(self, run: Any) -> Action | None:
+        """A pause."""
+        return ResumeAll() if run.judge.paused is not None and not run.is_settled else None
+
+    def finale(self, run: Any, turn: int) -> Sequence[Event]:
+        """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
+        if turn == 0:
+            ended = [life.message.rid for life in run.judge.account.lives[-1:]]
+            return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
+        if turn == 1 and self.limits_of(run.config)[1].flush:
+            return [FlushCache(call_id=run.new_call_id())]
+        return ()
+
+    def record_step(self, step: Step, stepped: Stepped | None, machine: Any, error: str | None) -> Record:
+        """The step with the machine's counts after it."""
+        return Record(step, stepped, dict(machine.counts()), error)
+
+    def as_trace(self, records: Sequence[Record], config: Any) -> tuple[Sequence[Any], Any]:
+        """In the terms of traces."""
+        from scripted.sdk.as_trace import limits_in_traces, records_in_traces
+
+        limits = self._limits(config)
+        return records_in_traces(records, limits), limits_in_traces(limits)
+
+    def check_records(self, records: Sequence[Record]) -> None:
+        """Everything was judged step by step."""
+
+    def freeze(self, run: Any) -> _Frozen | None:
+        """As it is now, where it can be copied."""
+        return None if self._copier is None else _Frozen(run, self._copier)
+
+    # -- mutants --
+
+    def switched_on(self, mutant: str | None) -> AbstractContextManager[None]:
+        """Raises ScriptDefinitionError for an unknown one."""
+        if mutant is None:
+            return nullcontext()
+        if mutant not in self._mutants:
+            known = ", ".join(self._mutants) or "none"
+            raise ScriptDefinitionError(f"{self.name} has no mutant {mutant!r}; there are: {known}")
+        return self._mutants[mutant].switched_on()
+
+    @property
+    def mutant_names(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(self._mutants)
+
+    def write_mutants(self, page: Path, found: Sequence[Any]) -> None:
+        """A table of its own; a page that is there keeps what stands above its first table."""
+        from engine.output_files import write_output  # a search imports nothing of the engine
+
+        above = page.read_text(encoding="utf-8").split("| bug |", maxsplit=1)[0] if page.exists() else ""
+        rows = ["| bug | origin | found |", "| --- | --- | --- |"]
+        for one in found:
+            mutant = self._mutants[one.mutant]
+            rows.append(f"| `{one.mutant}`: {mutant.bug} | {mutant.origin} | {one.result} |")
+        write_output(page, above + "\n".join(rows) + "\n")
+
+    # -- tests --
+
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> Any:
+        """Run a generator function of ``t``. Raises ScriptFailed or ScriptTimeout."""
+        from scripted.sdk.script.runner import run_script
+
+        return run_script(self, script, arguments, config=config, options=options, mutant=mutant)
+
+    def script_target(self, target: str) -> Any:
+        """A script is no target of such an adapter. Raises ScriptDefinitionError."""
+        raise ScriptDefinitionError(
+            f"the adapter {self.name} is searched from workloads and schedules, got {target!r}; "
+            f"there are {', '.join(self.workloads)}"
+        )
+
+    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
+        """A pytest file that runs the events of one of these schedules as verbs."""
+        from scripted.sdk.script_writer import write_test
+
+        return write_test(schedules, name=name, mutant=mutant)

@@ -1,0 +1,172 @@
+"""What crosses the border of a scheduler of the usual shape: events in, the plan of a batch out, replies out.
+
+Plain values that can be written down. Token ids are ints, positions count from 0, a block holds ``block_size`` tokens.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "Add",
+    "Answer",
+    "Batch",
+    "BatchFailed",
+    "BatchResult",
+    "Event",
+    "FlushCache",
+    "Pause",
+    "Refused",
+    "Reply",
+    "Resume",
+    "Share",
+    "Stepped",
+    "Tokens",
+]
+
+
+# -- events: what a step is given, in order --
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """A request arrives. ``arrival`` counts the requests of a run; a higher ``priority`` goes first, where declared.
+
+    It ends with ``length`` after ``max_new_tokens`` tokens, or with ``stop`` after one of ``stop_token_ids``.
+    """
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """A client gives a request up. It may be unknown, or ended: then nothing happens."""
+
+    rid: str
+
+
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
+    """The prefix cache is to be emptied; the answer says whether it was.
+
+    With ``force``, where the adapter declares it, what runs is preempted for it.
+    """
+
+    call_id: str
+    force: bool = False
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Generation stops until ``Resume``. ``mode`` is the name of one of those that the adapter declares."""
+
+    call_id: str
+    mode: str
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """A pause ends."""
+
+    call_id: str
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
+    """The result of a batch: for each of its shares, in their order, the tokens that were sampled.
+
+    A share that does not reach the end of its request has none. ``draft_ids`` are guesses at what comes next, where the
+    adapter declares ``speculative_tokens``.
+    """
+
+    batch_id: int
+    token_ids: tuple[tuple[int, ...], ...]
+    draft_ids: tuple[tuple[int, ...], ...] = ()
+
+
+class BatchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A batch was not computed; what it would have written into blocks is not there."""
+
+    batch_id: int
+    error: str
+
+
+Event = Add | Abort | FlushCache | Pause | Resume | BatchResult | BatchFailed
+
+
+# -- the plan: what a step launches --
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request computes in a batch: the positions ``start`` to ``start + count - 1``.
+
+    ``block_ids`` is its block table: position ``p`` is in ``block_ids[p // block_size]``. The last ``len(draft_ids)``
+    positions are guesses that are verified; -1 is the guess that the request's last result brought or will bring.
+    ``start`` is -1 where the scheduler cannot know it, because results that decide on guesses are in flight: then the
+    share begins where the one before it came to. ``known_tokens`` is how many tokens the request has, those in flight
+    included, where the scheduler knows better than the results that it was given: after it dropped some of them.
+    ``token_ids`` are the tokens of these positions where the plan states them, -1 for one that it does not know yet.
+    """
+
+    rid: str
+    start: int
+    count: int
+    block_ids: tuple[int, ...]
+    draft_ids: tuple[int, ...] = ()
+    known_tokens: int | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch. All its shares are written before any of them reads.
+
+    Before that, ``copies`` are made in their order, each from the first block to the second: of requests that are
+    swapped out and in, of prefixes that two requests go on from. Host memory has block numbers of its own.
+    """
+
+    id: int
+    shares: tuple[Share, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+# -- replies: what clients are told --
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Further tokens of a request; the last with ``finish_reason``: ``length``, ``stop``, ``abort`` or ``error``."""
+
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A request does not begin."""
+
+    rid: str
+    reason: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The one answer to a call."""
+
+    call_id: str
+    ok: bool
+    text: str = ""
+
+
+Reply = Tokens | Refused | Answer
+
+
+class Stepped(msgspec.Struct, frozen=True, kw_only=True):
+    """The output of one step.
+
+    ``preempted`` are requests that lost their blocks and will compute again from the beginning. ``again``: a step
+    without any event may do more. ``deadline``: the time at which a step is due although nothing happens.
+    """
+
+    microbatch: Batch | None = None
+    replies: tuple[Reply, ...] = ()
+    preempted: tuple[str, ...] = ()
+    again: bool = False
+    deadline: float | None = None

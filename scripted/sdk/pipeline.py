@@ -1,0 +1,252 @@
+"""The simulated runner: executes plans over the scheduler's own block tables, and catches every wrong read.
+
+Each slot of a block holds a fingerprint of all tokens that lead to it. A share that reads a slot which does not hold
+what its request computed, or what an equal prefix left there, is found in the launch that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from scripted.core.violation import Violation
+from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Share, Stepped
+from scripted.sdk.tokens import START, guesses, link, next_token
+
+__all__ = ["SimulatedRunner"]
+
+
+class _Tokens:
+    """The tokens of a request with those that were sampled, and the fingerprint after each.
+
+    ``since`` is how often the cache had been flushed when it began to compute; None until it does. ``computed`` is the
+    position that comes next, ``guessed`` what its last share guessed to come next.
+    """
+
+    __slots__ = ("computed", "fingerprints", "guessed", "ids", "since")
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids: list[int] = []
+        self.since: int | None = None
+        self.computed = 0
+        self.guessed: tuple[int, ...] = ()
+        self.fingerprints = [START]
+        self.extend(prompt)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            self.ids.append(token)
+            self.fingerprints.append(link(self.fingerprints[-1], token))
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first ``count``."""
+        del self.ids[count:]
+        del self.fingerprints[count + 1 :]
+
+
+class SimulatedRunner:
+    """One device. A batch is computed when it is launched; its result waits until it is taken."""
+
+    def __init__(self, limits: Limits, can: Capabilities) -> None:
+        self._size = limits.block_size
+        self._speculative_tokens = can.speculative_tokens
+        # Of each block that was ever written, the fingerprint in each of its slots; 0 for a slot that was not. And how
+        # often the cache had been flushed when it was written last.
+        self._blocks: dict[int, list[int]] = {}
+        self._written: dict[int, int] = {}
+        self._flushes = 0
+        self._flush_calls: set[str] = set()
+        self._requests: dict[str, _Tokens] = {}
+        self._done: deque[BatchResult | BatchFailed] = deque()
+        self._failing = False
+        # The last batch, with what its scheduler could not know filled in.
+        self.understood: Batch | None = None
+        self.violation: Violation | None = None
+        # Requests whose KV is missing because a batch failed, by the position from which it is.
+        self._missing: dict[str, int] = {}
+
+    def begin(self, request: Add) -> None:
+        """A request begins, or begins again under an old name."""
+        self._requests[request.rid] = _Tokens(request.prompt_ids)
+        self._missing.pop(request.rid, None)
+
+    def follow(self, events: Sequence[Event], stepped: Stepped) -> None:
+        """See what a step was given and what it said, before what it launched."""
+        self._flush_calls.update(event.call_id for event in events if isinstance(event, FlushCache))
+        for reply in stepped.replies:
+            if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
+                self._flushes += 1
+        for rid in stepped.preempted:
+            if rid in self._requests:
+                self._requests[rid].since = None
+
+    def fail_next_batch(self) -> None:
+        """Compute nothing of the next batch."""
+        self._failing = True
+
+    def known_tokens(self, rid: str) -> int:
+        """Tokens of a request, those in flight included."""
+        return len(self._requests[rid].ids) if rid in self._requests else 0
+
+    # -- the pipeline protocol --
+
+    def launch(self, microbatch: Batch) -> None:
+        """Compute a batch at once: first all that is written, then all that is read.
+
+        What is wrong with it is kept for the judge, who sees the whole step.
+        """
+        self.understood = None
+        try:
+            self._launch(microbatch)
+        except Violation as exc:
+            self.violation = exc
+
+    def _launch(self, microbatch: Batch) -> None:
+        shares = tuple([self._understand(share) for share in microbatch.shares])
+        batch = Batch(id=microbatch.id, shares=shares, copies=microbatch.copies)
+        self.understood = batch
+        if self._fails(batch):
+            self._done.append(BatchFailed(batch_id=batch.id, error="this batch was told to fail"))
+            return
+        for source, target in batch.copies:
+            self._copy(source, target)
+        for share in batch.shares:
+            self._write(share)
+        said = [self._read(share) for share in batch.shares]
+        drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(batch.shares, said, strict=True))
+        self._done.append(
+            BatchResult(
+                batch_id=microbatch.id, token_ids=tuple(said), draft_ids=drafts if self._speculative_tokens else ()
+            )
+        )
+
+    def next_completion(self, timeout_s: float | None) -> BatchResult | BatchFailed | None:
+        """The oldest result; None when there is none."""
+        del timeout_s
+        return self._done.popleft() if self._done else None
+
+    def _fails(self, batch: Batch) -> bool:
+        """Whether it was told to fail, or goes on with a request that a failed batch left without its KV."""
+        for share in batch.shares:
+            if share.start <= self._missing.get(share.rid, -1):
+                del self._missing[share.rid]
+        if not self._failing and not any(share.rid in self._missing for share in batch.shares):
+            return False
+        self._failing = False
+        for share in batch.shares:
+            self._missing.setdefault(share.rid, share.start)
+        return True
+
+    # -- one share --
+
+    def _understand(self, share: Share) -> Share:
+        """Fill in where it starts and what it guesses. Raises Violation for a request that never arrived."""
+        tokens = self._tokens_of(share)
+        if share.start < 0:
+            share = msgspec.structs.replace(share, start=tokens.computed)
+        if -1 in share.draft_ids:
+            known = dict(enumerate(tokens.guessed))
+            filled = [known.get(place, -1) if guess == -1 else guess for place, guess in enumerate(share.draft_ids)]
+            share = msgspec.structs.replace(share, draft_ids=tuple(filled))
+        return share
+
+    def _copy(self, source: int, target: int) -> None:
+        """A block has what another has; what was never written is nothing that could be read."""
+        self._blocks[target] = list(self._blocks.get(source, [0] * self._size))
+        self._written[target] = self._written.get(source, self._flushes)
+
+    def _write(self, share: Share) -> None:
+        tokens = self._requests[share.rid]
+        if tokens.since is None:
+            tokens.since = self._flushes
+        end, drafts = share.start + share.count, len(share.draft_ids)
+        if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1} with {drafts} guesses, but has "
+                f"{len(tokens.ids)} tokens, those in flight included"
+            )
+        if share.token_ids is not None:
+            self._compare(share, tokens)
+        room = len(share.block_ids) * self._size
+        if end > room:
+            raise Violation(
+                f"{share.rid} computes positions {share.start} to {end - 1}, but has room for {room} in its blocks "
+                f"{list(share.block_ids)}"
+            )
+        fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
+        for guess in share.draft_ids:
+            fingerprints.append(link(fingerprints[-1], guess))
+        for position, fingerprint in enumerate(fingerprints, share.start):
+            index, slot = divmod(position, self._size)
+            block = self._blocks.setdefault(share.block_ids[index], [0] * self._size)
+            block[slot] = fingerprint
+            self._written[share.block_ids[index]] = self._flushes
+
+    def _read(self, share: Share) -> tuple[int, ...]:
+        """Look at all that the share attends to; returns what it samples."""
+        tokens, size = self._requests[share.rid], self._size
+        end = share.start + share.count - len(share.draft_ids)
+        for index in range(-(-end // size)):
+            first, last = index * size, min(end, (index + 1) * size)
+            slots = self._blocks.get(share.block_ids[index], ())
+            if list(slots[: last - first]) != tokens.fingerprints[first + 1 : last + 1]:
+                raise Violation(self._what_is_wrong(share, index, first, last))
+            if tokens.since is not None and self._written[share.block_ids[index]] < tokens.since:
+                raise Violation(
+                    f"{share.rid} began after the cache was flushed, but reads block {share.block_ids[index]}, "
+                    "which was written before"
+                )
+        tokens.computed = end
+        if end < len(tokens.ids):
+            return ()
+        said = self._sample(tokens, share.draft_ids)
+        tokens.computed = len(tokens.ids) - 1
+        return said
+
+    def _sample(self, tokens: _Tokens, drafts: Sequence[int]) -> tuple[int, ...]:
+        """What comes next; after each guess that was right, what comes after it as well."""
+        said = []
+        for guess in (*drafts, None):
+            said.append(next_token(tokens.fingerprints[-1]))
+            tokens.extend(said[-1:])
+            if guess != said[-1]:
+                break
+        return tuple(said)
+
+    def _guess(self, rid: str, emits: bool) -> tuple[int, ...]:
+        tokens, count = self._requests[rid], self._speculative_tokens
+        tokens.guessed = guesses(tokens.fingerprints[-1], count) if emits and count else ()
+        return tokens.guessed
+
+    def _tokens_of(self, share: Share) -> _Tokens:
+        tokens = self._requests.get(share.rid)
+        if tokens is None:
+            raise Violation(f"{share.rid} is in a batch, but no request of this name ever arrived")
+        if share.known_tokens is not None and share.known_tokens < len(tokens.ids):
+            tokens.cut(share.known_tokens)
+        return tokens
+
+    def _compare(self, share: Share, tokens: _Tokens) -> None:
+        """The plan states the tokens that the request has."""
+        assert share.token_ids is not None
+        there = [*tokens.ids[share.start : share.start + share.count - len(share.draft_ids)], *share.draft_ids]
+        if len(there) != len(share.token_ids) or any(
+            stated not in (-1, token) for stated, token in zip(share.token_ids, there, strict=True)
+        ):
+            stated = list(share.token_ids)
+            raise Violation(f"{share.rid} computes the tokens {stated} from position {share.start} on, but has {there}")
+
+    def _what_is_wrong(self, share: Share, index: int, first: int, last: int) -> str:
+        block, slots = share.block_ids[index], self._blocks.get(share.block_ids[index], ())
+        there = self._requests[share.rid].fingerprints[first + 1 : last + 1]
+        wrong = next(place for place, expected in enumerate(there) if place >= len(slots) or slots[place] != expected)
+        known = [rid for rid, other in self._requests.items() if slots and slots[wrong] in other.fingerprints[1:]]
+        what = f"was written for {' or '.join(known)}" if known else "was never written for what it has now"
+        return (
+            f"{share.rid} reads KV that is not its own: slot {wrong} of block {block}, its position {first + wrong}, "
+            f"{what}; its blocks are {list(share.block_ids)}, and it computes positions {share.start} to "
+            f"{share.start + share.count - 1}"
+        )

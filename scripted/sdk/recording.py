@@ -1,0 +1,162 @@
+"""Recordings of portable machines: every step of one that runs anywhere, as lines of JSON, and the same steps again.
+
+A machine is deterministic, so what it was given and when is all that it takes. The tokens may be those of a real model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from scripted.core.named import adapter_named
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.sdk.adapter import SchedulerAdapter
+from scripted.sdk.messages import Event, Stepped
+from scripted.sdk.records import Record, Step
+
+__all__ = [
+    "Header",
+    "Recorder",
+    "Recording",
+    "Replayed",
+    "is_portable_recording",
+    "read_portable_recording",
+    "replayed",
+]
+
+FORMAT: Final = "lockstep-steps-1"
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first line: whose steps these are. ``config`` are the words of its configuration."""
+
+    format: str
+    adapter: str
+    config: dict[str, str]
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A recording read back; a last line that was cut off is left out."""
+
+    header: Header
+    records: tuple[Record, ...]
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What the same steps did this time. ``differs`` says where it was something else, ``error`` what it died of."""
+
+    records: tuple[Record, ...]
+    adapter: str
+    config: Any
+    differs: str | None = None
+    error: str | None = None
+    recorded_error: str | None = None
+
+
+class Recorder:
+    """A machine that writes down what it is given and what it does; use it wherever the machine is used.
+
+    ``adapter`` is the name that replay finds its adapter by, ``config`` the words of its configuration. Raises OSError
+    like any file.
+    """
+
+    def __init__(
+        self, machine: Any, path: str | Path, *, adapter: str, config: Mapping[str, Any] | None = None
+    ) -> None:
+        self.machine = machine
+        self.depth: int = machine.depth
+        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - it is open as long as the machine runs
+        words = {name: str(value) for name, value in (config or {}).items()}
+        self._write(Header(FORMAT, adapter, words))
+
+    def step(self, events: Sequence[Event], now: float) -> Stepped:
+        """One step of the machine, written down before it is handed on, also when the machine dies in it."""
+        step = Step(tuple(events), now)
+        try:
+            stepped: Stepped = self.machine.step(events, now)
+        except Exception as exc:
+            self._write(Record(step, None, {}, f"{type(exc).__name__}: {exc}"))
+            raise
+        self._write(Record(step, stepped, dict(self.machine.counts())))
+        return stepped
+
+    @property
+    def is_idle(self) -> bool:
+        """As the machine says."""
+        return bool(self.machine.is_idle)
+
+    def counts(self) -> Mapping[str, int]:
+        """As the machine says."""
+        counts: Mapping[str, int] = self.machine.counts()
+        return counts
+
+    def close(self) -> None:
+        """Write out what is buffered; idempotent."""
+        self._file.close()
+
+    def _write(self, line: Header | Record) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+
+def is_portable_recording(path: str | Path) -> bool:
+    """Whether a file begins as one."""
+    with Path(path).open("rb") as file:
+        return FORMAT.encode() in file.readline(200)
+
+
+def read_portable_recording(path: str | Path) -> Recording:
+    """Raises ScriptDefinitionError that names file and line for anything else."""
+    first, *lines = Path(path).read_bytes().split(b"\n")
+    records: list[Record] = []
+    try:
+        header = msgspec.json.decode(first, type=Header)
+        # What was cut off while it was written has no end of line.
+        for line in lines[:-1]:
+            records.append(msgspec.json.decode(line, type=Record))  # noqa: PERF401 - the error says which line
+    except msgspec.DecodeError as exc:
+        raise ScriptDefinitionError(
+            f"{path} is no recording of steps: line {len(records) + 2 if lines else 1} cannot be read: {exc}"
+        ) from exc
+    return Recording(header, tuple(records))
+
+
+def replayed(recording: Recording, *, until: int | None = None) -> Replayed:
+    """Give a new machine of the recording's adapter the same steps, and compare what it does.
+
+    Raises ScriptDefinitionError for an adapter that is not there, or that records in another form.
+    """
+    header = recording.header
+    adapter = adapter_named(header.adapter)
+    if not isinstance(adapter, SchedulerAdapter):
+        raise ScriptDefinitionError(f"the adapter {header.adapter} has recordings of its own; `engine serve --record`")
+    config = adapter.read_config(header.config)
+    machine, done = adapter.new_parts(config, record=True)[0], []
+    differs = error = recorded_error = None
+    for number, record in enumerate(recording.records[:until], 1):
+        try:
+            stepped = machine.step(record.step.events, record.step.now)
+        except Exception as exc:  # noqa: BLE001 - what the recorded machine died of is what is looked for
+            error, recorded_error = f"{type(exc).__name__}: {exc}", record.error
+            done.append(Record(record.step, None, {}, error))
+            break
+        done.append(Record(record.step, stepped, dict(machine.counts())))
+        differs = _difference(number, record, done[-1])
+        if differs is not None:
+            break
+    return Replayed(tuple(done), header.adapter, config, differs, error, recorded_error)
+
+
+def _difference(number: int, then: Record, now: Record) -> str | None:
+    """The first field in which two steps differ, with both values."""
+    if then.stepped is None or now.stepped is None:
+        return f"step {number}: the recorded machine died of {then.error}, this one did not"
+    for name in Stepped.__struct_fields__:
+        one, other = getattr(then.stepped, name), getattr(now.stepped, name)
+        if one != other:
+            return f"step {number}, {name}: {one!r} was recorded, now it is {other!r}"
+    if then.counts != now.counts:
+        return f"step {number}, counts: {then.counts} was recorded, now it is {now.counts}"
+    return None

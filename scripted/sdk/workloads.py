@@ -1,0 +1,104 @@
+"""Base workloads for any scheduler of the usual shape, made of its limits: each has one situation that is easy to get
+wrong. Further ones, for what is special about a scheduler, are given to its ``SchedulerAdapter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from scripted.sdk.capabilities import Capabilities, Limits
+
+__all__ = ["workloads_of"]
+
+
+def workloads_of(limits: Limits, can: Capabilities) -> Mapping[str, str]:
+    """By name, as text without a configuration, which is the default one."""
+    size, pool, budget = limits.block_size, limits.pool_tokens, limits.batch_tokens
+    most = min(pool, limits.context_tokens) - 3
+    long = max(1, min(most, 2 * budget + size // 2 + 1 if can.chunked else budget))
+    made: dict[str, Iterable[str]] = {
+        "alone": (_start("a", long, new=3),),
+        **_prefixes(size),
+        "beside-decodes": (
+            _start("a", size, new=8),
+            _start("b", size, seed=1, new=8),
+            _start("c", long, seed=2, step=4),
+        ),
+        "many": [_start(f"r{i}", size - 1 + i % 3, seed=i, new=1 + i % 4, step=1 + i // 2) for i in range(6)],
+        "late-results": (
+            _start("a", size + 1, new=3),
+            "2 hold",
+            _start("b", size + 1, step=3),
+            "8 release count=1",
+            "10 release",
+        ),
+        "stops": [_start(f"s{i}", size, seed=i, new=6, stop=33 + 20 * i) for i in range(5)],
+        **_aborts(size, long),
+        **_without_room(limits, can, most, long),
+    }
+    if can.pause_modes:
+        pause = f"3 pause mode={can.pause_modes[0].name}"
+        made["paused"] = (_start("a", long, new=3), _start("b", size, seed=1, new=4, step=2), pause, "9 continue")
+    return {name: "; ".join(["default", *clauses]) for name, clauses in made.items()}
+
+
+def _prefixes(size: int) -> dict[str, Iterable[str]]:
+    """Prompts that share what is cached: all of it, full blocks, parts of a block."""
+    return {
+        # Equal prompts of full blocks: a prompt that is fully cached must still compute one token.
+        "twins": (_start("a", 2 * size), _start("b", 2 * size, step=2), _start("c", 2 * size, new=3, step=8)),
+        "warm-prefix": (_start("warm", 2 * size + 1, new=1), _start("a", 3 * size + 1, step=12)),
+        "branches": (
+            _start("a", 3 * size + 1, new=1),
+            _start("b", 3 * size + 1, step=6, shared=2 * size, tail=1),
+            _start("c", 3 * size + 1, step=8, shared=size + 1, tail=2),
+            _start("d", 3 * size + 1, step=10),
+        ),
+    }
+
+
+def _aborts(size: int, long: int) -> dict[str, Iterable[str]]:
+    """What an aborted request left is met by others: blocks that are written anew, a prompt that comes again."""
+    return {
+        "aborted": (
+            _start("a", long, new=3),
+            "2 abort a",
+            _start("b", long, seed=1, step=3),
+            _start("c", long, step=4),
+        ),
+        "aborted-decodes": (
+            _start("a", size, new=6),
+            _start("b", size, seed=1, new=6),
+            "4 abort a",
+            _start("c", long, step=5),
+            _start("d", 2 * size, step=6),
+        ),
+    }
+
+
+def _without_room(limits: Limits, can: Capabilities, most: int, long: int) -> dict[str, Iterable[str]]:
+    """Requests that do not fit together: they wait, are preempted, or overtake one another."""
+    size, pool = limits.block_size, limits.pool_tokens
+    # Prompts of a third of the pool: three of them and their outputs do not fit.
+    third = max(1, min(pool // 3 - 1, long))
+    grown = max(1, min(pool // 3, limits.context_tokens - third))
+    made: dict[str, Iterable[str]] = {
+        "refilled": (_start("a", third), _start("b", third, seed=1, step=10), _start("a", third, step=20)),
+        # A request that comes to the end of the context before it has said all: refused at once, or ended with length.
+        "at-the-context": (_start("a", most + 2, new=5), _start("b", size, seed=1, new=3, step=2)),
+    }
+    if limits.context_tokens > pool + 1:
+        # More than all blocks: refused, or ended some other way, but not left to wait.
+        made["beyond-the-pool"] = (_start("a", pool + 1), _start("b", size, seed=1, new=3, step=2))
+    if can.preemption:
+        made["full"] = [_start(f"r{i}", third, seed=i, new=grown, step=1 + i) for i in range(3)]
+        made["full-twins"] = [_start(f"r{i}", third, seed=i // 2, new=grown, step=1 + i) for i in range(4)]
+        made["one-fills-all"] = (_start("small", size, new=grown), _start("big", max(1, most - size), seed=1, step=2))
+    if can.priority:
+        made["priorities"] = [_start(f"r{i}", third, seed=i, new=grown, step=1 + i, priority=i) for i in range(3)]
+    return made
+
+
+def _start(rid: str, prompt: int, *, new: int = 2, step: int = 1, **more: int) -> str:
+    words = "".join(f" {name}={value}" for name, value in more.items() if value)
+    return f"{step} start {rid} prompt={prompt} new={new}{words}"

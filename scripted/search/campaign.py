@@ -1,0 +1,178 @@
+"""A campaign: many runs over many targets in parallel processes, until all are done, one fails, or time is up.
+
+Work is cut into units that are equal in every process, so that a campaign finds the same with any number of jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from typing import Final
+
+from scripted.core.named import adapter_named
+from scripted.search.coverage import Coverage
+from scripted.search.ray_pool import ray_pool
+from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, run_unit, strategy_of
+
+__all__ = ["Campaign", "Report"]
+
+# A context without a reference is left again as soon as it is collected.
+_for_life: Final = ExitStack()
+# Runs in one unit of a strategy that never ends: about a fifth of a second of work.
+_BATCH_RUNS: Final = 200
+# Parts that a complete strategy over one target is cut into for several processes, so that none has to wait long.
+_PARTS: Final = 4
+
+
+class Report:
+    """What a campaign has done so far. ``findings`` has the first failure of each signature."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.schedules = 0
+        self.unreached = 0
+        self.cpu_s = 0.0
+        self.seconds = 0.0
+        self.coverage = Coverage()
+        self.findings: dict[str, Finding] = {}
+        self.by_target: dict[str, int] = {}
+        self.complete = False
+
+    @property
+    def per_cpu_second(self) -> float:
+        """Schedules a second and core."""
+        return self.schedules / self.cpu_s if self.cpu_s else 0.0
+
+    def add(self, result: UnitResult) -> None:
+        self.schedules += result.schedules
+        self.unreached += result.unreached
+        self.cpu_s += result.cpu_s
+        self.seconds = time.monotonic() - self.started
+        self.coverage.merge(result.cells)
+        self.by_target[result.target] = self.by_target.get(result.target, 0) + result.schedules
+        for finding in result.findings:
+            self.findings.setdefault(finding.failure.signature, finding)
+
+
+class Campaign:
+    """One search. ``watch`` is called with every unit that is done."""
+
+    def __init__(self, plan: SearchPlan, watch: Callable[[Report], None] = lambda _: None) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._report = Report()
+
+    def run(self) -> Report:
+        """Search until there is nothing left to do."""
+        units = self._units()
+        if self._plan.ray is not None:
+            ended = self._run_on_ray(units, self._plan.ray)
+        else:
+            ended = self._run_here(units) if self._plan.jobs == 1 else self._run_in_processes(units)
+        self._report.complete = ended and strategy_of(self._plan).complete
+        self._report.seconds = time.monotonic() - self._report.started
+        return self._report
+
+    def _units(self) -> Iterator[Unit]:
+        """The targets by themselves first; then small pieces of all of them."""
+        plan = self._plan
+        until = None if plan.seconds is None else time.time() + plan.seconds
+        targets = plan.targets[: plan.schedules]
+        yield from (Unit(target) for target in targets)
+        left = None if plan.schedules is None else plan.schedules - len(targets)
+        if strategy_of(plan).complete:
+            yield from self._parts(targets, left, until)
+            return
+        for batch in itertools.count():
+            for target in targets:
+                count = _BATCH_RUNS if left is None else min(_BATCH_RUNS, left)
+                if not count:
+                    return
+                left = None if left is None else left - count
+                yield Unit(target, batch * _BATCH_RUNS, 1, count, until)
+
+    def _parts(self, targets: tuple[str, ...], left: int | None, until: float | None) -> Iterator[Unit]:
+        """The parts of a complete strategy. In one process a part gets all that is left, in several its share of it."""
+        alone = self._plan.jobs == 1 and self._plan.ray is None
+        parts = 1 if alone else _PARTS
+        units = len(targets) * parts
+        for number, (target, part) in enumerate(itertools.product(targets, range(parts))):
+            if left is None:
+                count = None
+            elif alone:
+                count = max(0, left - (self._report.schedules - len(targets)))
+            else:
+                count = left // units + (number < left % units)
+            if count != 0:
+                yield Unit(target, part, parts, count, until)
+
+    def _run_here(self, units: Iterator[Unit]) -> bool:
+        with adapter_named(self._plan.adapter).switched_on(self._plan.mutant):
+            for unit in units:
+                if self._is_over():
+                    return False
+                self._take(run_unit(unit, self._plan))
+        return not self._is_over()
+
+    def _run_in_processes(self, units: Iterator[Unit]) -> bool:
+        # Spawned: a fork of a process with threads, such as a progress bar's, may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.adapter, self._plan.mutant)) as pool:
+            try:
+                return self._run_in(units, lambda unit: self._submitted(pool, unit), self._plan.jobs)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submitted(self, pool: ProcessPoolExecutor, unit: Unit) -> Future[UnitResult]:
+        """The first unit starts the workers. Ctrl-C is not for them: they end with the pool, and without tracebacks."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return pool.submit(run_unit, unit, self._plan)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _run_on_ray(self, units: Iterator[Unit], address: str) -> bool:
+        with ray_pool(address, self._plan.jobs) as pool:
+            return self._run_in(units, lambda unit: pool.submit(unit, self._plan), pool.cores)
+
+    def _run_in(self, units: Iterator[Unit], submit: Callable[[Unit], Future[UnitResult]], workers: int) -> bool:
+        """Keep every worker busy, and one unit more for each of them ready."""
+        pending: set[Future[UnitResult]] = set()
+        for unit in units:
+            pending.add(submit(unit))
+            if len(pending) > 2 * workers:
+                pending = self._take_done(pending)
+            if self._is_over():
+                break
+        while pending and not self._is_over():
+            pending = self._take_done(pending)
+        return not self._is_over()
+
+    def _take_done(self, pending: set[Future[UnitResult]]) -> set[Future[UnitResult]]:
+        done, rest = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            self._take(future.result())
+        return rest
+
+    def _take(self, result: UnitResult) -> None:
+        self._report.add(result)
+        self._watch(self._report)
+
+    def _is_over(self) -> bool:
+        plan, report = self._plan, self._report
+        return (
+            (plan.schedules is not None and report.schedules >= plan.schedules)
+            or (plan.seconds is not None and time.monotonic() - report.started >= plan.seconds)
+            or (plan.stop_at_first and bool(report.findings))
+            or any(finding.failure.hangs for finding in report.findings.values())
+        )
+
+
+def _begin(adapter: str, mutant: str | None) -> None:
+    """In each process, once, for its whole life."""
+    _for_life.enter_context(adapter_named(adapter).switched_on(mutant))

@@ -1,0 +1,167 @@
+"""One run of one schedule to its verdict; and many runs that begin alike, sharing what they have in common.
+
+A failure is a broken promise, or whatever the adapter raises in a step. Any other exception is the harness's own.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any, Final
+
+import msgspec
+
+from scripted.adapters.lockstep.sim.watchdog import watchdog
+from scripted.core.phrases import text_of
+from scripted.core.placed import Placed
+from scripted.core.protocol import Freezer
+from scripted.core.refusals import HarnessError
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
+from scripted.errors import Overdue
+from scripted.search.coverage import Cell
+from scripted.search.schedule_gate import Phase, ScheduleGate
+
+__all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
+
+_SIGNATURE_LENGTH: Final = 60
+# A run takes milliseconds; one that takes so long on any machine is in a loop without end, or waits for ever.
+RUN_TIMEOUT_S: Final = 10.0
+_OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {name}"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a run failed: the exception's type and text, and the step that it came out of.
+
+    ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
+    """
+
+    type: str
+    text: str
+    step: int
+    signature: str
+
+    @classmethod
+    def of(cls, exc: Exception, gate: ScheduleGate) -> Failure:
+        """What an exception that ended a run says."""
+        rids = sorted(set(gate.judge.names), key=len, reverse=True)
+        names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
+        text = text_of(exc)
+        words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
+        place = traceback.extract_tb(exc.__traceback__)[-1].name
+        return cls(type(exc).__name__, text, gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}")
+
+    @property
+    def hangs(self) -> bool:
+        """The run did not end, and others of its kind would not either."""
+        return self.type == Overdue.__name__
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.type}: {self.text}"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended; ``failure`` None means that every check held."""
+
+    failure: Failure | None
+    steps: int
+    unreached: tuple[Placed, ...]
+    implied: tuple[Placed, ...]
+    cells: tuple[Cell, ...]
+
+
+def execute(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
+    """Run a schedule from its beginning. Raises HarnessError."""
+    return finish(ScheduleGate(schedule), timeout_s=timeout_s)
+
+
+def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
+    """Run a schedule and keep every step, the one that it dies in included. Raises HarnessError."""
+    gate = ScheduleGate(schedule, record=True)
+    outcome = finish(gate)
+    assert gate.records is not None
+    return outcome, gate.records
+
+
+def finish(gate: ScheduleGate, *, timeout_s: float | None = None) -> Outcome:
+    """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step.
+
+    A step that does not end in time is a failure as well.
+    """
+    failure = None
+    try:
+        with watchdog(timeout_s or RUN_TIMEOUT_S, _OVERDUE):
+            gate.adapter.drive(gate)
+        _check_ended(gate)
+    except HarnessError:
+        raise
+    except Exception as exc:
+        if gate.phase is not Phase.ADAPTER and not isinstance(exc, (Violation, *gate.adapter.violations)):
+            raise HarnessError(
+                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+                "about the scheduler, and is a defect of the harness or of the adapter"
+            ) from exc
+        failure = Failure.of(exc, gate)
+    return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
+
+
+def _check_ended(gate: ScheduleGate) -> None:
+    """The loop ran until the gate had judged the end. Raises Violation."""
+    if gate.phase is not Phase.JUDGE:
+        raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
+
+
+def _with_records_checked(schedule: Schedule) -> Outcome:
+    """The search keeps no records; what can only be judged from them is seen from a run of its own."""
+    gate = ScheduleGate(schedule, record=True)
+    outcome = finish(gate)
+    try:
+        gate.adapter.check_records(gate.records or ())
+    except Violation as exc:
+        return msgspec.structs.replace(outcome, failure=Failure.of(exc, gate))
+    return outcome
+
+
+class Prefixes:
+    """A base schedule, frozen before each of its steps: a schedule that only adds to it starts where it first differs.
+
+    ``steps`` ends with the first one in which the base had to be settled; what is added later would have come first.
+    Where a run cannot be copied, every schedule starts at the beginning.
+    """
+
+    def __init__(self, base: Schedule) -> None:
+        self.base = base
+        self.steps = 0
+        self._frozen: list[Freezer] = []
+        gate = ScheduleGate(base, watch=self._freeze)
+        self.outcome = finish(gate)
+        if self.outcome.failure is None:
+            first, self.outcome = self.outcome, _with_records_checked(base)
+            # What only a recorded run checks may have ended it early.
+            same = (first.steps, first.cells) == (self.outcome.steps, self.outcome.cells)
+            if not same and self.outcome.failure is None:
+                raise HarnessError(
+                    f"the schedule {str(base)!r} took {first.steps} steps, and then {self.outcome.steps} or others: "
+                    "its machine is not deterministic; look for time, random numbers and the order of sets"
+                )
+
+    def execute(self, *extra: Placed) -> Outcome:
+        """Run the base schedule with these actions more. Raises HarnessError."""
+        schedule = self.base.with_placed(extra)
+        first = min(placed.step for placed in extra)
+        if first > len(self._frozen):
+            return execute(schedule)
+        gate = self._frozen[first - 1].thaw(extra)
+        assert isinstance(gate, ScheduleGate)
+        gate.follow(schedule)
+        return finish(gate)
+
+    def _freeze(self, gate: ScheduleGate) -> None:
+        gate.watch = None
+        if gate.was_settled:
+            return
+        self.steps += 1
+        frozen = gate.adapter.freeze(gate)
+        if frozen is not None:
+            self._frozen.append(frozen)
+        gate.watch = self._freeze

@@ -1,0 +1,449 @@
+"""Forks: copies of a running machine, made many times faster than ``copy.deepcopy`` would.
+
+What a copy consists of is found out once, when the machine is frozen; each thaw then runs down that list, without a
+question asked. Copies by structure, knowing no class but those that a ``Copier`` is told of; frozen structs are shared.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import random
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from operator import call
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from scripted.core.refusals import HarnessError
+
+__all__ = ["Copier", "Frozen"]
+
+_T = TypeVar("_T")
+_Shell = Callable[[Any], Any]
+_Build = Callable[[Any, list[Any]], Any]
+_Fill = Callable[[Any, list[Any], tuple[int, ...]], None]
+
+_ATOMS: Final[frozenset[type]] = frozenset({
+    int, float, bool, str, bytes, type(None), type, frozenset
+})  # fmt: skip
+_SHARED: Final = (msgspec.Struct, Enum, type, types.ModuleType, logging.Logger)
+_MAKE: Final[Callable[[type], Any]] = object.__new__
+# Also of what says that it is frozen.
+_SET: Final = object.__setattr__
+
+
+class Copier:
+    """How the objects of one kind of machine are copied; what it has learned of a class serves all later copies.
+
+    ``shared`` are further classes whose objects never change, or may be shared although they do. ``rebuilt`` are
+    classes of shells that cannot be filled later: the objects in one, and what makes a new one of the old and them.
+    ``uniform`` promises that the items of a list or of a long tuple are alike: if the last cannot change, none can.
+    """
+
+    def __init__(
+        self,
+        *,
+        shared: Iterable[type] = (),
+        rebuilt: Mapping[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any, list[Any]], Any]]] | None = None,
+        uniform: bool = False,
+    ) -> None:
+        self.atoms: set[type] = set(_ATOMS)
+        self.planners: dict[type, Callable[[_CopyList, Any], int | None]] = dict(
+            _UNIFORM_PLANNERS if uniform else _PLANNERS
+        )
+        self.shared = tuple(shared)
+        self._shared = (*_SHARED, *self.shared)
+        for kind, (items_of, build) in (rebuilt or {}).items():
+            self.planners[kind] = _rebuilding(items_of, build)
+
+    def share(self, *kinds: type) -> None:
+        """Further classes whose objects are shared: what the harness itself keeps beside a machine."""
+        self._shared = (*self._shared, *kinds)
+
+    def planner_of(self, kind: type) -> Callable[[_CopyList, Any], int | None] | None:
+        """How to copy objects of a class; None when they never change."""
+        if kind in self.atoms:
+            return None
+        planner = self.planners.get(kind)
+        if planner is None:
+            if issubclass(kind, self._shared):
+                self.atoms.add(kind)
+                return None
+            planner = self.planners[kind] = _planner_of(kind)
+        return planner
+
+
+class Frozen(Generic[_T]):
+    """A copy of ``engine`` as it is now, which never runs itself and can be thawed any number of times."""
+
+    def __init__(self, engine: _T, copier: Copier) -> None:
+        plan = _CopyList(copier)
+        plan.add_all(engine)
+        self._plan = plan
+        # The first thaw is what all others are copied from: the engine itself goes on and changes.
+        plan.sources = [
+            new if made else kept for new, made, kept in zip(plan.thaw(), plan.made, plan.sources, strict=True)
+        ]
+
+    def thaw(self) -> _T:
+        """An engine that shares nothing that can change. What is inside refers to itself as in the original."""
+        return self._plan.thaw()[0]  # type: ignore[no-any-return]
+
+
+class _CopyList:
+    """Every object that a copy needs, by its place in one list, and what has to be put into which.
+
+    ``shells`` make each object from its entry of ``sources``, with whatever cannot change in it already inside;
+    ``made`` says whether that entry is such an object itself, or what it takes to make one.
+    """
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self._atoms = copier.atoms
+        self.shells: list[_Shell] = []
+        self.sources: list[Any] = []
+        self.made: list[bool] = []
+        self._places: dict[int, int] = {}
+        self._items: list[tuple[int, Any, int]] = []  # a container, an index or a key of it, what belongs there
+        self._attributes: list[tuple[int, str, int]] = []  # a container, an attribute of it, what belongs there
+        self._fills: list[
+            tuple[int, _Fill, tuple[int, ...]]
+        ] = []  # an object, what sets attributes, what belongs there
+        self._members: list[tuple[int, list[Any]]] = []  # a set, its members
+        self._pairs: list[tuple[int, list[Any], list[Any]]] = []  # a dict, its keys and values
+        self._instances: deque[tuple[int, Any, tuple[str, ...]]] = deque()  # objects whose attributes are still to come
+        self._cells: deque[tuple[int, types.CellType]] = deque()  # cells whose contents are still to come
+        self._contents: list[tuple[int, Any]] = []  # a cell, what it holds
+        self._builds: list[tuple[int, _Build, Any, list[Any]]] = []  # what holds others and cannot be filled later
+
+    def thaw(self) -> list[Any]:
+        """A copy of everything; the first is the engine."""
+        try:
+            new = list(map(call, self.shells, self.sources))
+        except Exception as exc:
+            raise HarnessError(self._what_cannot_be_copied()) from exc
+        for place, build, what, items in self._builds:
+            new[place] = build(what, [new[item.place] if type(item) is _At else item for item in items])
+        for place, held in self._contents:
+            new[place].cell_contents = new[held.place] if type(held) is _At else held
+        for place, key, item in self._items:
+            new[place][key] = new[item]
+        for place, fill, places in self._fills:
+            fill(new[place], new, places)
+        for place, name, item in self._attributes:
+            setattr(new[place], name, new[item])
+        for place, members in self._members:
+            new[place].update([new[item.place] if type(item) is _At else item for item in members])
+        for place, keys, values in self._pairs:
+            into = new[place]
+            for key, value in zip(keys, values, strict=True):
+                into[new[key.place] if type(key) is _At else key] = new[value.place] if type(value) is _At else value
+        return new
+
+    def _what_cannot_be_copied(self) -> str:
+        for shell, source in zip(self.shells, self.sources, strict=True):
+            try:
+                shell(source)
+            except Exception as exc:  # noqa: BLE001 - it is what is told
+                kind = type(source)
+                return (
+                    f"the machine holds a {kind.__module__}.{kind.__qualname__}, which cannot be copied ({exc}); give "
+                    "the adapter no copier, or Copier(shared=[...]) with the class if copies may share it"
+                )
+        return "the machine can be copied sometimes, and sometimes not; give the adapter no copier"
+
+    def add(self, value: Any) -> int | None:
+        """The place of an object's copy; None for what never changes and is shared."""
+        kind = type(value)
+        if kind in self._atoms:
+            return None
+        place = self._places.get(id(value))
+        if place is not None:
+            return place
+        planner = self._copier.planner_of(kind)
+        return None if planner is None else planner(self, value)
+
+    def _append(self, value: Any, shell: _Shell, source: Any, *, made: bool = True) -> int:
+        place = self._places[id(value)] = len(self.shells)
+        self.shells.append(shell)
+        self.sources.append(source)
+        self.made.append(made)
+        return place
+
+    def _at(self, value: Any) -> Any:
+        place = self.add(value)
+        return value if place is None else _At(place)
+
+    def add_list(self, value: list[Any]) -> int:
+        return self._indexed(value, list.copy, enumerate(value))
+
+    def add_uniform_list(self, value: list[Any]) -> int:
+        if not value or type(value[-1]) in self._atoms:
+            return self._append(value, list.copy, value)
+        if type(value[-1]) is list:
+            # The pages of KV: lists of numbers without another reference, and half of all that there is to copy.
+            return self._append(value, _copy_lists, value)
+        return self._indexed(value, list.copy, enumerate(value))
+
+    def add_deque(self, value: deque[Any]) -> int:
+        return self._indexed(value, deque.copy, enumerate(value))
+
+    def add_dict(self, value: dict[Any, Any]) -> int:
+        if all(type(key) in self._atoms or self.add(key) is None for key in value):
+            return self._indexed(value, dict.copy, value.items())
+        place = self._append(value, _empty, dict, made=False)
+        self._pairs.append((place, [self._at(key) for key in value], [self._at(item) for item in value.values()]))
+        return place
+
+    def _indexed(self, value: Any, shell: _Shell, items: Any) -> int:
+        place = self._append(value, shell, value)
+        for key, item in items:
+            if type(item) not in self._atoms:
+                into = self.add(item)
+                if into is not None:
+                    self._items.append((place, key, into))
+        return place
+
+    def add_set(self, value: set[Any]) -> int:
+        members = [self._at(item) for item in value]
+        if not any(type(item) is _At for item in members):
+            return self._append(value, set.copy, value)
+        place = self._append(value, _empty, set, made=False)
+        self._members.append((place, members))
+        return place
+
+    def add_bytearray(self, value: bytearray) -> int:
+        return self._append(value, bytearray.copy, value)
+
+    def add_tuple(self, value: tuple[Any, ...]) -> int | None:
+        items = [self._at(item) for item in value]
+        if not any(type(item) is _At for item in items):
+            return None
+        return self._built(value, _build_tuple, type(value), items)
+
+    def add_uniform_tuple(self, value: tuple[Any, ...]) -> int | None:
+        # What changes is first or last, as in (last_used, id, node). Long ones are token ids, and to look at each of
+        # those would take longer than all the rest.
+        if not value or (type(value[-1]) in self._atoms and type(value[0]) in self._atoms):
+            return None
+        return self.add_tuple(value)
+
+    def add_function(self, value: types.FunctionType) -> int | None:
+        """One that was made while the machine was, and so may remember it; all others never change."""
+        if not value.__closure__ or "<locals>" not in value.__qualname__:
+            return None
+        return self._built(value, _build_function, value, [self._at(cell) for cell in value.__closure__])
+
+    def add_cell(self, value: types.CellType) -> int:
+        """What it holds comes later: it may be the function that remembers it."""
+        place = self._append(value, _new_cell, None, made=False)
+        self._cells.append((place, value))
+        return place
+
+    def add_method(self, value: types.MethodType) -> int:
+        return self._built(value, _build_method, value.__func__, [self._at(value.__self__)])
+
+    def add_builtin(self, value: types.BuiltinFunctionType) -> int | None:
+        """``items.append`` is of its list, ``len`` of nothing that changes."""
+        owner = value.__self__
+        into = None if isinstance(owner, types.ModuleType | type) else self._at(owner)
+        return self._built(value, _build_builtin, value.__name__, [into]) if type(into) is _At else None
+
+    def add_partial(self, value: functools.partial[Any]) -> int:
+        parts = [value.func, *value.args, *(value.keywords.values())]
+        names = tuple(value.keywords)
+        return self._built(value, _build_partial, names, [self._at(part) for part in parts])
+
+    def add_rebuilt(self, value: Any, build: _Build, items: Iterable[Any]) -> int:
+        return self._built(value, build, value, [self._at(item) for item in items])
+
+    def _built(self, value: Any, build: _Build, what: Any, items: list[Any]) -> int:
+        place = self._append(value, _nothing, None, made=False)
+        self._builds.append((place, build, what, items))
+        return place
+
+    def add_container(self, value: Any) -> int:
+        """A subclass of a container: its own copy, then its items, then its attributes."""
+        items = value.items() if isinstance(value, dict) else () if isinstance(value, set) else enumerate(value)
+        place = self._indexed(value, _copy_container, items)
+        for name, item in getattr(value, "__dict__", {}).items():
+            into = self.add(item)
+            if into is not None:
+                self._attributes.append((place, name, into))
+        return place
+
+    def add_opaque(self, value: Any) -> int:
+        """What has neither attributes nor slots, and is no container: an iterator, an array. It knows how to copy."""
+        return self._append(value, copy.copy, value)
+
+    def add_instance(self, value: Any, names: tuple[str, ...]) -> int:
+        place = self._append(value, _nothing, value)
+        # Later: what objects hold may be a chain that is longer than the stack is deep.
+        self._instances.append((place, value, names))
+        return place
+
+    def add_all(self, value: Any) -> None:
+        """An object and all that can be reached from it."""
+        self.add(value)
+        while self._instances or self._cells:
+            if self._cells:
+                place, cell = self._cells.popleft()
+                if cell != types.CellType():
+                    self._contents.append((place, self._at(cell.cell_contents)))
+                continue
+            place, instance, names = self._instances.popleft()
+            into = {name: self.add(getattr(instance, name)) for name in names}
+            copied = {name: at for name, at in into.items() if at is not None}
+            shared = tuple([name for name in names if name not in copied])
+            self.shells[place] = _instance(type(instance), shared)  # type: ignore[arg-type]
+            if copied:
+                self._fills.append((place, _filling(type(instance), tuple(copied)), tuple(copied.values())))  # type: ignore[arg-type]
+
+
+class _At:
+    """What stands for an object in a list of things that are not all copied: its place."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+def _copy_lists(value: list[list[Any]]) -> list[list[Any]]:
+    return [item.copy() for item in value]
+
+
+def _copy_container(value: Any) -> Any:
+    """A shallow copy of a container of a class of its own, whatever its constructor takes."""
+    kind: Any = type(value)
+    new = kind.__new__(kind)
+    if isinstance(value, deque):
+        deque.__init__(new, value, value.maxlen)
+    elif isinstance(value, defaultdict):
+        defaultdict.__init__(new, value.default_factory, value)
+    elif isinstance(value, OrderedDict):
+        OrderedDict.__init__(new, value)
+    else:
+        base = next(base for base in (dict, list, set) if isinstance(value, base))
+        base.__init__(new, value)
+    for name, item in getattr(value, "__dict__", {}).items():
+        _SET(new, name, item)
+    return new
+
+
+def _nothing(value: None) -> None:
+    return value
+
+
+def _new_cell(value: None) -> types.CellType:  # noqa: ARG001 - a shell takes what it is made of
+    return types.CellType()
+
+
+def _empty(kind: type) -> Any:
+    return kind()
+
+
+def _build_tuple(kind: Any, items: list[Any]) -> Any:
+    return tuple(items) if kind is tuple else kind._make(items) if hasattr(kind, "_make") else kind(items)
+
+
+def _build_partial(names: tuple[str, ...], items: list[Any]) -> functools.partial[Any]:
+    positional = len(items) - len(names)
+    function, *arguments = items[:positional]
+    return functools.partial(function, *arguments, **dict(zip(names, items[positional:], strict=True)))
+
+
+def _build_function(value: types.FunctionType, cells: list[Any]) -> types.FunctionType:
+    new = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    new.__kwdefaults__, new.__qualname__ = value.__kwdefaults__, value.__qualname__
+    new.__dict__.update(value.__dict__)
+    return new
+
+
+def _build_builtin(name: str, items: list[Any]) -> Any:
+    return getattr(items[0], name)
+
+
+def _build_method(what: Callable[..., Any], items: list[Any]) -> types.MethodType:
+    return types.MethodType(what, items[0])
+
+
+def _rebuilding(
+    items_of: Callable[[Any], Iterable[Any]], build: Callable[[Any, list[Any]], Any]
+) -> Callable[[_CopyList, Any], int]:
+    return lambda plan, value: plan.add_rebuilt(value, build, items_of(value))
+
+
+_PLANNERS: Final[dict[type, Callable[[_CopyList, Any], int | None]]] = {
+    list: _CopyList.add_list,
+    tuple: _CopyList.add_tuple,
+    dict: _CopyList.add_dict,
+    set: _CopyList.add_set,
+    deque: _CopyList.add_deque,
+    bytearray: _CopyList.add_bytearray,
+    types.FunctionType: _CopyList.add_function,
+    types.CellType: _CopyList.add_cell,
+    types.MethodType: _CopyList.add_method,
+    types.BuiltinFunctionType: _CopyList.add_builtin,
+    functools.partial: _CopyList.add_partial,
+}
+_UNIFORM_PLANNERS: Final = _PLANNERS | {list: _CopyList.add_uniform_list, tuple: _CopyList.add_uniform_tuple}
+
+
+def _planner_of(kind: type) -> Callable[[_CopyList, Any], int | None]:
+    """How to copy objects of a class that can change."""
+    if issubclass(kind, tuple):
+        return _CopyList.add_tuple
+    if issubclass(kind, list | dict | set | deque):
+        return _CopyList.add_container
+    slots = tuple(name for base in kind.__mro__ for name in _slots_of(base))
+    if (not slots and not kind.__dictoffset__) or issubclass(kind, random.Random):
+        return _CopyList.add_opaque
+    return lambda plan, value: plan.add_instance(
+        value,
+        tuple(name for name in slots if hasattr(value, name)) + tuple(getattr(value, "__dict__", ())),
+    )
+
+
+def _slots_of(base: type) -> tuple[str, ...]:
+    slots = base.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Whether attributes of such objects are simply set; those of frozen dataclasses are not."""
+    return "__setattr__" not in {name for base in kind.__mro__[:-1] for name in base.__dict__}
+
+
+@functools.cache
+def _instance(kind: type, names: tuple[str, ...]) -> _Shell:
+    """A new object with these attributes of the old one."""
+    # One attribute after the other: an object that is handed a ready __dict__ is slower for the rest of its life. And
+    # written out for each class, as dataclasses do: a loop over the names takes four times as long.
+    line = "    new.{0} = value.{0}" if _is_plain(kind) else "    put(new, {0!r}, value.{0})"
+    lines = ["def copy(value):", "    new = make(kind)", *[line.format(name) for name in names], "    return new"]
+    return _written(lines, kind)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _filling(kind: type, names: tuple[str, ...]) -> _Fill:
+    """What gives an object its other attributes: those that are copies too, each from its place."""
+    line = "    into.{0} = new[p{1}]" if _is_plain(kind) else "    put(into, {0!r}, new[p{1}])"
+    lines = [line.format(name, number) for number, name in enumerate(names)]
+    places = "".join(f"p{number}, " for number in range(len(names)))
+    return _written(["def copy(into, new, places):", f"    {places}= places", *lines], kind)  # type: ignore[no-any-return]
+
+
+def _written(lines: list[str], kind: type) -> Any:
+    """The function ``copy`` of these lines."""
+    make = types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else _MAKE
+    scope: dict[str, Any] = {"make": make, "put": _SET, "kind": kind}
+    exec("\n".join(lines), scope)  # noqa: S102 - names of attributes, which are identifiers
+    return scope["copy"]

@@ -1,0 +1,44 @@
+"""How soon an adapter's search finds each of its mutants, unaided: it knows neither the window nor the workload."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from scripted.core.named import OWN, adapter_named
+from scripted.search.campaign import Campaign
+from scripted.search.units import Finding, SearchPlan
+
+__all__ = ["Found", "find_mutant"]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One search for one mutant; ``finding`` None means that the whole sweep passed with it."""
+
+    mutant: str
+    finding: Finding | None
+    schedules: int
+    cpu_s: float
+
+    @property
+    def result(self) -> str:
+        """In a word or two: after which schedule and how many seconds of process time."""
+        if self.finding is None:
+            return f"not by a sweep ({self.schedules:,} schedules)"
+        return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s"
+
+
+def find_mutant(name: str, of: str = OWN) -> Found:
+    """Sweep the adapter's workloads with a mutant on, from a cold start, up to the first failure.
+
+    Raises ValueError for an unknown name.
+    """
+    adapter = adapter_named(of)
+    with adapter.switched_on(name):
+        pass
+    started = time.process_time()
+    plan = SearchPlan(targets=tuple(adapter.workloads), mutant=name, stop_at_first=True, adapter=of)
+    report = Campaign(plan).run()
+    finding = next(iter(report.findings.values()), None)
+    return Found(name, finding, report.schedules, time.process_time() - started)

@@ -1,0 +1,120 @@
+"""Units of a campaign on Ray: many machines, or a local Ray that lives as long as the campaign.
+
+Owns nothing of the search: a unit says what to do, wherever it runs. Ray is an optional extra and imported here alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from scripted.core.named import adapter_named
+from scripted.core.refusals import ScriptDefinitionError
+
+if TYPE_CHECKING:
+    from scripted.search.units import SearchPlan, Unit, UnitResult
+
+__all__ = ["LOCAL", "RayPool", "ray_pool"]
+
+LOCAL: Final = "local"
+_LOOPBACK: Final = "127.0.0.1"
+_CLIENT_SCHEME: Final = "ray://"
+_GRACE_S: Final = 10.0
+_QUIET: Final[dict[str, Any]] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+class RayPool:
+    """Runs units on the Ray that this process is connected to. ``cores`` is how many of its CPUs there are."""
+
+    def __init__(self, ray: Any) -> None:
+        self._run = ray.remote(num_cpus=1)(_run_switched_on)
+        self.cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, unit: Unit, plan: SearchPlan) -> Future[UnitResult]:
+        """Hand one unit to Ray."""
+        future: Future[UnitResult] = self._run.remote(unit, plan).future()
+        return future
+
+
+@contextmanager
+def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
+    """Connect to the cluster at ``address``, or with 'local' start one of ``jobs`` CPUs on loopback and end it again.
+
+    Raises ScriptDefinitionError when Ray is not installed, or when no cluster answers there.
+    """
+    from engine.placement.ray_order import ray_defaults  # a search of another scheduler imports nothing of the engine
+
+    # Set before the import, which reads it. Of a cluster that it starts Ray knows the token by itself.
+    defaults = ray_defaults()
+    if address == LOCAL:
+        defaults.pop("RAY_AUTH_MODE", None)
+    os.environ.update(defaults | os.environ)
+    try:
+        import ray
+    except ModuleNotFoundError as exc:
+        raise ScriptDefinitionError(
+            f"--ray {address} needs Ray, which is not installed; install lockstep-engine[ray], or use --jobs"
+        ) from exc
+    with _local(ray, jobs) if address == LOCAL else _cluster(ray, address):
+        yield RayPool(ray)
+
+
+@contextmanager
+def _local(ray: ModuleType, jobs: int) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder, "_node_ip_address": _LOOPBACK}
+        ray.init(num_cpus=jobs, **_QUIET, **own)
+        try:
+            yield
+        finally:
+            started = [child for child in psutil.Process().children(recursive=True) if _is_of(child, folder)]
+            ray.shutdown()
+            # Ray returns before its processes have ended, and they write into the folder until they end.
+            _, left = psutil.wait_procs(started, timeout=_GRACE_S)
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, timeout=_GRACE_S)
+
+
+@contextmanager
+def _cluster(ray: ModuleType, address: str) -> Iterator[None]:
+    try:
+        _knock(address)
+        ray.init(address=address, **_QUIET)
+    except (OSError, RuntimeError, ValueError) as exc:
+        raise ScriptDefinitionError(
+            f"--ray must be 'local', 'auto' or the address of a Ray cluster that answers, got {address!r}: {exc}"
+        ) from exc
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError when nothing listens at HOST:PORT, where Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix(_CLIENT_SCHEME).rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_GRACE_S).close()
+
+
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    try:
+        return any(folder in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _run_switched_on(unit: Unit, plan: SearchPlan) -> UnitResult:
+    from scripted.search.units import run_unit
+
+    with adapter_named(plan.adapter).switched_on(plan.mutant):
+        return run_unit(unit, plan)

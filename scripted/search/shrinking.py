@@ -1,0 +1,118 @@
+"""Shrinking: from a schedule that fails to the few events that matter, while the same invariant is what fails.
+
+Delta debugging over events, then smaller numbers, earlier steps, fewer settings. Every candidate is really run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from scripted.core.placed import Placed
+from scripted.core.refusals import HarnessError, ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+
+__all__ = ["SHRINK_BUDGET_S", "Shrunk", "shrink"]
+
+SHRINK_BUDGET_S: Final = 5.0
+# How many runs that hang fit into the budget.
+_HANGING_RUNS: Final = 10
+
+
+class Shrunk(msgspec.Struct, frozen=True):
+    """The smallest schedule found, how many runs that took, and how long. ``fails``: it failed in the first of them."""
+
+    schedule: Schedule
+    runs: int
+    seconds: float
+    fails: bool
+
+
+def shrink(schedule: Schedule, *, budget_s: float = SHRINK_BUDGET_S) -> Shrunk:
+    """Make a failing schedule small. One that does not fail comes back as it is."""
+    search = _Search(schedule, budget_s)
+    if search.signature is not None:
+        while search.improve():
+            pass
+    return Shrunk(search.best, search.runs, time.monotonic() - search.started, search.signature is not None)
+
+
+class _Search:
+    """The best schedule so far; everything else is a candidate."""
+
+    def __init__(self, schedule: Schedule, budget_s: float) -> None:
+        self.started = time.monotonic()
+        self._deadline = self.started + budget_s
+        self.best = schedule
+        self.runs = 1
+        failure = execute(schedule).failure
+        self.signature = None if failure is None else failure.signature
+        self._timeout_s: float | None = None
+        if failure is not None and failure.hangs:
+            # It has shown that it never ends; what is left of it will show so sooner.
+            self._timeout_s, self._deadline = budget_s / _HANGING_RUNS, time.monotonic() + budget_s
+
+    def improve(self) -> bool:
+        """Try every kind of smaller schedule once; True when one of them became the best."""
+        before = self.best
+        self._drop_events()
+        for kind in (_earlier, _smaller_numbers, _fewer_settings):
+            self._take_first_of(kind)
+        return self.best != before and time.monotonic() < self._deadline
+
+    def _fails(self, candidate: Schedule) -> bool:
+        if time.monotonic() >= self._deadline:
+            return False
+        self.runs += 1
+        try:
+            failure = execute(candidate, timeout_s=self._timeout_s).failure
+        except (ValueError, HarnessError, ScriptDefinitionError):
+            return False  # Settings that need one another.
+        if failure is None or failure.signature != self.signature:
+            return False
+        self.best = candidate
+        return True
+
+    def _drop_events(self) -> None:
+        """Halves first, single events last; after a success go on with what is left."""
+        size = max(1, len(self.best.placed) // 2)
+        while size:
+            index = 0
+            while index < len(self.best.placed):
+                placed = self.best.placed
+                rest = placed[:index] + placed[index + size :]
+                if not self._fails(self.best.of_placed(rest)):
+                    index += size
+            size //= 2
+
+    def _take_first_of(self, candidates: Callable[[Schedule], Iterator[Schedule]]) -> None:
+        """Walk from success to success until no candidate of this kind fails."""
+        while any(self._fails(candidate) for candidate in candidates(self.best)):
+            pass
+
+
+def _earlier(schedule: Schedule) -> Iterator[Schedule]:
+    """The events from one on move up together."""
+    placed = schedule.placed
+    for index, one in enumerate(placed):
+        gap = one.step - (placed[index - 1].step if index else 1)
+        for less in sorted({gap, gap // 2, min(gap, 1)} - {0}, reverse=True):
+            moved = tuple(Placed(later.step - less, later.action) for later in placed[index:])
+            yield schedule.of_placed(placed[:index] + moved)
+
+
+def _smaller_numbers(schedule: Schedule) -> Iterator[Schedule]:
+    """Shorter prompts and outputs, no priorities."""
+    for index, one in enumerate(schedule.placed):
+        for action in one.action.smaller():
+            placed = (*schedule.placed[:index], Placed(one.step, action), *schedule.placed[index + 1 :])
+            yield schedule.of_placed(placed)
+
+
+def _fewer_settings(schedule: Schedule) -> Iterator[Schedule]:
+    """One setting at its default."""
+    return map(schedule.with_config, schedule.adapter.smaller_configs(schedule.config))

@@ -1,0 +1,82 @@
+"""What is searched: a base schedule or a registered script, run again and again with something added.
+
+Both say how many steps they have, and run with additions; a target's text builds the same one in another process.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from scripted.core.named import OWN, adapter_named
+from scripted.core.phrases import nearest
+from scripted.core.placed import Placed
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.execution import Outcome, Prefixes
+
+__all__ = ["Target", "is_one_word", "target_named", "workload_named"]
+
+# Only a file that makes schedules is run to find one.
+_SCENARIO: Final = re.compile(r"\bSchedule\b")
+
+
+class Target(Protocol):
+    """``base`` says what may be added; ``outcome`` is how it ends by itself."""
+
+    base: Schedule
+    outcome: Outcome
+
+    @property
+    def steps(self) -> int:
+        """Steps that can be added to."""
+        ...
+
+    def execute(self, *extra: Placed) -> Outcome: ...
+
+
+def target_named(target: str, of: str = OWN) -> Target:
+    """The target of a workload's name, a schedule's text, or ``FILE::NAME`` of a script or a Schedule.
+
+    ``of`` is the adapter that is searched. Raises ScriptDefinitionError for anything else.
+    """
+    if "::" not in target:
+        if is_one_word(target, of):
+            return Prefixes(workload_named(target, of))
+        return Prefixes(Schedule.parse(target, of=of))
+    schedule = _schedule_in(target)
+    if schedule is not None:
+        return Prefixes(schedule)
+    return cast(Target, adapter_named(of).script_target(target))
+
+
+def workload_named(name: str, of: str = OWN) -> Schedule:
+    """The adapter's base workload of this name. Raises ScriptDefinitionError with all names."""
+    workloads = adapter_named(of).workloads
+    if name not in workloads:
+        guess = nearest(name, workloads)
+        raise ScriptDefinitionError(f"no workload is called {name!r}{guess}; there are {', '.join(workloads)}")
+    try:
+        return Schedule.parse(workloads[name], of=of)
+    except ScriptDefinitionError as exc:
+        raise ScriptDefinitionError(f"the workload {name!r} of {of} cannot be read: {exc}") from exc
+
+
+def is_one_word(target: str, of: str = OWN) -> bool:
+    """Whether a target is the name of something, and no schedule. Raises ScriptDefinitionError for a missing file."""
+    if not target.strip() or target == "default" or any(sign in target for sign in "=; "):
+        return False
+    if target not in adapter_named(of).workloads and (Path(target).suffix or "/" in target):
+        raise ScriptDefinitionError(f"there is no file {target!r} in {Path.cwd()}")
+    return True
+
+
+def _schedule_in(target: str) -> Schedule | None:
+    """The Schedule that a file calls by this name, if it is one."""
+    file, _, name = target.partition("::")
+    if not Path(file).is_file() or not _SCENARIO.search(Path(file).read_text(encoding="utf-8")):
+        return None
+    value = runpy.run_path(file).get(name)
+    return value if isinstance(value, Schedule) else None

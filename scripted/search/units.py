@@ -1,0 +1,110 @@
+"""What a search does, and the units that its work is cut into: a unit finds the same in every process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from scripted.core.named import OWN
+from scripted.core.placed import Placed
+from scripted.search.coverage import Cell, Coverage
+from scripted.search.execution import Failure
+from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
+from scripted.search.targets import Target, target_named
+
+__all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "run_unit", "strategy_of"]
+
+
+class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to search: targets of ``adapter``, as ``target_named`` reads them. ``schedules`` and ``seconds`` bound it.
+
+    ``ray`` is the address of the Ray that runs it, 'local' for one of its own, None for none.
+    """
+
+    targets: tuple[str, ...]
+    strategy: StrategyName = StrategyName.EXHAUSTIVE
+    seed: int = 0
+    schedules: int | None = None
+    seconds: float | None = None
+    jobs: int = 1
+    ray: str | None = None
+    mutant: str | None = None
+    stop_at_first: bool = False
+    adapter: str = OWN
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A failure and what brought it about: a target and what was added to it."""
+
+    target: str
+    extra: tuple[Placed, ...]
+    failure: Failure
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Every ``parts``-th run of a target from the ``first``-th on, at most ``count`` and not after ``until``.
+
+    ``until`` is in seconds of the machine's wall clock, which all processes share. No parts: the target by itself.
+    """
+
+    target: str
+    first: int = 0
+    parts: int = 0
+    count: int | None = None
+    until: float | None = None
+
+
+class UnitResult(msgspec.Struct, frozen=True):
+    """What one unit did. ``cpu_s`` are seconds of process time."""
+
+    target: str
+    schedules: int
+    unreached: int
+    cells: tuple[tuple[Cell, int], ...]
+    findings: tuple[Finding, ...]
+    cpu_s: float
+
+
+def strategy_of(plan: SearchPlan) -> Strategy:
+    """The strategy of a plan."""
+    match plan.strategy:
+        case StrategyName.EXHAUSTIVE:
+            return Exhaustive()
+        case StrategyName.PAIRS:
+            return Pairs()
+        case StrategyName.RANDOM:
+            return RandomEvents(plan.seed)
+        case StrategyName.PCT:
+            return Pct(plan.seed)
+
+
+def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
+    """Do one unit of a campaign in this process."""
+    started, counted = time.process_time(), Coverage()
+    target = target_named(unit.target, plan.adapter)
+    findings: dict[str, Finding] = {}
+    schedules = unreached = 0
+    for extra in _extras(unit, plan, target):
+        outcome = target.execute(*extra) if extra else target.outcome
+        schedules += 1
+        unreached += len(outcome.unreached)
+        counted.add(outcome.cells)
+        if outcome.failure is not None:
+            findings.setdefault(outcome.failure.signature, Finding(unit.target, extra, outcome.failure))
+            if plan.stop_at_first or outcome.failure.hangs:
+                break
+        if unit.until is not None and time.time() >= unit.until:
+            break
+    cells = tuple(counted.counts.items())
+    spent = time.process_time() - started
+    return UnitResult(unit.target, schedules, unreached, cells, tuple(findings.values()), spent)
+
+
+def _extras(unit: Unit, plan: SearchPlan, target: Target) -> Iterator[tuple[Placed, ...]]:
+    if not unit.parts:
+        return iter([()])
+    additions = strategy_of(plan).additions(unit.target, target.base, target.steps, first=unit.first)
+    return itertools.islice(additions, 0, None if unit.count is None else unit.count * unit.parts, unit.parts)

@@ -1,0 +1,85 @@
+"""Adapters by name, and schedules that name theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripted.core.named import OWN, adapter_named
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = "examples/your_scheduler/adapter.py"
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_a_adapter_is_found_once_and_keeps_the_name_it_was_found_by() -> None:
+    adapter = adapter_named(EXAMPLE)
+    assert adapter is adapter_named(EXAMPLE)
+    assert adapter.name == EXAMPLE
+
+
+def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
+    assert adapter_named("scripted.adapters.lockstep.adapter:ADAPTER").workloads == adapter_named(OWN).workloads
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sglang", "an adapter is lockstep, vllm, a file FILE.py"),
+        ("no/such/file.py", "there is no file 'no/such/file.py'"),
+        ("scripted.nothing:ADAPTER", "cannot be had: No module named 'scripted.nothing'"),
+        ("scripted.core.phrases:ADAPTER", "cannot be had: module 'scripted.core.phrases' has no attribute 'ADAPTER'"),
+        ("scripted.core.phrases:plural", "is no adapter: it has no actions, new_parts, workloads"),
+        ("examples/your_scheduler/scheduler.py", "has no ADAPTER"),
+    ],
+)
+def test_anything_else_is_refused_with_what_a_adapter_is(name: str, words: str) -> None:
+    with pytest.raises(ScriptDefinitionError) as caught:
+        adapter_named(name)
+    assert words in str(caught.value)
+
+
+def test_a_schedule_names_a_adapter_that_is_not_the_engine() -> None:
+    text = f"adapter={EXAMPLE} blocks=9; 1 start a prompt=5; 3 abort a"
+    schedule = Schedule.parse(text)
+    assert str(schedule) == text
+    assert Schedule.parse("blocks=9; 1 start a prompt=5; 3 abort a", of=EXAMPLE) == schedule
+    assert schedule.config.blocks == 9
+
+
+def test_a_schedule_has_the_actions_of_its_adapter_alone() -> None:
+    with pytest.raises(
+        ScriptDefinitionError, match=r"the kinds of a schedule's clauses are flush, hold, .* got '1 kill'"
+    ):
+        Schedule.parse(f"adapter={EXAMPLE}; 1 kill")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bloks=9", "has no setting 'bloks', did you mean 'blocks'?"),
+        ("blocks=many", "a setting of examples/your_scheduler/adapter.py cannot be read"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(words: str, said: str) -> None:
+    with pytest.raises(ScriptDefinitionError) as caught:
+        Schedule.parse(f"adapter={EXAMPLE} {words}; 1 start a prompt=5")
+    assert said in str(caught.value)
+
+
+def test_a_wrong_adapter_on_the_command_line_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    from scripted.cli.main import main
+
+    sys.argv = ["scripted", "explore", "--adapter", "nothing"]
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert capfd.readouterr().err.startswith("scripted: an adapter is lockstep")

@@ -1,0 +1,82 @@
+"""The check of checkpoints: an engine that goes on from one is as it was, and what is lost on the way is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.memory import Node, RadixTree, SlidingWindowPool
+from engine.messages import Generate, SamplingParams
+from engine.scheduler import Scheduler
+from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
+from scripted.search.schedule_gate import ScheduleGate
+
+PROMPTS = "1 start a prompt=70 new=2; 9 start b prompt=70 shared=40 tail=1 new=2; 18 start c prompt=20 seed=2"
+PLAIN = f"page_size=4 chunked_prefill_size=16 max_total_tokens=256; {PROMPTS}"
+WINDOWED = f"model=embedded-window chunked_prefill_size=16 max_total_tokens=512; {PROMPTS}"
+
+
+class Rest:
+    """The scheduler when everything has ended and the cache is still there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        self.schedulers: list[Scheduler] = []
+        gate = ScheduleGate(Schedule.parse(text))
+        monkeypatch.setattr(gate.judge, "at_rest", self._look)
+        gate.adapter.drive(gate)
+        self.text = text
+
+    def _look(self, machine: Any) -> None:
+        check_checkpoint(machine.scheduler)
+        self.schedulers.append(machine.scheduler)
+
+
+@pytest.mark.parametrize("text", [PLAIN, WINDOWED])
+def test_a_healthy_engine_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    assert len(Rest(monkeypatch, text).schedulers) == 1
+
+
+def _become_without_offers(tree: RadixTree, root: Node, nodes: Sequence[Node], *, next_id: int, tick: int) -> None:
+    tree.generation, tree.next_id, tree.tick, tree.root = root.generation, next_id, tick, root
+    tree.node_count = len(nodes)
+
+
+def _become_nothing(window: SlidingWindowPool, window_pages: Sequence[tuple[int, int]]) -> None:
+    del window, window_pages
+
+
+_become = RadixTree.become
+
+
+def _become_of_another_tick(tree: RadixTree, *args: Any, tick: int, **more: Any) -> None:
+    _become(tree, *args, tick=tick + 1, **more)
+
+
+@pytest.mark.parametrize(
+    ("owner", "replacement", "text", "said"),
+    [
+        (RadixTree, _become_without_offers, PLAIN, "but is not evicted"),
+        (RadixTree, _become_of_another_tick, PLAIN, "is restored to what has the checkpoint"),
+        (SlidingWindowPool, _become_nothing, WINDOWED, "is restored to what has the checkpoint"),
+    ],
+)
+def test_what_is_lost_is_named(
+    monkeypatch: pytest.MonkeyPatch, owner: type, replacement: Any, text: str, said: str
+) -> None:
+    monkeypatch.setattr(owner, "become", replacement)
+    with pytest.raises(Violation, match=said):
+        Rest(monkeypatch, text)
+
+
+def test_a_busy_engine_has_no_checkpoint_and_is_left_alone() -> None:
+    scheduler = Scheduler(Schedule.parse("default").adapter.limits_of(EngineConfig()))
+    sampling = SamplingParams(max_new_tokens=2)
+    scheduler.step([Generate(rid="a", prompt_ids=(1, 2, 3), sampling=sampling)], 0.0)
+    before = scheduler.stats()
+    check_checkpoint(scheduler)
+    assert scheduler.stats() == before

@@ -1,0 +1,673 @@
+"""Scripts for a scheduler that this project did not write: ordinary pytest tests, honest reports, and no engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripted import BadCall, ScriptDefinitionError, ScriptFailed, scripted
+from scripted.core.named import adapter_named
+from scripted.script.options import ScriptOptions
+
+pytest_plugins = ["pytester"]
+
+REPOSITORY = Path(__file__).parents[3]
+PLUGIN = "lockstep_pytest"
+BROKEN = str(REPOSITORY / "examples/your_scheduler/adapter.py")
+MENDED = str(REPOSITORY / "examples/your_scheduler/mended.py")
+# Pauses, failing batches and priorities, too.
+OUTSIDE = "scripted.adapters.outside:ADAPTER"
+
+HEAD = f"from scripted import scripted\n\n@scripted(adapter={BROKEN!r})\n"
+FOUND = (
+    HEAD
+    + """def test_found(t):
+    t.start_req("a", prompt_len=4, max_new_tokens=1)
+    yield
+    t.abort("a")
+    t.flush_cache()
+    yield
+    t.start_req("c", prompt_len=5, max_new_tokens=1)
+    yield
+"""
+)
+FINE = """
+import pytest
+from scripted import scripted
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def thing():
+    return object()
+
+
+@scripted(adapter={adapter!r}, blocks=10)
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens(t, count, thing):
+    r = t.start_req(prompt_len=5, max_new_tokens=count)
+    yield from t.run_until_finished(r)
+    assert len(r.output_ids) == count
+    assert type(thing) is object
+
+
+class TestGroup:
+    @scripted(adapter={adapter!r}, must_reach=["in flight"])
+    def test_window(self, t):
+        r = t.start_req(prompt_len=20)
+        yield
+        t.sometimes("in flight", t.state.in_flight)
+        yield from t.run_until_finished(r)
+"""
+
+
+@pytest.fixture
+def pytest_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Run pytest on a file of this text, with these arguments."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(text: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(test_scripts=text)
+        return pytester.runpytest_subprocess("-p", PLUGIN, *arguments)
+
+    return run
+
+
+def ended(script: Callable[..., Any], adapter: str = MENDED, mutant: str | None = None, **options: Any) -> Any:
+    """Run a script on an adapter in its default configuration."""
+    known: Any = adapter_named(adapter)
+    options = {"must_step": True} | options
+    return known.run_script(script, {}, config=known.read_config({}), options=ScriptOptions(**options), mutant=mutant)
+
+
+# -- pytest --
+
+
+def test_scripts_are_ordinary_tests(pytest_of) -> None:
+    """D01, D03: parametrized, with fixtures, in classes; the summary counts what was compared."""
+    result = pytest_of(FINE.format(adapter=MENDED), "-v")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*test_tokens?sim-1?*PASSED*", "*test_window?sim?*PASSED*", "3 scripts, *3 outputs*"])
+
+
+def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
+    """D06: with the plan of the very step that broke the promise."""
+    result = pytest_of(FOUND)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "test_scripts.py:11: in test_found",
+            ">       yield",
+            "E       Violation: c began after the cache was flushed, but reads block 0, which was written before",
+            "The scheduler broke a promise in step 3.",
+            "The last steps before the end:",
+            "    step 1: start a (4 + 1 tokens) -> batch 1: a?0:4? in blocks 0",
+            "    step 2: abort a, flush -> told a (abort), answered call-1: ok",
+            "    step 3: result of batch 1 (*), start c (5 + 1 tokens) -> batch 2: c?4:5? in blocks 0 1",
+            "State:   step 3: waiting=0 running=1 in_flight=1 blocks_free=10",
+            "Adapter: *adapter.py, the default configuration",
+            "Replay:  pytest 'test_scripts.py::test_found?sim?' --tier sim",
+        ]
+    )
+
+
+def test_the_adapter_is_found_from_a_folder_above_the_test(pytester: pytest.Pytester, pytest_of) -> None:
+    """The name is as it would be from the repository's root, and pytest was started elsewhere."""
+    pytester.mkdir("repo").joinpath("adapters").mkdir()
+    adapters = pytester.path / "repo/adapters"
+    adapters.joinpath("mine.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(MENDED).parent)!r})\nfrom mended import ADAPTER\n"
+    )
+    tests = pytester.path / "repo/tests"
+    tests.mkdir()
+    tests.joinpath("test_mine.py").write_text(FINE.format(adapter="adapters/mine.py"))
+    result = pytester.runpytest_subprocess("-p", PLUGIN, str(tests), "--rootdir", str(tests))
+    result.assert_outcomes(passed=3)
+
+
+def test_a_mutant_of_the_adapter_makes_its_test_red(pytest_of) -> None:
+    """D11: the option takes the mutants of the adapters of the collected scripts too."""
+    own = HEAD.replace(BROKEN, OUTSIDE) + (
+        "def test_chunks(t):\n"
+        "    r = t.start_req(prompt_len=30, max_new_tokens=3)\n"
+        "    yield from t.run_until(lambda: r.computed == 30)\n"
+        "    call = t.flush_cache()\n"
+        "    yield from t.run_until_finished(r)\n"
+        "    assert not call.ok\n"
+    )
+    pytest_of(own).assert_outcomes(passed=1)
+    result = pytest_of(own, "--mutant", "flush-ignores-in-flight")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*flush-ignores-in-flight is switched on*", "*--mutant flush-ignores-in-flight"])
+    unknown = pytest_of(FINE.format(adapter=MENDED), "--mutant", "no-such-bug")
+    assert unknown.ret == pytest.ExitCode.USAGE_ERROR
+    unknown.stderr.fnmatch_lines(["*--mutant: *no-such-bug*"])
+    shared = pytest_of(FINE.format(adapter=MENDED), "-p", "xdist", "-n", "1", "--mutant", "no-such-bug")
+    shared.assert_outcomes(failed=3)
+    shared.stdout.fnmatch_lines(["E*ScriptDefinitionError: --mutant: *no-such-bug*"])
+
+
+MUTANT = """
+from adapter import Config, Machine
+from scheduler import Scheduler
+
+from scripted.sdk import Capabilities, Limits, Mutant, SchedulerAdapter
+
+
+def _forgets_to_end(scheduler, request):
+    scheduler.waiting.remove(request) if request in scheduler.waiting else scheduler.running.remove(request)
+
+
+ADAPTER = SchedulerAdapter(
+    "mutants",
+    config=Config,
+    machine=Machine,
+    limits=lambda config: Limits(
+        block_size=4, blocks=config.blocks, batch_tokens=16, batch_requests=4, context_tokens=48, depth=2
+    ),
+    can=lambda _: Capabilities(),
+    mutants=[
+        Mutant(
+            name="never-freed", origin="a test", bug="an end frees nothing", signature="", test="", owner=Scheduler,
+            attribute="_end", replacement=_forgets_to_end,
+        )
+    ],
+)
+"""
+
+
+def test_a_mutant_that_only_the_adapter_knows(pytester: pytest.Pytester, pytest_of) -> None:
+    """The gallery has no such bug, and is not asked for it when a collected script knows it."""
+    folder = str(Path(MENDED).parent)
+    pytester.makepyfile(mutants=f"import sys\nsys.path.insert(0, {folder!r})\n{MUTANT}")
+    text = FINE.format(adapter="mutants.py")
+    pytest_of(text, "-q").assert_outcomes(passed=3)
+    result = pytest_of(text, "--mutant", "never-freed")
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(
+        ["The scheduler raised this in step *, after the end of the script.", "Mutant:  never-freed is switched on*"]
+    )
+
+
+def test_a_script_imports_no_engine(tmp_path: Path) -> None:
+    """D12: a test file of another scheduler runs without this engine and what only it needs."""
+    file = tmp_path / "test_here.py"
+    file.write_text(
+        FINE.format(adapter=MENDED)
+        + "\n\ndef test_nothing_else():\n"
+        + "    import sys\n"
+        + "    heavy = {'engine', 'torch', 'zmq', 'fastapi', 'uvicorn', 'transformers', 'pydantic'}\n"
+        + "    assert not heavy & {name.partition('.')[0] for name in sys.modules}\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", str(file)]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+# -- refused where it is decorated --
+
+
+def script(t):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"adapter": "no/such/adapter.py"}, "there is no file 'no/such/adapter.py'"),
+        ({"adapter": MENDED, "block": 4}, "has no setting 'block', did you mean 'blocks'"),
+        ({"adapter": MENDED, "blocks": "many"}, "a setting of .* cannot be read"),
+        ({"adapter": "lockstep"}, "for the engine write @scripted"),
+        ({"adapter": 5}, "adapter is the name of another scheduler"),
+        ({"adapter": "lockstepp"}, "an adapter is lockstep, vllm, a file"),
+        ({"adapter": MENDED, "tiers": ("server",)}, "runs in the sim tier, .*; leave out tiers"),
+        ({"adapter": MENDED, "oracle": False}, "its judge checks every token; leave out oracle"),
+        ({"adapter": MENDED, "must_reach": "window"}, "write must_reach="),
+        ({"adapter": MENDED, "config": 5}, "takes settings by name, or one Config; got 5"),
+        ({"adapter": "scripted.adapters.lockstep.adapter:ADAPTER"}, "runs no scripts; make it with .*SchedulerAdapter"),
+        ({"blocks": 12}, "@scripted takes an EngineConfig, got None; .* or @scripted.adapter=...."),
+    ],
+)
+def test_what_cannot_be_a_script_is_refused(arguments: dict[str, Any], words: str) -> None:
+    """D08"""
+    with pytest.raises(ScriptDefinitionError, match=words):
+        scripted(**arguments)(script)
+
+
+def test_a_setting_beside_an_engine_is_refused_by_name() -> None:
+    """D08"""
+    from engine import EngineConfig
+
+    with pytest.raises(ScriptDefinitionError, match=r"no option 'max_step' \(did you mean 'max_steps'\?\)"):
+        scripted(EngineConfig(), max_step=3)
+
+
+def test_the_configuration_may_be_given_as_a_whole() -> None:
+    config = adapter_named(MENDED).read_config({"blocks": "9"})
+    assert scripted(config, adapter=MENDED)(script).scripted.config == config  # type: ignore[attr-defined]
+    assert scripted(adapter=MENDED, blocks=9)(script).scripted.config == config  # type: ignore[attr-defined]
+
+
+# -- refused at the script's line --
+
+
+REFUSED: list[Any] = []
+
+
+def refused(words: str, adapter: str = MENDED) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def note(script: Callable[..., Any]) -> Callable[..., Any]:
+        REFUSED.append(pytest.param(script, words, adapter, id=script.__name__))
+        return script
+
+    return note
+
+
+@refused("ended without a step")
+def runs_no_step(t):
+    t.start_req(prompt_len=4)
+    return
+    yield
+
+
+@refused("the predicate's answer is the function .*, which is always true until it is called")
+def predicate_that_is_a_function(t):
+    yield from t.run_until(lambda: runs_no_step)
+
+
+@refused("t.is_finished is always true")
+def predicate_that_is_a_method(t):
+    yield from t.run_until(lambda: t.is_finished)
+
+
+@refused("takes a function that is asked after each step, got 3")
+def predicate_that_is_a_number(t):
+    yield from t.run_until(3)
+
+
+@refused("is always true, so asking it tests nothing")
+def predicate_that_is_a_handle(t):
+    r = t.start_req(prompt_len=4)
+    yield from t.run_until(lambda: r)
+
+
+@refused("t.state is always true")
+def asks_the_state(t):
+    yield
+    assert t.state
+
+
+@refused(r"t has no 'start_request' \(did you mean 'start_req'\?\)")
+def misspelt_verb(t):
+    yield
+    t.start_request(prompt_len=4)
+
+
+@refused(r"t.state has no 'runing' \(did you mean 'running'\?\); it has step, now, .*waiting, running, .*blocks_free")
+def misspelt_count(t):
+    yield
+    assert t.state.runing == 0
+
+
+@refused(r"unexpected keyword argument 'prompt_length' \(did you mean 'prompt_len'\?\); it takes")
+def misspelt_argument(t):
+    yield
+    t.start_req(prompt_length=4)
+
+
+@refused("finish_reason is one of .*; it can never be 'lenght'.*did you mean 'length'")
+def reason_that_there_is_not(t):
+    r = t.start_req(prompt_len=4)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == "lenght"
+
+
+@refused("status is one of .*; it can never be 'running'")
+def status_that_there_is_not(t):
+    r = t.start_req(prompt_len=4)
+    yield
+    assert r.status == "running"
+
+
+@refused("is compared with 'r1', which it can never be equal to")
+def handle_compared_with_a_rid(t):
+    r = t.start_req(prompt_len=4)
+    yield
+    assert r == "r1"
+
+
+@refused("is looked for among rids or numbers, where it can never be; look for its .rid")
+def handle_among_rids(t):
+    r = t.start_req(prompt_len=4)
+    yield
+    assert r in t.last_batch.rids
+
+
+@refused("is compared with 'r1', which it can never be equal to")
+def rids_compared_with_a_text(t):
+    t.start_req(prompt_len=4)
+    yield
+    assert t.last_batch.rids == "r1"
+
+
+@refused(r"t.is_finished\('first'\) asks about a rid that never was .did you mean 'first-1'.*has started first-1")
+def unknown_rid(t):
+    t.start_req("first-1", prompt_len=4)
+    yield
+    assert not t.is_finished("first")
+
+
+@refused("t.run_until_idle.. did nothing: write 'yield from t.run_until_idle..'")
+def wait_that_is_not_yielded_from(t):
+    t.start_req(prompt_len=4)
+    t.run_until_idle()
+    yield
+
+
+@refused("a script yields nothing, got t.run_until_idle..; write 'yield from")
+def wait_that_is_yielded(t):
+    t.start_req(prompt_len=4)
+    yield t.run_until_idle()
+
+
+@refused("takes a handle, the value of t.start_req.*, got 'r1'")
+def waits_for_a_rid(t):
+    t.start_req(prompt_len=4)
+    yield from t.run_until_finished("r1")
+
+
+@refused("takes several handles, got")
+def waits_for_all_of_one(t):
+    yield from t.run_until_all_finished(t.start_req(prompt_len=4))
+
+
+@refused("takes at least one handle, got none")
+def waits_for_all_of_none(t):
+    yield from t.run_until_all_finished([])
+
+
+@refused("max_steps >= 1, a whole number, got 0")
+def waits_for_no_step(t):
+    yield from t.run_until_idle(max_steps=0)
+
+
+@refused("flush_cache.. has no answer yet, so it has no .ok")
+def answer_before_it_is_there(t):
+    call = t.flush_cache()
+    assert call.ok
+    yield
+
+
+@refused("is always true, so asking it tests nothing; ask its .done or .ok")
+def asks_a_call(t):
+    call = t.flush_cache()
+    yield
+    assert call
+
+
+@refused(
+    "t.fail_next_batch.. is no verb of .*mended.py.* declares start_req, abort, flush_cache, hold_results, .*clock"
+)
+def undeclared_failure(t):
+    yield
+    t.fail_next_batch()
+
+
+@refused("t.pause_generation.. is no verb of .*mended.py")
+def undeclared_pause(t):
+    yield
+    t.pause_generation("keep")
+
+
+@refused("t.continue_generation.. is no verb of")
+def undeclared_continue(t):
+    yield
+    t.continue_generation()
+
+
+@refused("takes no priority, because .*mended.py declares none")
+def undeclared_priority(t):
+    yield
+    t.start_req(prompt_len=4, priority=1)
+
+
+@refused("takes no force=True, because .*mended.py declares none")
+def undeclared_force(t):
+    yield
+    t.flush_cache(force=True)
+
+
+@refused("pause_generation.. takes one of retract, in_place, abort, got 'keep'", OUTSIDE)
+def undeclared_mode(t):
+    yield
+    t.pause_generation("keep")
+
+
+@refused("takes the rid of no request that is alive, and <a: decode")
+def rid_that_is_alive(t):
+    t.start_req("a", prompt_len=4)
+    yield
+    t.start_req("a", prompt_len=4)
+
+
+@refused("takes the rid of no request that is alive, and <a: waiting")
+def rid_that_has_arrived(t):
+    t.start_req("a", prompt_len=4)
+    t.start_req("a", prompt_len=4)
+    yield
+
+
+@refused("exactly one of prompt_len and prompt_ids, got neither")
+def request_without_a_prompt(t):
+    yield
+    t.start_req()
+
+
+@refused("exactly one of prompt_len and prompt_ids, got both")
+def request_with_two_prompts(t):
+    yield
+    t.start_req(prompt_len=4, prompt_ids=[1])
+
+
+@refused("prompt_len >= 1, a whole number, got 0")
+def request_of_no_tokens(t):
+    yield
+    t.start_req(prompt_len=0)
+
+
+@refused("max_new_tokens >= 1, a whole number, got 0")
+def request_for_no_tokens(t):
+    yield
+    t.start_req(prompt_len=1, max_new_tokens=0)
+
+
+@refused("takes prompt_ids that are whole numbers >= 0, got 'abc'")
+def request_of_a_text(t):
+    yield
+    t.start_req(prompt_ids="abc")
+
+
+@refused("takes tail_seed=3 with shared_len only")
+def tail_without_a_head(t):
+    yield
+    t.start_req(prompt_len=4, tail_seed=3)
+
+
+@refused("takes shared_len from 0 to prompt_len=4, got 5")
+def more_shared_than_there_is(t):
+    yield
+    t.start_req(prompt_len=4, shared_len=5)
+
+
+@refused("takes seconds >= 0, got -1")
+def time_that_goes_back(t):
+    yield
+    t.clock.advance(-1)
+
+
+@refused("n >= 1, a whole number, got 0")
+def releases_nothing(t):
+    yield
+    t.release_results(0)
+
+
+@refused("the script was left by SystemExit")
+def leaves_by_exit(t):
+    yield
+    sys.exit("enough")
+
+
+@pytest.mark.parametrize(("wrong", "words", "adapter"), REFUSED)
+def test_a_wrong_script_is_refused_at_its_line(wrong: Callable[..., Any], words: str, adapter: str) -> None:
+    """D02, D08: with the reason, in the script's own file."""
+    with pytest.raises(ScriptFailed, match=words) as caught:
+        ended(wrong, adapter)
+    frames = caught.value.report.frames  # type: ignore[attr-defined]
+    assert {frame.function for frame in frames} & {wrong.__name__, "<lambda>"}
+
+
+def test_a_window_that_was_never_open_fails() -> None:
+    """D03"""
+
+    def closed(t):
+        t.sometimes("window", t.state.in_flight)
+        yield
+
+    with pytest.raises(ScriptFailed, match="the script never reached 'window'"):
+        ended(closed, must_reach=("window",))
+
+    def other(t):
+        yield
+        t.sometimes("windows", condition=True)
+
+    with pytest.raises(ScriptFailed, match=r"names 'windows', which is not in must_reach .did you mean 'window'"):
+        ended(other, must_reach=("window",))
+
+
+def test_budgets_say_what_stands_in_the_way() -> None:
+    """D07"""
+
+    def held(t):
+        r = t.start_req(prompt_len=4)
+        t.hold_results()
+        yield from t.run_until_finished(r, max_steps=9)
+
+    with pytest.raises(ScriptFailed, match=r"r1 did not finish within 9 steps; .*results are held, 1 batch in flight"):
+        ended(held)
+
+    def paused(t):
+        t.pause_generation("in_place")
+        yield
+        t.start_req(prompt_len=4)
+        yield from t.run_until_idle(max_steps=9)
+
+    with pytest.raises(ScriptFailed, match=r"generation is paused .in_place., until t.continue_generation"):
+        ended(paused, OUTSIDE)
+
+    def idle(t):
+        yield from t.run_until(lambda: t.state.running, max_steps=3)
+
+    with pytest.raises(ScriptFailed, match="the scheduler is idle, so no further step can change anything"):
+        ended(idle)
+
+    def endless(t):
+        while True:
+            yield
+
+    with pytest.raises(ScriptFailed, match="the script ran its max_steps=7 steps") as caught:
+        ended(endless, max_steps=7)
+    assert caught.value.report.frames[-1].function == "endless"  # type: ignore[attr-defined]
+
+
+def test_what_a_script_leaves_is_counted() -> None:
+    """D03: what may be meant is no failure."""
+
+    def leaves(t):
+        t.start_req("a", prompt_len=4)
+        t.flush_cache()
+        t.abort("unknown")
+        t.find_req_by_rid("other")
+        yield
+        t.sometimes("window", condition=True)
+        t.flush_cache()
+        with pytest.raises(BadCall):
+            t.release_results(0)
+
+    assert ended(leaves).loose_ends == {
+        "requests alive at the end": 1,
+        "calls without an answer at the end": 1,
+        "answers never looked at": 1,
+        "windows not in must_reach": 1,
+        "questions about rids that never were": 1,
+        "aborts of rids that never were": 1,
+        "bad calls that the script caught": 1,
+    }
+
+    def idles(t):
+        yield
+        t.fail_next_batch()
+
+    assert ended(idles, OUTSIDE).loose_ends == {
+        "failures that no batch met": 1,
+        "scripts in which no step had anything to do": 1,
+    }
+
+
+def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D06: the script's line, then the scheduler's."""
+    known: Any = adapter_named(MENDED)
+    machine = type(known.new_parts(known.read_config({}), record=False)[0])
+
+    def crash(machine: Any) -> None:
+        raise KeyError("lost")
+
+    step = machine.step
+    monkeypatch.setattr(machine, "step", lambda self, events, now: crash(self) if events else step(self, events, now))
+
+    def script(t):
+        yield
+        t.start_req(prompt_len=4)
+        yield
+
+    with pytest.raises(ScriptFailed) as caught:
+        ended(script)
+    text = str(caught.value)
+    assert "E       KeyError: 'lost'" in text
+    assert "The scheduler raised this in step 2." in text
+    assert 'raise KeyError("lost")' in text
+    assert "step 2: start r1 (4 + 2 tokens) -> died of KeyError: 'lost'" in text
+
+
+def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D04: requests that are alive run to their end, and nothing may be left of them."""
+    known: Any = adapter_named(MENDED)
+    scheduler = type(known.new_parts(known.read_config({}), record=False)[0].scheduler)
+    monkeypatch.setattr(scheduler, "_give_back", lambda self, request: None)
+
+    def script(t):
+        t.start_req(prompt_len=4)
+        yield
+
+    with pytest.raises(ScriptFailed, match=r"blocks_free is 10 instead of 12|is not idle") as caught:
+        ended(script)
+    assert "after the end of the script" in str(caught.value)
+
+
+def test_a_script_that_ended_cannot_be_used() -> None:
+    kept: list[Any] = []
+
+    def script(t):
+        kept.append(t)
+        yield
+
+    ended(script)
+    with pytest.raises(BadCall, match="this t belongs to a script that has ended"):
+        _ = kept[0].state

@@ -1,0 +1,79 @@
+"""The page "Your scheduler under the search" is true: its code is the example's, its commands do what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/your_scheduler.md").read_text(encoding="utf-8")
+ADAPTER = (ROOT / "examples/your_scheduler/adapter.py").read_text(encoding="utf-8")
+RACES = (ROOT / "examples/your_scheduler/test_races.py").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ scripted (.*)$", PAGE, re.MULTILINE)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FOUND = "c began after the cache was flushed, but reads block 0, which was written before"
+
+
+def scripted(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripted", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n")[0])
+def test_its_code_is_that_of_the_example(block: str) -> None:
+    assert block in ADAPTER or block in RACES
+
+
+def test_it_has_code_and_commands() -> None:
+    assert len(BLOCKS) >= 5
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_commands_do_what_it_says(command: str) -> None:
+    """The scheduler with the bug fails with the words of the page, the mended one passes."""
+    done = scripted(*shlex.split(command))
+    if "mended" in command:
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert FOUND in " ".join(done.stdout.split())
+        assert FOUND in PAGE
+
+
+@pytest.mark.parametrize("adapter", ["mended", "adapter"])
+def test_its_scripts_pass_or_fail_as_it_says(adapter: str, tmp_path: Path) -> None:
+    """On the scheduler with the bug the report is that of the page, line by line."""
+    file = tmp_path / "test_races.py"
+    file.write_text(RACES.replace("mended.py", f"{adapter}.py"), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if adapter == "mended":
+        assert "2 passed" in done.stdout, done.stdout + done.stderr
+        return
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    report = next(text for _, text in re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL) if text.startswith(">"))
+    assert report in done.stdout
+
+
+def test_a_foreign_adapter_is_searched_without_the_engine() -> None:
+    """Nothing of the engine is imported, nor what only the engine needs."""
+    source = (
+        "import sys\n"
+        "from scripted.search.campaign import Campaign\n"
+        "from scripted.search.units import SearchPlan\n"
+        "from scripted.core.named import adapter_named\n"
+        "name = 'examples/your_scheduler/mended.py'\n"
+        "plan = SearchPlan(targets=('twins', 'full'), adapter=name, schedules=200)\n"
+        "report = Campaign(plan).run()\n"
+        "assert report.schedules == 200 and not report.findings, report.findings\n"
+        "heavy = {'engine', 'torch', 'zmq', 'fastapi', 'uvicorn', 'httpx', 'transformers', 'pydantic'}\n"
+        "assert heavy.isdisjoint(name.partition('.')[0] for name in sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,30 @@
+"""One line each shows a bug that search and scripts once passed; healthy engines keep every promise under it."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.core.schedule import Schedule
+from scripted.search.execution import execute
+
+LINES = [
+    ("the-first-token-never-stops", "default; 1 start a prompt=1 new=4 stop=118", "goes on after its stop token"),
+    ("an-exact-fit-is-no-fit", "page_size=4 max_total_tokens=16; 1 start a prompt=16 new=1", "rule Launch"),
+    (
+        "a-deadline-met-exactly-is-missed",
+        "default; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds=1.0",
+        "waits beyond its deadline",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "line", "what"), LINES)
+def test_a_line_shows_the_bug_that_escaped(mutant: str, line: str, what: str) -> None:
+    schedule = Schedule.parse(line)
+    assert str(schedule).startswith(line.partition(";")[0])
+    assert execute(schedule).failure is None
+    with switched_on(mutant):
+        failure = execute(schedule).failure
+    assert failure is not None
+    assert what in failure.text, failure

@@ -1,0 +1,111 @@
+"""Schedules as text: what is written is what is read, and what cannot be read says why."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.messages import PauseMode
+from scripted.adapters.lockstep.actions import (
+    Evict,
+    Flush,
+    Pause,
+    Placed,
+    Press,
+    ReleaseResults,
+    Relieve,
+    StartRequest,
+    Update,
+)
+from scripted.adapters.lockstep.schedules import WORKLOADS
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.search.extras import extras_of
+from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents
+from scripted.search.targets import workload_named
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_survives_its_own_text(name: str) -> None:
+    schedule = WORKLOADS[name]
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+def test_every_kind_of_event_survives_its_own_text() -> None:
+    base = workload_named("paused-with-a-queue")
+    extras = [Placed(step, action) for step, action in enumerate(extras_of(base), start=1)]
+    schedule = base.with_placed([*extras, Placed(3, ReleaseResults(count=2))])
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+def test_actions_are_written_as_a_person_would() -> None:
+    assert str(Placed(4, Flush())) == "4 flush"
+    assert str(Placed(1, StartRequest(rid="a", prompt=125, new=3))) == "1 start a prompt=125 new=3"
+    assert str(Placed(2, Pause(mode=PauseMode.ABORT))) == "2 pause mode=abort"
+    assert Flush(timeout_s=1.0).kind == "flush-later"
+    assert (str(Placed(5, Press(pages=1))), Press(pages=1).kind) == ("5 pressure pages=1", "pressure-pages")
+    assert (str(Placed(5, Update(seed=3))), Update(timeout_s=1.0).kind) == ("5 update seed=3", "update-later")
+    assert [str(Placed(6, action)) for action in (Relieve(), Evict(pages=2))] == ["6 relieve", "6 evict pages=2"]
+
+
+def test_actions_of_one_step_keep_their_order() -> None:
+    schedule = Schedule.parse("default; 2 flush; 1 start a prompt=3; 2 abort a")
+    assert [str(placed) for placed in schedule.placed] == ["1 start a prompt=3", "2 flush", "2 abort a"]
+    assert schedule.last_step == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("default; 4 fly", "'4 fly'"),
+        ("default; soon flush", "'soon flush'"),
+        ("default; 0 flush", "count from 1"),
+        ("default; 1 start a", "missing required field `prompt`"),
+        ("default; 1 flush timeout=3", "unknown field `timeout`"),
+        ("pp_size; 1 flush", "name=value"),
+    ],
+)
+def test_a_bad_schedule_says_what_it_should_be(text: str, said: str) -> None:
+    with pytest.raises(ScriptDefinitionError, match=said):
+        Schedule.parse(text)
+
+
+def test_a_bad_configuration_is_the_engines_own_error() -> None:
+    with pytest.raises(ConfigError, match="pp_size"):
+        Schedule.parse("pp_size=0; 1 flush")
+
+
+def test_an_unknown_workload_names_the_known_ones() -> None:
+    with pytest.raises(ScriptDefinitionError, match="chunked-alone"):
+        workload_named("chunked")
+
+
+def test_a_sweep_is_every_kind_at_every_step() -> None:
+    base = workload_named("twins")
+    additions = list(Exhaustive().additions("twins", base, 5))
+    assert additions == [(Placed(step, action),) for step in range(1, 6) for action in extras_of(base)]
+    assert list(Exhaustive().additions("twins", base, 5, first=7)) == additions[7:]
+
+
+def test_pairs_keep_to_their_window_and_marks() -> None:
+    base = workload_named("chunked-alone")
+    pairs = list(Pairs(window_steps=1, marked=frozenset({3})).additions("x", base, 9))
+    assert {one.step for one, _ in pairs} == {3}
+    assert {other.step for _, other in pairs} == {3, 4}
+    assert len(set(pairs)) == 2 * len(extras_of(base)) ** 2
+
+
+@pytest.mark.parametrize("strategy", [RandomEvents, Pct])
+def test_strategies_with_a_seed_depend_on_it_alone(strategy: type[RandomEvents] | type[Pct]) -> None:
+    base = workload_named("full-rows")
+
+    def drawn(seed: int, first: int) -> list[tuple[Placed, ...]]:
+        additions = strategy(seed).additions("full-rows", base, 20, first=first)
+        return [next(additions) for _ in range(5)]
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert drawn(1, 0)[2:] == drawn(1, 2)[:3]
+    assert drawn(1, 0) != drawn(2, 0)
+    assert all(one.step <= other.step for run in drawn(1, 0) for one, other in itertools.pairwise(run))

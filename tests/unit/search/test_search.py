@@ -1,0 +1,165 @@
+"""Searches: mutants are found unaided, failures shrink to what matters, and become tests that fail with the mutant."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from scripted.adapters.lockstep.actions import KillStage, Placed
+from scripted.adapters.lockstep.bugs import ESCAPES, RACES, UnknownMutant
+from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.gallery_page import gallery_markdown, results_on
+from scripted.adapters.lockstep.workloads import FLAGSHIP
+from scripted.core.schedule import Schedule
+from scripted.search.campaign import Campaign
+from scripted.search.execution import execute
+from scripted.search.mutant_search import Found, find_mutant
+from scripted.search.shrinking import shrink
+from scripted.search.strategies import RandomEvents, StrategyName
+from scripted.search.targets import workload_named
+from scripted.search.units import SearchPlan
+
+FLUSH = "flush-ignores-in-flight"
+# Mutants of each kind of bug, all found early: in the workloads alone or in the sweep of the first.
+FOUND_EARLY = [
+    FLUSH,
+    "abort-waits-for-a-token",
+    "pause-abort-keeps-half-a-prompt",
+    "abort-ignores-in-flight",
+    "disconnect-aborts-nothing",
+    "token-after-the-end",
+    "retraction-frees-too-late",
+    "pause-overlooks-the-dispatched",
+    "resume-cuts-the-output",
+    "pause-does-not-stop-launches",
+    "head-blocks-the-queue",
+    "head-is-passed-over-for-ever",
+    "queue-has-no-limit",
+    "context-length-does-not-clamp",
+    "decode-runs-twice",
+    "chunk-waits-for-a-free-row",
+    "prefix-published-before-its-result",
+    "lock-refs-are-not-released",
+    "locked-prefix-is-evicted",
+    "parts-of-a-prompt-count-as-hits",
+    "death-blames-another-stage",
+    "deferred-flush-has-no-deadline",
+    "flush-refused-by-the-queue",
+    "flush-answers-but-does-nothing",
+    "update-keeps-the-cache",
+    "update-answered-as-launched",
+    "stop-token-is-ignored",
+    "victim-is-the-earliest",
+    "one-big-decode-batch",
+    "longest-prefix-is-not-asked",
+    "priority-is-upside-down",
+]
+
+
+# Every third: `scripted gallery find --all` is all of them, and takes minutes.
+@pytest.mark.parametrize("name", FOUND_EARLY[::3])
+def test_the_search_finds_a_mutant_unaided(name: str) -> None:
+    """D11."""
+    found = find_mutant(name)
+    assert found.finding is not None
+
+
+def test_the_flush_race_is_found_by_the_sweep_of_its_workload() -> None:
+    """B15: in well under a second of process time, without being told the window, with the incident's own text."""
+    began = time.process_time()
+    report = Campaign(SearchPlan(targets=(FLAGSHIP,), mutant=FLUSH, stop_at_first=True)).run()
+    assert time.process_time() - began < 1
+    (finding,) = report.findings.values()
+    assert "This request holds the node from another tree" in finding.failure.text
+
+
+def test_no_mutant_no_finding() -> None:
+    report = Campaign(SearchPlan(targets=("one-row", "twins"))).run()
+    assert report.complete
+    assert not report.findings
+    assert report.schedules > 200
+    assert {cell.kind for cell in report.coverage.counts} >= {"flush", "kill", "hold", "pause-retract", "abort"}
+
+
+def test_processes_find_what_one_finds() -> None:
+    one, two = (Campaign(SearchPlan(targets=("one-row",), jobs=jobs, mutant=FLUSH)).run() for jobs in (1, 2))
+    assert two.complete
+    assert two.schedules == one.schedules
+    assert two.findings.keys() == one.findings.keys()
+    assert two.coverage.counts == one.coverage.counts
+
+
+@pytest.mark.parametrize("strategy", [StrategyName.RANDOM, StrategyName.PCT])
+def test_endless_strategies_stop_by_count(strategy: StrategyName) -> None:
+    report = Campaign(SearchPlan(targets=("one-row",), strategy=strategy, schedules=150)).run()
+    assert 150 <= report.schedules <= 401
+    assert not report.complete
+    assert not report.findings
+
+
+def test_a_failure_of_thirty_events_shrinks_to_the_few_that_matter() -> None:
+    base = workload_named("full-rows")
+    additions = RandomEvents(3, most_events=30).additions("full-rows", base, 20)
+    with switched_on(FLUSH):
+        long = next(
+            one
+            for extra in additions
+            if len(extra) >= 26 and execute(one := base.with_placed(extra)).failure is not None
+        )
+        shrunk = shrink(long)
+        failure = execute(shrunk.schedule).failure
+        signature = execute(long).failure
+    assert len(long.placed) >= 30
+    assert len(shrunk.schedule.placed) <= 4
+    assert shrunk.seconds < 5
+    assert failure is not None
+    assert signature is not None
+    assert failure.signature == signature.signature
+
+
+def test_what_does_not_fail_is_not_shrunk() -> None:
+    schedule = workload_named("twins")
+    assert shrink(schedule).schedule == schedule
+
+
+def test_failures_of_one_invariant_have_one_signature() -> None:
+    with switched_on("abort-waits-for-a-token"):
+        one, other = (
+            execute(Schedule.parse(f"pp_size=2; 1 start {rid} prompt={size}; {step} abort {rid}")).failure
+            for rid, size, step in (("a", 5, 3), ("some-request", 70, 3))
+        )
+    assert one is not None
+    assert other is not None
+    assert one.signature == other.signature
+    assert one.text != other.text
+
+
+def test_the_page_of_the_gallery_has_an_entry_for_each_mutant() -> None:
+    found = find_mutant("decode-runs-twice")
+    table = gallery_markdown({one.mutant: one.result for one in (found, Found(FLUSH, None, 12, 0.5))})
+    assert re.findall("^### (.*)$", table, re.MULTILINE) == [mutant.name for mutant in (*RACES, *ESCAPES)]
+    assert re.findall("^## (.*)$", table, re.MULTILINE) == [
+        "Races of real engines", "Found by review of this project's own suites",
+    ]  # fmt: skip
+    assert f"schedule {found.schedules:,}, " in table
+    assert "not by a sweep (12 schedules)" in table
+    with pytest.raises(UnknownMutant):
+        find_mutant("flush-ignores-flight")
+
+
+def test_the_page_of_the_gallery_is_what_its_generator_writes() -> None:
+    """F: a mutant without an entry, or an entry whose bug or test has changed since, makes the page stale."""
+    page = (Path(__file__).parents[3] / "docs" / "gallery.md").read_text(encoding="utf-8")
+    results = results_on(page)
+    assert list(results) == [mutant.name for mutant in (*RACES, *ESCAPES)]
+    assert page.endswith(gallery_markdown(results))
+
+
+def test_a_dead_stage_ends_every_run() -> None:
+    """A06, A07: whatever is in flight when a stage dies, every client is told once, with the process's name."""
+    base = workload_named("chunked-beside-decodes")
+    for step in range(1, 12):
+        assert execute(base.with_placed([Placed(step, KillStage(stage=1))])).failure is None
