@@ -6,15 +6,74 @@ A schedule's text, the search, scripts, recordings, the shell and reports ask th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
-from scripted.core.run import Run
+from scripted.core.clock import VirtualClock
 from scripted.core.shell_words import ShellWord
 from scripted.core.verb import Verb
 
-__all__ = ["Action", "SearchBase", "smaller_requests"]
+__all__ = ["Action", "RunLike", "SearchBase", "smaller_requests"]
+
+
+class RunLike(Protocol):
+    """One run of a schedule, as actions see it: they act on it before a step."""
+
+    step: int
+    implied: list[Any]
+    machine: Any
+    device: Any
+    oracle: Any
+    clock: VirtualClock
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the machine."""
+        ...
+
+    @property
+    def stalled(self) -> set[int]:
+        """Stages that are stopped: while there is one, no result comes."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        ...
+
+    @property
+    def is_holding(self) -> bool:
+        """Results are held."""
+        ...
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        ...
+
+    def new_call_id(self) -> str:
+        """The id of the next administrative call."""
+        ...
+
+    def give(self, event: Any) -> None:
+        """The next step sees this event."""
+        ...
+
+    def happened(self, event: Any) -> None:
+        """This took effect already, between two steps: it stands before the events of the next step."""
+        ...
+
+    def hold_results(self) -> None:
+        """Keep results back from the next step on."""
+        ...
+
+    def release_results(self, count: int | None) -> None:
+        """Let the oldest ``count`` through, or all and stop holding."""
+        ...
+
+    def lose_results(self) -> None:
+        """Nothing in flight will come back."""
+        ...
 
 
 class SearchBase(msgspec.Struct, frozen=True):
@@ -73,11 +132,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     # -- what it does --
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Do it to a run, before a step."""
         raise NotImplementedError(f"{type(self).__name__} says how it is applied")
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """Whether there is something for it to act on."""
         del run
         return True

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from scripted.core.action import Action, SearchBase
-from scripted.core.run import Run
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.shell_words import ShellWord, alone, numbered, seconds
 from scripted.core.verb import Verb
 
@@ -25,10 +24,10 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.hold_results()
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be results."""
         return not run.is_settled
 
@@ -47,10 +46,10 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
         numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
     )
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.release_results(self.count)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return run.is_holding
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -66,7 +65,7 @@ class AdvanceClock(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (ShellWord("advance", "SECONDS", "move virtual time", _read_advance),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.clock.advance(self.seconds)
 
     def verbs(self) -> tuple[Verb, ...]:

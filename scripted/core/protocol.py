@@ -1,7 +1,7 @@
 """The adapter protocol: what a scheduler must offer so that it can be searched, replayed, shrunk and written down.
 
-A *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *pipeline*, which
-computes what the machine launches; and a *judge*, which says what was promised. The gate of the search drives them from
+An *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *pipeline*, which
+computes what the machine launches; and an *oracle*, which says what was promised. A run drives them from
 a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For a scheduler of
 the usual shape everything but the machine is ready made: see ``scripted.sdk``.
 """
@@ -13,17 +13,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
-from scripted.core.run import Run
 from scripted.core.written import WrittenTest
 
 __all__ = [
     "Adapter",
     "Freezer",
-    "Judge",
     "Machine",
     "Microbatch",
+    "Oracle",
     "Pipeline",
     "ScriptEnded",
     "ScriptedAdapter",
@@ -95,7 +94,7 @@ class Pipeline(Protocol):
         ...
 
 
-class Judge(Protocol):
+class Oracle(Protocol):
     """What the adapter promises. Its violations are findings; it changes nothing."""
 
     @property
@@ -128,7 +127,7 @@ class Judge(Protocol):
 class Freezer(Protocol):
     """A run as it was before one of its steps."""
 
-    def thaw(self, extra: tuple[Placed, ...]) -> Run:
+    def thaw(self, extra: tuple[Placed, ...]) -> RunLike:
         """A run that goes on from there, which is to have these actions more; it shares nothing that can change."""
         ...
 
@@ -169,7 +168,7 @@ class Adapter(Protocol):
     # -- a run --
 
     def new_parts(self, config: Any, *, record: bool) -> tuple[Any, Any, Any]:
-        """A machine, a pipeline and a judge, as good as new. ``record``: every step will be kept."""
+        """A machine, a device and an oracle, as good as new. ``record``: every step will be kept."""
         ...
 
     def new_step(self, events: tuple[Any, ...], now: float) -> Any:
@@ -177,7 +176,7 @@ class Adapter(Protocol):
         ...
 
     def drive(self, run: Any) -> None:
-        """Run the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
+        """RunLike the loop: ask ``run.next_step(previous)``, step the machine, launch, until None is the answer."""
         ...
 
     def what_is_busy(self, run: Any) -> str:
@@ -202,7 +201,7 @@ class Adapter(Protocol):
     def finale(self, run: Any, turn: int) -> Sequence[Any]:
         """The last events of every run, given when all requests have ended, turn by turn from 0 until there are none.
 
-        ``judge.at_end`` looks at what is left.
+        ``oracle.at_end`` looks at what is left.
         """
         ...
 
@@ -263,5 +262,5 @@ class ScriptedAdapter(Adapter, Protocol):
     def run_script(
         self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
     ) -> ScriptEnded:
-        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
+        """RunLike a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
         ...

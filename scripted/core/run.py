@@ -1,68 +1,308 @@
-"""A run of a schedule, as actions see it: the gate, between two steps of the machine."""
+"""The gate of a schedule: feeds a machine's loop from it, in virtual time, and has every step judged.
+
+One process, no sockets. A schedule's actions become events here; what it leaves open is settled here: held results
+come, a pause ends, a deadline passes. It knows no scheduler: the adapter of the schedule makes the parts.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Self
 
+import msgspec
+
+from scripted.core.action import Action
 from scripted.core.clock import VirtualClock
+from scripted.core.common_actions import AdvanceClock, ReleaseResults
+from scripted.core.named import adapter_named
+from scripted.core.phrases import text_of
+from scripted.core.placed import Placed
+from scripted.core.protocol import Adapter
+from scripted.core.refusals import HarnessError
+from scripted.core.results import Results
+from scripted.core.schedule import Schedule
+from scripted.core.violation import Violation
 
-__all__ = ["Run"]
+__all__ = ["STEPS_LIMIT", "Cell", "Phase", "Run"]
+
+# Far beyond what any workload takes; a schedule that is not settled by then will never be.
+STEPS_LIMIT: Final = 4_000
+# Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
+# without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
+EMPTY_STEPS_LIMIT: Final = 256
 
 
-class Run(Protocol):
-    """One run of a schedule, as actions see it: they act on it before a step."""
+class Cell(msgspec.Struct, frozen=True):
+    """What an action met: ``state`` is the place of its target, or all places that are occupied when it has none."""
 
-    step: int
-    implied: list[Any]
-    machine: Any
-    pipeline: Any
-    judge: Any
-    clock: VirtualClock
+    kind: str
+    state: str
+    pipeline: str
+
+
+class Phase(Enum):
+    """Whose code runs: what an exception says depends on it."""
+
+    HARNESS = "composing a step"
+    ADAPTER = "in a step"
+    ORACLE = "judging a step"
+
+
+# Constants, because an enum's member costs four times as much to look up, and every step sets three of them.
+_HARNESS: Final = Phase.HARNESS
+_ADAPTER: Final = Phase.ADAPTER
+_ORACLE: Final = Phase.ORACLE
+
+
+class Run:
+    """One run of one schedule, with its machine, device and oracle.
+
+    ``implied`` are the actions that settled what the schedule left open; ``unreached`` the placed ones that met nothing
+    to act on. ``watch`` is called before each step is composed: the place where a run can be forked.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        record: bool = False,
+        watch: Callable[[Run], None] | None = None,
+    ) -> None:
+        self._schedule = schedule
+        self.machine, self.device, self.oracle = self.adapter.new_parts(schedule.config, record=record)
+        self.clock = VirtualClock()
+        self.watch = watch
+        self.records: list[Any] | None = [] if record else None
+        self.implied: list[Placed] = []
+        self.unreached: list[Placed] = []
+        self.cells: list[Cell] = []
+        self.step = 0
+        self.phase = _HARNESS
+        self._steps_limit = STEPS_LIMIT
+        self._results = Results(self.machine.depth)
+        self._events: list[Any] = []
+        self._previous: Any = None
+        self._holding = False
+        self._turn = 0
+        self._empty_steps = 0
+        self._already = 0
+        self._calls = 0
+        self.follow(schedule)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with this schedule, which is the same as the old one up to the present step."""
+        self._schedule = schedule
+        self._last_step = schedule.last_step
+        # Of each step, what comes before its completions are taken and what comes after.
+        self._before: dict[int, list[Placed]] = {}
+        self._after: dict[int, list[Placed]] = {}
+        for placed in schedule.placed:
+            if placed.step > self.step:
+                into = self._before if placed.action.is_control else self._after
+                into.setdefault(placed.step, []).append(placed)
+
+    @property
+    def adapter(self) -> Adapter:
+        """What is run. Neither it nor its configuration is an attribute: a fork copies those."""
+        return adapter_named(self._schedule.of)
+
+    @property
+    def was_settled(self) -> bool:
+        """The schedule came to its end, and the gate went on by itself."""
+        return bool(self.implied) or self.is_winding_up
+
+    @property
+    def is_winding_up(self) -> bool:
+        """Nothing happened any more, and the last events are given."""
+        return self._turn > 0
 
     @property
     def config(self) -> Any:
         """The configuration of the machine."""
-        ...
+        return self._schedule.config
+
+    # -- the gate protocol of the loop --
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is not None and self.records is not None and self.phase is _ADAPTER:
+            step = self.adapter.new_step(tuple(self._events), self.clock.now())
+            error = f"{type(exc).__name__}: {text_of(exc)}"
+            self.records.append(self.adapter.record_step(step, None, self.machine, error))
+
+    def next_step(self, previous: Any) -> Any:
+        """Oracle the last step and compose the next one; None when everything is settled. Raises Violation."""
+        if previous is not None:
+            self._previous = previous
+            self._judge(previous)
+        self.phase = _HARNESS
+        if self.watch is not None:
+            self.watch(self)
+        if self.step >= self._steps_limit:
+            raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
+        self.step += 1
+        self._events = []
+        self._already = 0
+        if self.step in self._before:
+            self._apply(self._before[self.step])
+        self._take_due()
+        adapter = self.adapter
+        self._events += adapter.also_due(self)
+        if self.step in self._after:
+            self._apply(self._after[self.step])
+        if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
+            self._check_end()
+            return None
+        self._check_progress(previous)
+        self.phase = _ADAPTER
+        return adapter.new_step(tuple(self._events), self.clock.now())
+
+    def fault(self, text: str) -> None:
+        """The parts do not fit together. Raises HarnessError: nothing is said about the scheduler."""
+        self.phase = _HARNESS
+        raise HarnessError(text)
+
+    # -- judging --
+
+    def _judge(self, stepped: Any) -> None:
+        self.phase = _ORACLE
+        if stepped.microbatch is not None:
+            self._results.launched(stepped.microbatch.id, self.step)
+        if self.records is not None:
+            step = self.adapter.new_step(tuple(self._events), self.clock.now())
+            self.records.append(self.adapter.record_step(step, stepped, self.machine, None))
+        self.oracle.after_step(self._events, stepped, self.machine, self.device)
+
+    def _check_progress(self, previous: Any) -> None:
+        """Steps that only say that there may be another one do not go on for ever."""
+        is_early = previous is None or self._events or self.step <= self._last_step
+        if is_early or previous.microbatch is not None or previous.replies:
+            self._empty_steps = 0
+            return
+        self._empty_steps += previous.again
+        if self._empty_steps > EMPTY_STEPS_LIMIT:
+            raise Violation(
+                f"a step says again, but {EMPTY_STEPS_LIMIT} more in a row were given nothing and did nothing, and "
+                f"each of them says again: a server would spin; {self.adapter.what_is_busy(self)}"
+            )
+
+    def _check_end(self) -> None:
+        self.phase = _ORACLE
+        self.oracle.at_end(self.machine)
+
+    # -- composing --
+
+    def _take_due(self) -> None:
+        for microbatch_id in self._results.take_due(self.step):
+            event = self.device.next_completion(0)
+            assert event is not None, f"microbatch {microbatch_id} is due, but the device has nothing"
+            self._events.append(event)
+
+    def _is_still(self) -> bool:
+        """Nothing will happen by itself."""
+        previous = self._previous
+        moving = previous is not None and previous.again
+        held = self._holding or self._results.stalled
+        return not moving and (bool(held) or not len(self._results))
+
+    def _settle(self) -> bool:
+        """Undo one thing that stands in the way of an end; False when nothing does."""
+        deadline = None if self._previous is None else self._previous.deadline
+        if self._holding:
+            self._imply(ReleaseResults())
+            self._take_due()
+        elif (undo := self.adapter.obstacle(self)) is not None:
+            self._imply(undo)
+            self._take_due()
+        elif deadline is not None:
+            self._imply(AdvanceClock(seconds=max(0.0, deadline - self.clock.now())))
+        else:
+            return self._wind_up()
+        return True
+
+    def _wind_up(self) -> bool:
+        """Give the next of the last events; False when there are no more."""
+        turn, self._turn = self._turn, self._turn + 1
+        if not turn:
+            self.phase = _ORACLE
+            self.oracle.at_rest(self.machine)
+            self.phase = _HARNESS
+        self._events.extend(self.adapter.finale(self, turn))
+        return bool(self._events)
+
+    def _imply(self, action: Action) -> None:
+        self.implied.append(Placed(self.step, action))
+        action.apply(self)
+
+    # -- actions --
+
+    def place(self, action: Action) -> None:
+        """The next step sees this action, after those that it has."""
+        step = self.step + 1
+        into = self._before if action.is_control else self._after
+        into.setdefault(step, []).append(Placed(step, action))
+
+    def _apply(self, here: Iterable[Placed]) -> None:
+        for placed in here:
+            action = placed.action
+            if not action.is_start:
+                self.cells.append(Cell(action.kind, *self.adapter.where(self, action.target_rid)))
+                if not action.reaches(self):
+                    self.unreached.append(placed)
+            action.apply(self)
+
+    # -- what an action acts on --
 
     @property
     def stalled(self) -> set[int]:
         """Stages that are stopped: while there is one, no result comes."""
-        ...
+        return self._results.stalled
 
     @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        ...
+        return self.oracle.is_settled  # type: ignore[no-any-return]
 
     @property
     def is_holding(self) -> bool:
         """Results are held."""
-        ...
+        return self._holding
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        ...
+        return self.oracle.is_live(rid)  # type: ignore[no-any-return]
 
     def new_call_id(self) -> str:
         """The id of the next administrative call."""
-        ...
+        self._calls += 1
+        return f"call-{self._calls}"
 
     def give(self, event: Any) -> None:
         """The next step sees this event."""
-        ...
+        self._events.append(event)
 
     def happened(self, event: Any) -> None:
         """This took effect already, between two steps: it stands before the events of the next step."""
-        ...
+        self._events.insert(self._already, event)
+        self._already += 1
 
     def hold_results(self) -> None:
-        """Keep results back from the next step on."""
-        ...
+        """Keep results back from this step on."""
+        self._holding = True
+        self._results.hold()
 
     def release_results(self, count: int | None) -> None:
         """Let the oldest ``count`` through, or all and stop holding."""
-        ...
+        self._holding = self._holding and count is not None
+        self._results.release(count)
 
     def lose_results(self) -> None:
         """Nothing in flight will come back."""
-        ...
+        self._results.lose()
+        self._holding = False

@@ -18,12 +18,12 @@ from scripted.adapters.lockstep.oracle.counters import check_sizes
 from scripted.adapters.lockstep.oracle.delivery import check_answers
 from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
 from scripted.adapters.lockstep.oracle.step_checks import Checks
-from scripted.adapters.lockstep.oracle.tokens_alone import Oracle
+from scripted.adapters.lockstep.oracle.tokens_alone import AloneRuns
 from scripted.errors import BadCall, BudgetSpent, NotIdle, Overdue
 from scripted.gate.reset import drain, flush, reset, restore_weights, warm_up
 from scripted.gate.run import RunSource, ScriptRun
 from scripted.gate.stop_strings import StopStrings
-from scripted.rig.rig import Rig, judge_nothing
+from scripted.rig.rig import Rig, check_nothing
 from scripted.rig.world import World
 from scripted.script.causes import causes_of
 from scripted.script.t import ScriptContext
@@ -42,7 +42,7 @@ class ScriptedGate:
         self.rig = Rig(scheduler, world)
         self._source = source
         self._stops = StopStrings(world.decoder)
-        self._oracle = Oracle(self.rig)
+        self._alone = AloneRuns(self.rig)
         # Kept while a script is checked after each step; they start with an engine that is as good as new.
         self._checks: Checks | None = None
         # What the stages held before the first script.
@@ -133,7 +133,7 @@ class ScriptedGate:
         if self._stage_sizes is None:
             self._stage_sizes = rig.world.stage_sizes()
         self._checks = Checks(rig.scheduler.limits) if run.options.check_every_step else None
-        rig.judge_refusal = judge_nothing if self._checks is None else self._checks.clients.check_refusal
+        rig.check_refusal = check_nothing if self._checks is None else self._checks.clients.check_refusal
         context = self._context = ScriptContext(rig, must_reach=run.options.must_reach)
         run.begin(context)
         yield from self._script_steps(run)
@@ -155,7 +155,7 @@ class ScriptedGate:
             check_stages(self._stage_sizes, rig.world.stage_sizes(), adapters=adapters)
         check_reached(run.options.must_reach, context.reached)
         if run.options.oracle and rig.failure is None and not rig.is_dead:
-            run.compared = yield from self._oracle.compare(rig.handles.all, lambda: restore_weights(rig))
+            run.compared = yield from self._alone.compare(rig.handles.all, lambda: restore_weights(rig))
 
     def _script_steps(self, run: ScriptRun) -> Steps:
         """Pass on the script's yields, within its budget of steps."""
@@ -190,7 +190,7 @@ class ScriptedGate:
             rig.results.launched(result.microbatch.id, result.step)
         rig.grammars.ordered(result.grammars)
         rig.last_replies = result.replies
-        self._oracle.note(self._step.events, result.replies)
+        self._alone.note(self._step.events, result.replies)
         rig.history.add(self._step, result, rig.scheduler)
         live = rig.handles.live()
         launched = () if result.microbatch is None else result.microbatch.rids

@@ -34,7 +34,7 @@ from scripted.rig.history import Handles, History
 from scripted.rig.start_over import start_over
 from scripted.rig.world import World
 
-__all__ = ["HARNESS_CALL", "Rig", "judge_nothing"]
+__all__ = ["HARNESS_CALL", "Rig", "check_nothing"]
 
 _SCHEDULER = "scheduler"
 # The call id of what the harness itself asks for: no client waits for the answer.
@@ -62,7 +62,7 @@ class Rig:
         self.failure: PipelineFailed | None = None
         self.kills = self.is_dead = False
         # Told of a request that is refused before a step sees it, and of what arrived ahead of it. Raises Violation.
-        self.judge_refusal: Callable[[Generate, Refusal, Sequence[ClientMessage]], None] = judge_nothing
+        self.check_refusal: Callable[[Generate, Refusal, Sequence[ClientMessage]], None] = check_nothing
         self._injected: list[Event] = []
         self._interventions: list[OperatorEvent] = []
         # Stages whose link a script has slowed or cut.
@@ -245,11 +245,11 @@ class Rig:
         refusal = self.scheduler.refusal_of(message, queued=len(taken), taken=taken, freed=freed)
         if refusal is None:
             return False
-        self.judge_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
+        self.check_refusal(message, refusal, self.arrived[: self.arrived.index(message)])
         self.arrived.remove(message)
         self.world.answer([refusal])
         return True
 
 
-def judge_nothing(message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
+def check_nothing(message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
     """Where no account of clients is kept."""

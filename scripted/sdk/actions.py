@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Final
 
-from scripted.core.action import Action, SearchBase, smaller_requests
+from scripted.core.action import Action, RunLike, SearchBase, smaller_requests
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.prompts import prompt_ids
-from scripted.core.run import Run
 from scripted.core.verb import Verb, variable_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Abort, Add, FlushCache, Pause, Resume
@@ -44,7 +43,7 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         """The tokens of the prompt."""
         return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """The next step sees it, unless one of this name is alive."""
         if not run.is_live(self.rid):
             stops = () if self.stop is None else (self.stop,)
@@ -86,7 +85,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         return smaller_requests(self)
 
 
-def begin_request(run: Run, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> None:
+def begin_request(
+    run: RunLike, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int
+) -> None:
     """The next step sees a request of these tokens; no other of its rid is alive."""
     message = Add(
         rid=rid,
@@ -94,9 +95,9 @@ def begin_request(run: Run, rid: str, prompt: tuple[int, ...], new: int, stops: 
         max_new_tokens=new,
         stop_token_ids=stops,
         priority=priority,
-        arrival=run.judge.arrive(rid),
+        arrival=run.oracle.arrive(rid),
     )
-    run.pipeline.begin(message)
+    run.device.begin(message)
     run.give(message)
 
 
@@ -116,10 +117,10 @@ class AbortRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
     def target_rid(self) -> str:
         return self.rid
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.give(Abort(rid=self.rid))
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -143,7 +144,7 @@ class Flush(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
         """A forced one is a kind of its own."""
         return "flush-forced" if self.force else "flush"
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.give(FlushCache(call_id=run.new_call_id(), force=self.force))
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -171,10 +172,10 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
         """Each mode is a kind."""
         return f"pause-{self.mode}"
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.give(Pause(call_id=run.new_call_id(), mode=self.mode))
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There is something to pause."""
         return not run.is_settled
 
@@ -192,11 +193,11 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
 
     examples: ClassVar = ("continue",)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.give(Resume(call_id=run.new_call_id()))
 
-    def reaches(self, run: Run) -> bool:
-        return run.judge.paused is not None
+    def reaches(self, run: RunLike) -> bool:
+        return run.oracle.paused is not None
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("continue_generation"),)
@@ -214,10 +215,10 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
 
-    def apply(self, run: Run) -> None:
-        run.pipeline.fail_next_batch()
+    def apply(self, run: RunLike) -> None:
+        run.device.fail_next_batch()
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be a batch."""
         return not run.is_settled
 

@@ -21,8 +21,8 @@ from scripted.core.written import WrittenTest
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
-from scripted.sdk.judge import PortableJudge
 from scripted.sdk.messages import Abort, Event, FlushCache, Stepped
+from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
@@ -141,12 +141,12 @@ class SchedulerAdapter:
 
     # -- a run --
 
-    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, PortableJudge]:
+    def new_parts(self, config: Any, *, record: bool) -> tuple[Any, SimulatedRunner, SdkOracle]:
         """A machine, the simulated runner, the checks."""
         del record
         limits, can = self.limits_of(config)
         fresh = self._fresh_of(config)
-        return self._new_machine(config), SimulatedRunner(limits, can), PortableJudge(limits, can, fresh)
+        return self._new_machine(config), SimulatedRunner(limits, can), SdkOracle(limits, can, fresh)
 
     def _new_machine(self, config: Any) -> Any:
         try:
@@ -181,9 +181,9 @@ class SchedulerAdapter:
                 wrong = wrong_in_step(stepped)
                 if wrong is not None:
                     run.fault(f"step() of the machine of {self.name} {wrong}")
-                run.pipeline.follow(step.events, stepped)
+                run.device.follow(step.events, stepped)
                 if stepped.microbatch is not None:
-                    run.pipeline.launch(stepped.microbatch)
+                    run.device.launch(stepped.microbatch)
 
     def what_is_busy(self, run: Any) -> str:
         """The machine's counts."""
@@ -191,13 +191,13 @@ class SchedulerAdapter:
 
     def where(self, run: Any, rid: str | None) -> tuple[str, str]:
         """From the account of what was told and computed."""
-        judge: PortableJudge = run.judge
-        live = judge.account.live
+        oracle: SdkOracle = run.oracle
+        live = oracle.account.live
         if rid is None:
             state = "+".join(sorted({life.state for life in live.values()})) or "no request"
         else:
             state = live[rid].state if rid in live else "not alive"
-        batches = judge.in_flight
+        batches = oracle.in_flight
         full = "full" if len(batches) >= self.limits_of(run.config)[0].depth else "some"
         return state, full if batches else "empty"
 
@@ -207,12 +207,12 @@ class SchedulerAdapter:
 
     def obstacle(self, run: Any) -> Action | None:
         """A pause."""
-        return ResumeAll() if run.judge.paused is not None and not run.is_settled else None
+        return ResumeAll() if run.oracle.paused is not None and not run.is_settled else None
 
     def finale(self, run: Any, turn: int) -> Sequence[Event]:
         """Aborts of unknown requests, which change nothing; then a pause ends, and the cache is flushed if possible."""
         if turn == 0:
-            ended = [life.message.rid for life in run.judge.account.lives[-1:]]
+            ended = [life.message.rid for life in run.oracle.account.lives[-1:]]
             return [Abort(rid=rid) for rid in (UNKNOWN_RID, *ended)]
         if turn == 1 and self.limits_of(run.config)[1].flush:
             return [FlushCache(call_id=run.new_call_id())]

@@ -13,6 +13,7 @@ from scripted.core.named import adapter_named
 from scripted.core.phrases import plural
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.core.written import WrittenTest
@@ -22,7 +23,6 @@ from scripted.script.loader import load_test
 from scripted.sdk.messages import Add
 from scripted.sdk.script.runner import run_script
 from scripted.search.execution import Failure, execute, finish
-from scripted.search.schedule_gate import ScheduleGate
 from scripted.search.written_docstring import written_docstring
 
 __all__ = ["script_text", "write_test"]
@@ -96,7 +96,7 @@ def script_text(schedule: Schedule, *, name: str, mutant: str | None = None) -> 
 
     Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say.
     """
-    gate = ScheduleGate(schedule, record=True)
+    gate = Run(schedule, record=True)
     outcome = finish(gate)
     # A start under a name that was alive did nothing, and a script refuses it.
     begun = {
@@ -148,7 +148,7 @@ def _steps(count: int) -> Iterator[str]:
         yield f"{_INDENT}yield"
 
 
-def _end(gate: ScheduleGate, failure: Failure | None) -> Iterator[str]:
+def _end(gate: Run, failure: Failure | None) -> Iterator[str]:
     """The steps after the last verb, which what has arrived needs one of."""
     yield "yield"
     if failure is not None and gate.is_winding_up:

@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Cell", "Coverage"]
+from scripted.core.run import Cell
+
+__all__ = ["Coverage"]
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # With the names of events beside it, no wider than 100 columns.
 _STATES_WIDTH_COLUMNS = 70
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """``state`` is the target's place, or all places that are occupied when the action has no target."""
-
-    kind: str
-    state: str
-    pipeline: str
 
 
 class Coverage:

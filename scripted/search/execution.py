@@ -16,11 +16,10 @@ from scripted.core.phrases import text_of
 from scripted.core.placed import Placed
 from scripted.core.protocol import Freezer
 from scripted.core.refusals import HarnessError
+from scripted.core.run import Cell, Phase, Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 from scripted.errors import Overdue
-from scripted.search.coverage import Cell
-from scripted.search.schedule_gate import Phase, ScheduleGate
 
 __all__ = ["Failure", "Outcome", "Prefixes", "execute", "finish", "record"]
 
@@ -42,9 +41,9 @@ class Failure(msgspec.Struct, frozen=True):
     signature: str
 
     @classmethod
-    def of(cls, exc: Exception, gate: ScheduleGate) -> Failure:
+    def of(cls, exc: Exception, gate: Run) -> Failure:
         """What an exception that ended a run says."""
-        rids = sorted(set(gate.judge.names), key=len, reverse=True)
+        rids = sorted(set(gate.oracle.names), key=len, reverse=True)
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
         text = text_of(exc)
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
@@ -72,18 +71,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def execute(schedule: Schedule, *, timeout_s: float | None = None) -> Outcome:
     """Run a schedule from its beginning. Raises HarnessError."""
-    return finish(ScheduleGate(schedule), timeout_s=timeout_s)
+    return finish(Run(schedule), timeout_s=timeout_s)
 
 
 def record(schedule: Schedule) -> tuple[Outcome, list[Any]]:
     """Run a schedule and keep every step, the one that it dies in included. Raises HarnessError."""
-    gate = ScheduleGate(schedule, record=True)
+    gate = Run(schedule, record=True)
     outcome = finish(gate)
     assert gate.records is not None
     return outcome, gate.records
 
 
-def finish(gate: ScheduleGate, *, timeout_s: float | None = None) -> Outcome:
+def finish(gate: Run, *, timeout_s: float | None = None) -> Outcome:
     """Run a gate to its end. Raises HarnessError for what is neither a violation nor raised inside a step.
 
     A step that does not end in time is a failure as well.
@@ -105,15 +104,15 @@ def finish(gate: ScheduleGate, *, timeout_s: float | None = None) -> Outcome:
     return Outcome(failure, gate.step, tuple(gate.unreached), tuple(gate.implied), tuple(gate.cells))
 
 
-def _check_ended(gate: ScheduleGate) -> None:
+def _check_ended(gate: Run) -> None:
     """The loop ran until the gate had judged the end. Raises Violation."""
-    if gate.phase is not Phase.JUDGE:
+    if gate.phase is not Phase.ORACLE:
         raise Violation(f"the loop ended in step {gate.step}, before the end of the run")
 
 
 def _with_records_checked(schedule: Schedule) -> Outcome:
     """The search keeps no records; what can only be judged from them is seen from a run of its own."""
-    gate = ScheduleGate(schedule, record=True)
+    gate = Run(schedule, record=True)
     outcome = finish(gate)
     try:
         gate.adapter.check_records(gate.records or ())
@@ -133,7 +132,7 @@ class Prefixes:
         self.base = base
         self.steps = 0
         self._frozen: list[Freezer] = []
-        gate = ScheduleGate(base, watch=self._freeze)
+        gate = Run(base, watch=self._freeze)
         self.outcome = finish(gate)
         if self.outcome.failure is None:
             first, self.outcome = self.outcome, _with_records_checked(base)
@@ -152,11 +151,11 @@ class Prefixes:
         if first > len(self._frozen):
             return execute(schedule)
         gate = self._frozen[first - 1].thaw(extra)
-        assert isinstance(gate, ScheduleGate)
+        assert isinstance(gate, Run)
         gate.follow(schedule)
         return finish(gate)
 
-    def _freeze(self, gate: ScheduleGate) -> None:
+    def _freeze(self, gate: Run) -> None:
         gate.watch = None
         if gate.was_settled:
             return

@@ -10,7 +10,8 @@ import msgspec
 
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
-from scripted.search.coverage import Cell, Coverage
+from scripted.core.run import Cell
+from scripted.search.coverage import Coverage
 from scripted.search.execution import Failure
 from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
 from scripted.search.targets import Target, target_named

@@ -72,7 +72,7 @@ ROOMS = (
     "scripted.adapters.lockstep.silent_digests",
     "scripted.adapters.outside",
     "scripted.adapters.lockstep.machine",
-    "scripted.adapters.lockstep.judge",
+    "scripted.adapters.lockstep.engine_oracle",
     "scripted.adapters.lockstep.places",
     "scripted.adapters.lockstep.configs",
     "scripted.adapters.lockstep.copies",

@@ -17,8 +17,8 @@ from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import config_values, limits_of, smaller_configs
 from scripted.adapters.lockstep.copies import FrozenRun
+from scripted.adapters.lockstep.engine_oracle import EngineOracle
 from scripted.adapters.lockstep.gallery_page import write_gallery
-from scripted.adapters.lockstep.judge import EngineJudge
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.digests import check_digests
 from scripted.adapters.lockstep.places import place_of
@@ -30,12 +30,12 @@ from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
 from scripted.rig.history import record_step
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found
-from scripted.search.schedule_gate import ScheduleGate
 
 __all__ = ["ADAPTER", "LockstepAdapter"]
 
@@ -68,41 +68,41 @@ class LockstepAdapter:
 
     # -- a run --
 
-    def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineJudge]:
+    def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
         """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
         limits = limits_of(config)
-        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineJudge(limits, restores=record)
+        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineOracle(limits, restores=record)
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)
 
-    def drive(self, run: ScheduleGate) -> None:
+    def drive(self, run: Run) -> None:
         """The loop that runs the server."""
-        run_loop(run, run.machine.scheduler, run.pipeline, run.judge)
+        run_loop(run, run.machine.scheduler, run.device, run.oracle)
 
-    def what_is_busy(self, run: ScheduleGate) -> str:
+    def what_is_busy(self, run: Run) -> str:
         """The scheduler's own words."""
         return str(run.machine.scheduler.books.what_is_busy())
 
-    def where(self, run: ScheduleGate, rid: str | None) -> tuple[str, str]:
+    def where(self, run: Run, rid: str | None) -> tuple[str, str]:
         """As the scheduler's books say."""
         return place_of(run.machine.scheduler, rid)
 
-    def obstacle(self, run: ScheduleGate) -> Action | None:
+    def obstacle(self, run: Run) -> Action | None:
         """A stage that is stopped, grammars that are held, memory that an operator keeps, a pause."""
         if run.stalled:
             return ResumeStage(stage=min(run.stalled))
-        if run.pipeline.holds_grammars:
+        if run.device.holds_grammars:
             return ReleaseGrammars()
         if run.machine.is_pressed:
             return Relieve()
-        return Resume() if run.judge.is_paused and not run.is_settled else None
+        return Resume() if run.oracle.is_paused and not run.is_settled else None
 
-    def also_due(self, run: ScheduleGate) -> Sequence[Event]:
+    def also_due(self, run: Run) -> Sequence[Event]:
         """Grammars that are compiled."""
-        return run.pipeline.ready_grammars()  # type: ignore[no-any-return]
+        return run.device.ready_grammars()  # type: ignore[no-any-return]
 
-    def finale(self, run: ScheduleGate, turn: int) -> Sequence[Event]:
+    def finale(self, run: Run, turn: int) -> Sequence[Event]:
         """A flush, and the question for the counters."""
         if turn:
             return ()
@@ -127,7 +127,7 @@ class LockstepAdapter:
         """The digests stand for their steps. Raises Violation."""
         check_digests(records)
 
-    def freeze(self, run: ScheduleGate) -> FrozenRun:
+    def freeze(self, run: Run) -> FrozenRun:
         """As it is now."""
         return FrozenRun(run)
 

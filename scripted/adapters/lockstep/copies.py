@@ -8,8 +8,8 @@ from typing import Final
 from engine.scheduler import Launched
 from scripted.adapters.lockstep.specification.conformance import Conformance
 from scripted.core.placed import Placed
+from scripted.core.run import Run
 from scripted.search.forks import Copier, Frozen
-from scripted.search.schedule_gate import ScheduleGate
 
 __all__ = ["COPIER", "SPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
 
@@ -36,17 +36,17 @@ class FrozenRun:
     process.
     """
 
-    def __init__(self, run: ScheduleGate) -> None:
-        conformance, run.judge.checks.conformance = run.judge.checks.conformance, None
+    def __init__(self, run: Run) -> None:
+        conformance, run.oracle.checks.conformance = run.oracle.checks.conformance, None
         assert conformance is not None, "a run from its beginning is compared with the specification"
-        self._run: Frozen[ScheduleGate] = Frozen(run, COPIER)
+        self._run: Frozen[Run] = Frozen(run, COPIER)
         self._conformance: Frozen[Conformance] = Frozen(conformance, COPIER)
-        run.judge.checks.conformance = conformance
+        run.oracle.checks.conformance = conformance
 
-    def thaw(self, extra: tuple[Placed, ...]) -> ScheduleGate:
+    def thaw(self, extra: tuple[Placed, ...]) -> Run:
         """A run that goes on from there and shares nothing that can change."""
         run = self._run.thaw()
-        run.judge.checks.conformance = self._conformance.thaw() if is_specified(extra) else None
+        run.oracle.checks.conformance = self._conformance.thaw() if is_specified(extra) else None
         return run
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from scripted.core.action import Action
+from scripted.core.run import STEPS_LIMIT, Run
 from scripted.core.schedule import Schedule
 from scripted.sdk.messages import Batch
 from scripted.sdk.records import Record
-from scripted.search.schedule_gate import STEPS_LIMIT, ScheduleGate
 
 __all__ = ["ScriptGate"]
 
@@ -21,7 +21,7 @@ __all__ = ["ScriptGate"]
 _NEVER: Final = 2**62
 
 
-class ScriptGate(ScheduleGate):
+class ScriptGate(Run):
     """``go_on`` lets the script run to its next yield and says whether it got there; False when it has ended.
 
     ``plans`` are the batches by the step that launched them, as the pipeline understood them. ``script_error`` is what
@@ -72,10 +72,10 @@ class ScriptGate(ScheduleGate):
 
     def _judge(self, stepped: Any) -> None:
         if stepped.microbatch is not None:
-            self.plans[self.step] = self.pipeline.understood or stepped.microbatch
+            self.plans[self.step] = self.device.understood or stepped.microbatch
         super()._judge(stepped)
 
-    def _resume(self, gate: ScheduleGate) -> None:
+    def _resume(self, gate: Run) -> None:
         del gate
         try:
             goes_on = self._go_on(self)

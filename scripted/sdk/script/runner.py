@@ -18,6 +18,7 @@ from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
+from scripted.core.run import Phase
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, BudgetSpent, Overdue, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.gate.interruptions import error_text, no_departure
@@ -30,7 +31,6 @@ from scripted.sdk.script.gate import ScriptGate
 from scripted.sdk.script.report import AdapterReport
 from scripted.sdk.script.t import AdapterContext
 from scripted.sdk.script.words import step_line
-from scripted.search.schedule_gate import Phase
 
 __all__ = ["AdapterScriptSucceeded", "run_script"]
 
@@ -122,7 +122,7 @@ class _Run:
         assert self._context is not None
         return AdapterScriptSucceeded(
             steps=self._steps,
-            compared=sum(life.end in _OWN_ENDS for life in gate.judge.account.lives),
+            compared=sum(life.end in _OWN_ENDS for life in gate.oracle.account.lives),
             reached=dict(self._context.reached),
             loose_ends=self._loose_ends,
         )

@@ -75,12 +75,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_state(gate: ScriptGate, pauses: frozenset[str]) -> State:
     """Snapshot a run; ``pauses`` are the modes that there can be."""
-    paused, arrived = gate.judge.paused, gate.arrived
+    paused, arrived = gate.oracle.paused, gate.arrived
     return State(
         step=gate.step,
         now=gate.clock.now(),
         arrived=Listed(Arrival(kind=action.kind, rid=getattr(action, "rid", None)) for action in arrived),
-        in_flight=Listed(batch_in_flight(gate, batch) for batch in gate.judge.in_flight),
+        in_flight=Listed(batch_in_flight(gate, batch) for batch in gate.oracle.in_flight),
         paused=None if paused is None else Word(paused.name, "a pause's mode", pauses),
         is_idle=bool(gate.machine.is_idle) and not arrived,
         counts=dict(gate.machine.counts()),

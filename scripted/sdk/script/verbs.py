@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from scripted.core.action import Action
+from scripted.core.action import Action, RunLike
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.prompts import prompt_ids as ids_of_prompt
-from scripted.core.run import Run
 from scripted.errors import BadCall
 from scripted.script.asked import check_count
 from scripted.sdk.actions import AbortRequest, FailBatch, Flush, PauseAll, ResumeAll, begin_request
@@ -33,7 +32,7 @@ class _Begin(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start")
 
     is_start: ClassVar[bool] = True
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         begin_request(run, self.rid, self.prompt, self.new, self.stops, self.priority)
 
 
@@ -70,7 +69,7 @@ class Verbs(Waits):
         if priority and not self._can.priority:
             raise BadCall(f"start_req() takes no priority, because {self._gate.adapter.name} declares none")
         rid = self._rid(rid)
-        handle = RequestHandle(rid, prompt, max_new_tokens, self._gate.judge.account, len(self._handles))
+        handle = RequestHandle(rid, prompt, max_new_tokens, self._gate.oracle.account, len(self._handles))
         stops = _tokens("stop_token_ids", stop_token_ids)
         self._gate.act(_Begin(rid=rid, prompt=prompt, new=max_new_tokens, stops=stops, priority=priority))
         self._handles.append(handle)
@@ -130,7 +129,7 @@ class Verbs(Waits):
             )
 
     def _call(self, name: str, action: Action, *, must_be_read: bool = False) -> Call:
-        call = Call(name, self._gate.judge.account, self._gate.call(action), must_be_read=must_be_read)
+        call = Call(name, self._gate.oracle.account, self._gate.call(action), must_be_read=must_be_read)
         self._calls.append(call)
         return call
 

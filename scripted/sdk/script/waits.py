@@ -103,8 +103,8 @@ class Waits(Queries):
         if gate.is_holding:
             held = plural(len(gate.due_steps), "batch")
             yield f"results are held, {held} in flight may wait for t.release_results()"
-        if gate.judge.paused is not None:
-            yield f"generation is paused ({gate.judge.paused.name}), until t.continue_generation()"
+        if gate.oracle.paused is not None:
+            yield f"generation is paused ({gate.oracle.paused.name}), until t.continue_generation()"
         last = gate.records[-1].stepped if gate.records else None
         if last is not None and last.deadline is not None:
             yield (

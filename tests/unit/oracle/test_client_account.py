@@ -33,9 +33,9 @@ from scripted.adapters.lockstep.oracle import step_checks
 from scripted.adapters.lockstep.oracle.client_account import ClientAccount
 from scripted.adapters.lockstep.oracle.counters import compare_counts
 from scripted.adapters.lockstep.oracle.ledger import Ledger
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
-from scripted.search.schedule_gate import ScheduleGate
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1, chunked_prefill_size=64, page_size=16)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)
@@ -298,5 +298,5 @@ def test_calls_are_answered_once_and_truthfully(clients: ClientAccount, name: st
 def test_a_rid_has_a_new_owner_while_the_old_one_is_in_flight() -> None:
     """What the engine counts for the request that was aborted is not what its successor has."""
     text = "chunked_prefill_size=16; 2 start a prompt=17 new=1; 3 hold; 3 abort a; 3 start a prompt=1 new=1; 5 release"
-    gate = ScheduleGate(Schedule.parse(text))
+    gate = Run(Schedule.parse(text))
     gate.adapter.drive(gate)

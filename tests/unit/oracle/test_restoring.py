@@ -12,9 +12,9 @@ from engine.memory import Node, RadixTree, SlidingWindowPool
 from engine.messages import Generate, SamplingParams
 from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
-from scripted.search.schedule_gate import ScheduleGate
 
 PROMPTS = "1 start a prompt=70 new=2; 9 start b prompt=70 shared=40 tail=1 new=2; 18 start c prompt=20 seed=2"
 PLAIN = f"page_size=4 chunked_prefill_size=16 max_total_tokens=256; {PROMPTS}"
@@ -26,8 +26,8 @@ class Rest:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         self.schedulers: list[Scheduler] = []
-        gate = ScheduleGate(Schedule.parse(text))
-        monkeypatch.setattr(gate.judge, "at_rest", self._look)
+        gate = Run(Schedule.parse(text))
+        monkeypatch.setattr(gate.oracle, "at_rest", self._look)
         gate.adapter.drive(gate)
         self.text = text
 

@@ -21,8 +21,8 @@ from scripted.adapters.lockstep.copies import SPECIFIED_EVERY_RUNS, is_specified
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.specification import specification
 from scripted.adapters.lockstep.specification.conformance import RULES, Conformance, Nonconformance
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
-from scripted.search.schedule_gate import ScheduleGate
 from scripted.search.strategies import Exhaustive
 
 _ROOT = Path(__file__).parents[3]
@@ -175,15 +175,15 @@ _CACHED = "page_size=4 chunked_prefill_size=16 max_total_tokens=64; 1 start a pr
 
 def _cached(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Node]], None]) -> str:
     """The rule that is broken by a change of the cache of an engine at rest."""
-    gate = ScheduleGate(Schedule.parse(_CACHED))
-    at_rest = gate.judge.at_rest
+    gate = Run(Schedule.parse(_CACHED))
+    at_rest = gate.oracle.at_rest
 
     def changed(machine: Any) -> None:
         at_rest(machine)
         change(list(machine.scheduler.memory.tree.nodes()))
         at_rest(machine)
 
-    monkeypatch.setattr(gate.judge, "at_rest", changed)
+    monkeypatch.setattr(gate.oracle, "at_rest", changed)
     with pytest.raises(Nonconformance) as caught:
         gate.adapter.drive(gate)
     return caught.value.rule

@@ -34,13 +34,13 @@ from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import ScriptError
 from scripted.replay import first_difference, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
 from scripted.replay.printing import replay_recording
 from scripted.script.loader import load_test
-from scripted.search.schedule_gate import ScheduleGate
 
 FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")
@@ -48,10 +48,10 @@ RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 sta
 
 def record_to(
     path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()
-) -> ScheduleGate:
-    inner = ScheduleGate(schedule, record=True)
+) -> Run:
+    inner = Run(schedule, record=True)
     gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
-    run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
+    run_loop(gate, inner.machine.scheduler, inner.device, inner.oracle)
     return inner
 
 
@@ -93,13 +93,13 @@ def test_fingerprints_depend_on_the_key(tmp_path: Path) -> None:
 def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path: Path) -> None:
     path = tmp_path / "crash.rec"
     with switched_on("flush-ignores-in-flight"):
-        inner = ScheduleGate(RACE, record=True)
+        inner = Run(RACE, record=True)
         # Production does not check after each step: there, the crash comes with the result.
-        inner.judge.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner.oracle.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError) as crash:
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
+            run_loop(gate, inner.machine.scheduler, inner.device, inner.oracle)
         again = rerun(str(path))
     assert "This request holds the node from another tree" in str(crash.value)
     assert again.error == f"{type(crash.value).__name__}: {crash.value}"
@@ -249,8 +249,8 @@ def test_no_checkpoint_while_an_operator_is_at_work(event: Event) -> None:
 
 def test_a_damaged_checkpoint_is_refused() -> None:
     """What does not balance is found before the first step."""
-    inner = ScheduleGate(Schedule.parse("page_size=4; 1 start a prompt=9"))
-    run_loop(inner, inner.machine.scheduler, inner.pipeline, inner.judge)
+    inner = Run(Schedule.parse("page_size=4; 1 start a prompt=9"))
+    run_loop(inner, inner.machine.scheduler, inner.device, inner.oracle)
     inner.machine.scheduler.step(
         [Generate(rid="b", prompt_ids=tuple(range(9)), sampling=SamplingParams(max_new_tokens=1))], 0.0
     )
@@ -363,12 +363,12 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
     path, script = tmp_path / "crash.rec", tmp_path / "test_crash.py"
     busy = RACE.with_placed(Placed(1, StartRequest(rid=f"b{number}", prompt=9, seed=number)) for number in range(4))
     with switched_on(FLUSH):
-        inner = ScheduleGate(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
-        inner.judge.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
+        inner = Run(busy.with_placed([Placed(step, Flush()) for step in range(2, 30)]), record=True)
+        inner.oracle.checks.after_step = lambda *_, **__: None  # type: ignore[method-assign]
         redactor = Redactor() if redacted else None
         gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path)], redactor=redactor)
         with pytest.raises(AssertionError):
-            run_loop(gate, inner.machine.scheduler, inner.pipeline, inner.judge)
+            run_loop(gate, inner.machine.scheduler, inner.device, inner.oracle)
     said = io.StringIO()
     console = Console(file=said, width=200)
     options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}

@@ -7,7 +7,7 @@ from typing import Any
 from scripted.core.prompts import prompt_ids
 from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Share, Stepped, Tokens
 from scripted.sdk.fresh import Fresh
-from scripted.sdk.judge import PortableJudge
+from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.tokens import tokens_alone
 
@@ -36,13 +36,13 @@ class PlannedRun:
         self.can = Capabilities(**can)
         self.machine = FakeMachine()
         self.pipeline = SimulatedRunner(limits, self.can)
-        self.judge = PortableJudge(limits, self.can, Fresh(FakeMachine(), (), ()))
+        self.oracle = SdkOracle(limits, self.can, Fresh(FakeMachine(), (), ()))
         self.events: list[Any] = []
         self.batches = 0
 
     def add(self, rid: str, prompt: int = 6, *, seed: int = 0, new: int = 2, stop: tuple[int, ...] = ()) -> Add:
         message = Add(rid=rid, prompt_ids=prompt_ids(prompt, seed), max_new_tokens=new, stop_token_ids=stop)
-        self.judge.arrive(rid)
+        self.oracle.arrive(rid)
         self.pipeline.begin(message)
         self.events.append(message)
         return message
@@ -72,7 +72,7 @@ class PlannedRun:
         self.pipeline.follow(events, stepped)
         if batch is not None:
             self.pipeline.launch(batch)
-        self.judge.after_step(events, stepped, self.machine, self.pipeline)
+        self.oracle.after_step(events, stepped, self.machine, self.pipeline)
 
     def launch(self, rid: str, start: int, count: int, *blocks: int, **more: Any) -> None:
         """One step that launches a share of one request and takes its result at once."""

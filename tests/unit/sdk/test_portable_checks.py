@@ -33,11 +33,11 @@ def test_a_request_from_its_first_chunk_to_its_end(run: PlannedRun) -> None:
     run.step(replies=(told("a", first),))
     run.launch("a", 6, 1, 0, 1)
     run.step(replies=(told("a", second, end="length"),))
-    assert run.judge.is_settled
-    run.judge.at_rest(run.machine)
+    assert run.oracle.is_settled
+    run.oracle.at_rest(run.machine)
     run.abort("unknown")
     run.step()
-    run.judge.at_end(run.machine)
+    run.oracle.at_end(run.machine)
 
 
 # -- positions --
@@ -392,13 +392,13 @@ def test_an_error_of_a_batch_that_failed(run: PlannedRun) -> None:
     run.pipeline.fail_next_batch()
     run.launch("a", 0, 4, 0)
     run.step(replies=(told("a", end="error"),))
-    assert run.judge.is_settled
+    assert run.oracle.is_settled
 
 
 def test_a_refusal_before_it_began_and_one_after(run: PlannedRun) -> None:
     run.add("a")
     run.step(replies=(Refused(rid="a", reason="full"),))
-    assert run.judge.is_settled
+    assert run.oracle.is_settled
     run.add("b")
     run.launch("b", 0, 4, 0)
     with refused(r"b is refused \(full\) after it had begun"):
@@ -425,7 +425,7 @@ def test_an_aborted_request_ends_at_once_where_aborts_are_not_answered() -> None
     run.launch("a", 0, 4, 0)
     run.abort("a")
     run.step()
-    assert run.judge.is_settled
+    assert run.oracle.is_settled
     with refused(r"a is told \[\] \(abort\), but it has ended \(abort\)"):
         run.step(replies=(told("a", end="abort"),))
 
@@ -464,7 +464,7 @@ def test_a_pause_that_aborts_ends_what_is_alive(run: PlannedRun) -> None:
     run.step()
     run.events.append(Pause(call_id="pause", mode="abort"))
     run.step(replies=(answered("pause"), told("a", end="abort")))
-    assert run.judge.is_settled
+    assert run.oracle.is_settled
 
 
 # -- the end --
@@ -474,18 +474,18 @@ def test_a_request_that_waits_for_ever(run: PlannedRun) -> None:
     run.add("a")
     run.step()
     with refused(r"nothing happens any more, but something waits for ever: a \(waiting\)"):
-        run.judge.at_rest(run.machine)
+        run.oracle.at_rest(run.machine)
 
 
 def test_a_call_that_is_never_answered(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="flush"))
     run.step()
     with refused("nothing happens any more, but something waits for ever: flush"):
-        run.judge.at_rest(run.machine)
+        run.oracle.at_rest(run.machine)
 
 
 def test_an_abort_of_no_request_that_changes_a_count(run: PlannedRun) -> None:
-    run.judge.at_rest(run.machine)
+    run.oracle.at_rest(run.machine)
     run.abort("unknown")
     run.machine.numbers["waiting"] = 1
     with refused("an abort of a request that is not alive changed waiting 0 to 1"):
@@ -495,16 +495,16 @@ def test_an_abort_of_no_request_that_changes_a_count(run: PlannedRun) -> None:
 def test_blocks_that_do_not_come_back(run: PlannedRun) -> None:
     run.machine.numbers["blocks_free"] = 7
     with refused("everything has ended, but blocks_free is 7 instead of 8"):
-        run.judge.at_end(run.machine)
+        run.oracle.at_end(run.machine)
 
 
 def test_a_dict_that_has_grown(run: PlannedRun) -> None:
     run.machine.requests["a"] = 1
     with refused("something has grown: machine.requests has 1 entries, in a new one 0"):
-        run.judge.at_end(run.machine)
+        run.oracle.at_end(run.machine)
 
 
 def test_a_scheduler_that_is_not_idle_in_the_end(run: PlannedRun) -> None:
     run.machine.is_idle = False
     with refused("everything has ended, but the scheduler is not idle: waiting=0 blocks_free=8"):
-        run.judge.at_end(run.machine)
+        run.oracle.at_end(run.machine)

@@ -10,7 +10,7 @@ from scripted.core.named import adapter_named
 from scripted.core.refusals import HarnessError
 from scripted.core.schedule import Schedule
 from scripted.sdk import Capabilities, Limits, SchedulerAdapter, Stepped
-from scripted.sdk.judge import PortableJudge
+from scripted.sdk.oracle import SdkOracle
 from scripted.search.execution import Prefixes, execute
 from scripted.search.shrinking import shrink
 from scripted.search.targets import workload_named
@@ -84,7 +84,7 @@ def test_an_error_of_the_judge_is_no_finding(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object) -> None:
         raise AttributeError("a check is wrong")
 
-    monkeypatch.setattr(PortableJudge, "after_step", broken)
+    monkeypatch.setattr(SdkOracle, "after_step", broken)
     with pytest.raises(HarnessError, match="judging a step 1 failed with AttributeError"):
         execute(schedule(""))
 

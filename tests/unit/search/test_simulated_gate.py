@@ -26,11 +26,11 @@ from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.workloads import FLAGSHIP
 from scripted.adapters.lockstep.written_test import write_test
+from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.script.options import ScriptOptions
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.forks import Frozen
-from scripted.search.schedule_gate import ScheduleGate
 from scripted.search.strategies import Exhaustive
 from scripted.search.targets import target_named, workload_named
 
@@ -66,12 +66,12 @@ def test_the_sweep_of_the_flagship_passes_on_the_engine() -> None:
 
 
 def test_a_fork_shares_nothing_that_changes() -> None:
-    gate = ScheduleGate(workload_named("warm-prefix"), record=False)
+    gate = Run(workload_named("warm-prefix"), record=False)
     gate.next_step(None)
     other = Frozen(gate, COPIER).thaw()
     assert other.machine.scheduler is not gate.machine.scheduler
     assert other.machine.scheduler.planner._books is other.machine.scheduler.books
-    assert other.judge.checks.clients is not gate.judge.checks.clients
+    assert other.oracle.checks.clients is not gate.oracle.checks.clients
     other.machine.scheduler.memory.pages.allocate(3)
     assert gate.machine.scheduler.memory.pages.held == 0
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from engine.messages import ClientMessage, Generate, Grammar, OperatorEvent
-from scripted.core.action import Action
-from scripted.core.run import Run
+from scripted.core.action import Action, RunLike
 
 __all__ = [
     "AdministrativeCall",
@@ -72,7 +71,7 @@ class EngineAction(Action, frozen=True, kw_only=True, omit_defaults=True):
         super().__init_subclass__()
         take_in(cls)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """Whether there is something for it to act on: an engine that has not failed."""
         return run.machine.scheduler.failure is None
 
@@ -101,7 +100,7 @@ class AdministrativeCall(EngineAction, frozen=True, kw_only=True, omit_defaults=
         call_id = getattr(message, "call_id", None)
         return call_id is not None and message == self.message(call_id)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """The next step sees the message."""
         run.give(self.message(run.new_call_id()))
 
@@ -115,7 +114,7 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
         """What the operator does."""
         raise NotImplementedError(f"{type(self).__name__} says which operator's event it is")
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         event = self.operator_event()
         run.happened(event)
         run.machine.intervene(event)

@@ -11,10 +11,9 @@ from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.messages import LoadAdapter, UnloadAdapter
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
 from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
-from scripted.core.action import Action, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.phrases import printable
 from scripted.core.refusals import BadCommand
-from scripted.core.run import Run
 from scripted.core.shell_words import ShellWord, seconds
 from scripted.core.verb import Verb
 
@@ -68,7 +67,7 @@ class LoadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
     def message(self, call_id: str) -> LoadAdapter:
         return LoadAdapter(call_id=call_id, name=self.name, path=self.path_given)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.limits.max_loras) and super().reaches(run)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -115,7 +114,7 @@ class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def message(self, call_id: str) -> UnloadAdapter:
         return UnloadAdapter(call_id=call_id, name=self.name, timeout_s=as_seconds(self.timeout_s))
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """The engine knows an adapter of this name."""
         return self.name in run.machine.scheduler.adapters.known and super().reaches(run)
 

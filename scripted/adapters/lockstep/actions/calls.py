@@ -18,9 +18,8 @@ from engine.messages import (
     StopProfile,
 )
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
-from scripted.core.action import Action, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.refusals import BadCommand
-from scripted.core.run import Run
 from scripted.core.shell_words import ShellWord, alone, only, seconds
 from scripted.core.verb import Verb
 
@@ -123,7 +122,7 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     def message(self, call_id: str) -> AbortAll:
         return AbortAll(call_id=call_id)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -152,7 +151,7 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     def message(self, call_id: str) -> PauseGeneration:
         return PauseGeneration(call_id=call_id, mode=self.mode)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -185,9 +184,9 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     def message(self, call_id: str) -> ContinueGeneration:
         return ContinueGeneration(call_id=call_id)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There is a pause."""
-        return bool(run.judge.is_paused)
+        return bool(run.oracle.is_paused)
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("continue_generation"),)

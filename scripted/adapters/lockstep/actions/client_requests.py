@@ -10,11 +10,10 @@ import msgspec
 from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
 from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
-from scripted.core.action import Action, SearchBase, smaller_requests
+from scripted.core.action import Action, RunLike, SearchBase, smaller_requests
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.prompts import prompt_ids
 from scripted.core.refusals import BadCommand
-from scripted.core.run import Run
 from scripted.core.shell_words import ShellWord, only, seconds, whole
 from scripted.core.verb import Code, Verb, variable_of
 
@@ -90,7 +89,7 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     def message(self, call_id: str) -> Abort:
         return Abort(rid=self.rid, call_id=call_id)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -127,11 +126,11 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     def target_rid(self) -> str:
         return self.rid
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """The next step sees the front end's abort."""
         run.give(Abort(rid=self.rid))
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return run.is_live(self.rid)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -272,7 +271,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
             lora=self.lora,
         )
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """The next step sees the message."""
         run.give(self.message())
 

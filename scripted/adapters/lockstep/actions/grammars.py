@@ -10,9 +10,8 @@ from typing import ClassVar
 
 from engine.messages import GrammarReady
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
-from scripted.core.action import Action, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.phrases import printable
-from scripted.core.run import Run
 from scripted.core.shell_words import alone, numbered
 from scripted.core.verb import Verb
 
@@ -30,11 +29,11 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("hold_grammars", "let no grammar become ready", "hold_grammars"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Keep what is compiled from the scheduler."""
-        run.pipeline.hold_grammars()
+        run.device.hold_grammars()
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be a request with one."""
         return not run.is_settled
 
@@ -58,12 +57,12 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
         numbered("release_grammars", "[N]", "let the next N held grammars, or all, become ready", "release_grammars"),
     )
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Let them through."""
-        run.pipeline.release_grammars(self.count)
+        run.device.release_grammars(self.count)
 
-    def reaches(self, run: Run) -> bool:
-        return bool(run.pipeline.holds_grammars)
+    def reaches(self, run: RunLike) -> bool:
+        return bool(run.device.holds_grammars)
 
     def verbs(self) -> tuple[Verb, ...]:
         return (Verb("release_grammars") if self.count is None else Verb("release_grammars", self.count),)
@@ -77,11 +76,11 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("fail_grammar", "the next grammar cannot be compiled", "fail_next_grammar"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Answer the next order with an error."""
-        run.pipeline.fail_next_grammar()
+        run.device.fail_next_grammar()
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be a request with one."""
         return not run.is_settled
 

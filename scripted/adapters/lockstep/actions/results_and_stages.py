@@ -12,10 +12,9 @@ import msgspec
 
 from engine.messages import Completion, PipelineFailed
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader, take_in
-from scripted.core.action import Action, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import printable
-from scripted.core.run import Run
 from scripted.core.shell_words import numbered
 from scripted.core.verb import Verb
 
@@ -38,11 +37,11 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("fail", "N", "fail a stage's next microbatch", "fail_next_step"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Fail the stage's next microbatch."""
-        run.pipeline.fail_next_step(self.stage % run.machine.limits.pp_size)
+        run.device.fail_next_step(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be a microbatch."""
         return not run.is_settled
 
@@ -70,12 +69,12 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         if run.machine.scheduler.failure is None:
-            on_its_way = run.pipeline.next_completion(0) if self.late else None
-            run.pipeline.kill_stage(self.stage % run.machine.limits.pp_size)
+            on_its_way = run.device.next_completion(0) if self.late else None
+            run.device.kill_stage(self.stage % run.machine.limits.pp_size)
             run.lose_results()
-            run.give(run.pipeline.next_completion(0))
+            run.give(run.device.next_completion(0))
             if on_its_way is not None:
                 run.give(on_its_way)
 
@@ -90,7 +89,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
         if self.late:
             yield msgspec.structs.replace(self, late=False)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """Something can be lost."""
         return not run.is_settled
 
@@ -118,10 +117,10 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         run.stalled.add(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """There may be results."""
         return not run.is_settled
 
@@ -138,11 +137,11 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: RunLike) -> None:
         """Let it go on."""
         run.stalled.discard(self.stage % run.machine.limits.pp_size)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return self.stage % run.machine.limits.pp_size in run.stalled
 
     def verbs(self) -> tuple[Verb, ...]:

@@ -11,9 +11,8 @@ from engine.config import EMBEDDED_MODEL
 from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader, Intervention
 from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
-from scripted.core.action import Action, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase
 from scripted.core.phrases import plural, printable
-from scripted.core.run import Run
 from scripted.core.shell_words import ShellWord, alone, numbered, only
 from scripted.core.verb import Verb
 
@@ -131,7 +130,7 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
             leave_window_pages=self.window,
         )
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """Whether requests own so little that the pressure can be as asked for, as a script's verb demands."""
         if self.window is not None and not run.machine.limits.window_tokens:
             return False
@@ -193,7 +192,7 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
         """What the operator does."""
         return ReleasePressure()
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.is_pressed)
 
     def verbs(self) -> tuple[Verb, ...]:
@@ -220,7 +219,7 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
         """What the operator does."""
         return EvictCache(pages=self.pages)
 
-    def reaches(self, run: Run) -> bool:
+    def reaches(self, run: RunLike) -> bool:
         """Whether this much can be evicted."""
         return bool(run.machine.scheduler.memory.tree.evictable_pages >= max(1, self.pages or 0))
 

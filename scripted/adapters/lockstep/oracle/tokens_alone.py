@@ -34,7 +34,7 @@ from scripted.core.violation import Violation
 from scripted.rig.handle import RequestHandle
 from scripted.rig.rig import Rig
 
-__all__ = ["Compared", "Oracle", "check_tokens"]
+__all__ = ["AloneRuns", "Compared", "check_tokens"]
 
 _NATURAL_ENDS: Final = frozenset({FinishReason.LENGTH, FinishReason.STOP})
 # A grammar that leads nowhere does so alone too.
@@ -128,7 +128,7 @@ def said_alone(
     raise Violation(f"a request alone did not end within {_BUDGET_STEPS} steps")
 
 
-class Oracle:
+class AloneRuns:
     """Runs requests alone on a script's own engine, and remembers their outputs by the weights that computed them."""
 
     def __init__(self, rig: Rig) -> None:

@@ -13,10 +13,10 @@ from scripted.adapters.lockstep.oracle.tokens_alone import check_tokens
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.core.violation import Violation
 
-__all__ = ["EngineJudge"]
+__all__ = ["EngineOracle"]
 
 
-class EngineJudge:
+class EngineOracle:
     """``checks`` are those of scripts. It is also the loop's outbox.
 
     ``restores`` is for few runs: it costs as much as a run.

@@ -28,10 +28,10 @@ from scripted.sdk.messages import (
 )
 from scripted.sdk.pipeline import SimulatedRunner
 
-__all__ = ["PortableJudge"]
+__all__ = ["SdkOracle"]
 
 
-class PortableJudge:
+class SdkOracle:
     """Made for a machine that is as good as new, which ``fresh`` describes: what it must be like again in the end."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh) -> None:
