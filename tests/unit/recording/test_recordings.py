@@ -46,9 +46,7 @@ FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=4 pp_async_depth=2 chunked_prefill_size=64; 1 start a prompt=125; 4 flush")
 
 
-def record_to(
-    path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()
-) -> Run:
+def record_to(path: Path, schedule: Schedule, *, redactor: Redactor | None = None, sinks: tuple[Sink, ...] = ()) -> Run:
     inner = Run(schedule, record=True)
     gate = RecordingGate(inner, inner.machine.scheduler, [RecordingFile(path), *sinks], redactor=redactor)
     run_loop(gate, inner.machine.scheduler, inner.device, inner.oracle)
