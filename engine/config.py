@@ -26,14 +26,14 @@ __all__ = [
     "embedded_seed",
     "has_embedded_window",
     "loras_of",
-    "require_adapter_names",
+    "require_lora_names",
     "why_not_openvino_settings",
 ]
 
 EMBEDDED_MODEL = "embedded"
 # The same with window layers.
 EMBEDDED_WINDOW_MODEL = "embedded-window"
-# Adapters of the embedded model, each as 'embedded-lora:SEED'.
+# LoRAs of the embedded model, each as 'embedded-lora:SEED'.
 EMBEDDED_LORA = "embedded-lora"
 SEED_LIMIT = 2**63
 CHUNKING_OFF = -1
@@ -201,9 +201,9 @@ class EngineConfig(BaseModel):
         "commas; the flag can be repeated",
     )
     max_loras: int | None = Field(
-        None, ge=1, description="adapters that the stages hold at once; unset: 8 where lora is given, else none at all"
+        None, ge=1, description="LoRAs that the stages hold at once; unset: 8 where lora is given, else none at all"
     )
-    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of an adapter; one of a larger is refused")
+    max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of a LoRA; one of a larger is refused")
 
     cuda_graphs: Literal["off", "auto", "on"] = Field(
         "off",
@@ -304,7 +304,7 @@ class EngineConfig(BaseModel):
 
     @property
     def most_loras(self) -> int:
-        """Adapters that the stages hold at once; 0 for an engine without adapters."""
+        """LoRAs that the stages hold at once; 0 for an engine without LoRAs."""
         return self.max_loras or (DEFAULT_MAX_LORAS if self.lora else 0)
 
     @property
@@ -350,14 +350,14 @@ def why_not_openvino_settings(config: EngineConfig) -> str | None:
         return f"attention_backend must be 'auto' for OpenVINO, got {config.attention_backend!r}; leave it out"
     if config.most_loras:
         return (
-            "lora and max_loras must be unset for OpenVINO, whose graph has no adapters, got "
+            "lora and max_loras must be unset for OpenVINO, whose graph has no LoRAs, got "
             f"max_loras={config.most_loras}; leave them out"
         )
     return None
 
 
 def loras_of(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and paths of adapters in 'NAME=PATH,NAME=PATH'. Raises ValueError for an entry that is none."""
+    """Names and paths of LoRAs in 'NAME=PATH,NAME=PATH'. Raises ValueError for an entry that is none."""
     found: dict[str, str] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, _, path = map(str.strip, entry.partition("="))
@@ -370,11 +370,11 @@ def loras_of(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def require_adapter_names(lora: str, model_name: str) -> None:
-    """Raise ConfigError for an adapter of the start that has the served model's name: no request could ask for it."""
+def require_lora_names(lora: str, model_name: str) -> None:
+    """Raise ConfigError for a LoRA of the start that has the served model's name: no request could ask for it."""
     for name, _ in loras_of(lora):
         if name == model_name:
-            raise ConfigError(f"lora must give adapters other names than the served model's, got {name!r}; rename it")
+            raise ConfigError(f"lora must give LoRAs other names than the served model's, got {name!r}; rename it")
 
 
 def embedded_seed(model: str, seed: int) -> int | None:
@@ -388,7 +388,7 @@ def embedded_seed(model: str, seed: int) -> int | None:
 
 
 def embedded_lora_seed(path: str) -> int | None:
-    """The seed of the adapter of the embedded model that ``path`` names; None for any other path."""
+    """The seed of the LoRA of the embedded model that ``path`` names; None for any other path."""
     name, _, seed = path.partition(":")
     named = name == EMBEDDED_LORA and seed.isdecimal() and seed.isascii()
     return int(seed) if named and int(seed) < SEED_LIMIT else None

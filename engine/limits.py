@@ -85,7 +85,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that the scheduler obeys. Sizes are in tokens, pages, rows or requests, as their names say.
 
     Without window layers ``window_tokens`` and ``window_pages`` are 0; without speculation ``draft_tokens``,
-    ``ngram_max`` and ``ngram_min`` are. ``loras`` are the adapters that are there from the start, by name and path;
+    ``ngram_max`` and ``ngram_min`` are. ``loras`` are the LoRAs that are there from the start, by name and path;
     ``max_loras`` is 0 where there can be none. ``waiting_timeout_s`` is in seconds, None for no limit.
     """
 

@@ -33,7 +33,7 @@ __all__ = [
     "Grammar",
     "GrammarKind",
     "GrammarReady",
-    "LoadAdapter",
+    "LoadLora",
     "OperatorEvent",
     "PauseGeneration",
     "PauseMode",
@@ -52,7 +52,7 @@ __all__ = [
     "StopProfile",
     "TokenLogprob",
     "TokenOutput",
-    "UnloadAdapter",
+    "UnloadLora",
     "UpdateWeights",
     "decode_client_message",
     "decode_pipeline_event",
@@ -172,7 +172,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_top_logprobs_num: _Count = 0
     timeout_s: _TimeLimit | None = None
     waiting_timeout_s: _TimeLimit | None = None
-    # The name of the adapter to compute with; None: the model itself.
+    # The name of the LoRA to compute with; None: the model itself.
     lora: str | None = None
 
 
@@ -234,7 +234,7 @@ class StopProfile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LoadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Have every stage read its part of a LoRA adapter, which requests then ask for by ``name``.
 
     ``path`` is a folder as peft saves it, or 'embedded-lora:SEED' for one of the embedded model's.
@@ -245,8 +245,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     path: str
 
 
-class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget an adapter and have every stage drop it, if no request uses it.
+class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget a LoRA and have every stage drop it, if no request uses it.
 
     With ``timeout_s`` no further request may use it, and the call waits that long for those that do.
     """
@@ -273,8 +273,8 @@ ClientMessage = (
     | StartProfile
     | StopProfile
     | GetStats
-    | LoadAdapter
-    | UnloadAdapter
+    | LoadLora
+    | UnloadLora
 )
 
 # ---- pipeline events: from the pipeline to the scheduler ----
@@ -433,7 +433,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     have not ended, wherever they are; ``pending_prefill_tokens`` must still be launched before all of them decode. Of
     the requests that wait, ``waiting_for_grammar`` wait for their grammar to be compiled. ``grammar_hits`` are requests
     that found theirs.
-    ``loras_resident`` are the adapters that the stages have; ``lora_loads`` counts how often one was loaded,
+    ``loras_resident`` are the LoRAs that the stages have; ``lora_loads`` counts how often one was loaded,
     ``lora_evictions`` how often one had to make room.
     Of ``cached_tokens``, ``host_hit_tokens`` were found in host memory. Of its pages, ``host_pages_cached`` can be hit;
     what is neither free nor cached is being written. ``host_pages_written`` and ``host_pages_loaded`` count copies.

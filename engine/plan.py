@@ -17,10 +17,10 @@ from engine.messages import Grammar
 
 __all__ = [
     "UNKNOWN_TOKEN",
-    "AdapterChange",
     "Copies",
     "ForwardMode",
     "GrammarOrder",
+    "LoraChange",
     "Microbatch",
     "SamplingSpec",
     "Segment",
@@ -31,8 +31,8 @@ __all__ = [
 class ForwardMode(StrEnum):
     """What a microbatch computes: parts of prompts, one token for each of its requests, or both.
 
-    With ``update``, ``profile`` and ``adapter`` it computes nothing: the stages take other weights, begin or end to
-    profile, or load and drop adapters.
+    With ``update``, ``profile`` and ``lora`` it computes nothing: the stages take other weights, begin or end to
+    profile, or load and drop LoRAs.
     """
 
     PREFILL = "prefill"
@@ -40,7 +40,7 @@ class ForwardMode(StrEnum):
     MIXED = "mixed"
     UPDATE = "update"
     PROFILE = "profile"
-    ADAPTER = "adapter"
+    LORA = "lora"
 
 
 # In place of a token id: the token that the microbatch before chose for this row.
@@ -48,7 +48,7 @@ UNKNOWN_TOKEN: Final = -1
 _UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
 
 # A constant, because a member costs four times as much to look up, and every step asks.
-_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER)
+_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.LORA)
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -110,7 +110,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     With ``logprobs_from`` >= 0 the logits of the tokens from that position on give prompt logprobs, of the token that
     follows each. ``next_id`` is the one that follows the segment's last token; -1 at the end of a prompt.
 
-    ``lora`` is the version of the adapter that computes it; 0 stands for the model itself.
+    ``lora`` is the version of the LoRA that computes it; 0 stands for the model itself.
 
     A segment that is planned ahead is a decode whose one token is ``UNKNOWN_TOKEN``: it goes on from the token that the
     last microbatch with this row chooses, which was launched before it and is not back.
@@ -154,11 +154,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return following if self.next_id < 0 else (*following, self.next_id)
 
 
-class AdapterChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every stage does to its adapters: read the one in ``path`` as ``version``, then forget version ``drop``.
+class LoraChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every stage does to its LoRAs: read the one in ``path`` as ``version``, then forget version ``drop``.
 
     Versions count from 1 and none is used twice; 0 stands for none. ``name`` is for those who read the plan. When
-    ``drop`` is ``version`` itself, the adapter is only read and checked.
+    ``drop`` is ``version`` itself, the LoRA is only read and checked.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
     nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
     ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
-    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of adapters, which may be launched
+    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of LoRAs, which may be launched
     while others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
     ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
     """
@@ -194,7 +194,7 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segments: tuple[Segment, ...]
     weights: str | None = None
     trace_dir: str | None = None
-    adapter: AdapterChange | None = None
+    lora: LoraChange | None = None
     copies: Copies | None = None
 
     @property

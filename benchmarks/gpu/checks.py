@@ -45,7 +45,7 @@ class CheckFailed(RuntimeError):
 
 
 def check_model(setting: Setting) -> list[Table]:
-    """The forward, sampling, adapters and drafts, compared with transformers' on the CPU."""
+    """The forward, sampling, LoRAs and drafts, compared with transformers' on the CPU."""
     names = _FEW_PARITY if setting.dry_run else _PARITY
     chosen = [str(_MODEL / name) if name.endswith(".py") else name for name in names]
     return [_table("The model's parity tests", setting, chosen)]

@@ -15,7 +15,7 @@ from typing import Final
 from engine.frontend.answer import is_shown, joined
 from engine.frontend.detokenizer import Decoder
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.errors import ADAPTER_PARAM, ApiError
+from engine.frontend.errors import LORA_PARAM, ApiError
 from engine.frontend.generation import Generation, TimedOut
 from engine.frontend.metrics import Metrics
 from engine.frontend.order import Order
@@ -166,8 +166,8 @@ class Choices:
         return pieces
 
     def _named(self, error: ApiError) -> ApiError:
-        """An error of the adapter, by the field that asked for it."""
-        return error.naming(self._order.lora_field) if error.body.error.param == ADAPTER_PARAM else error
+        """An error of the LoRA, by the field that asked for it."""
+        return error.naming(self._order.lora_field) if error.body.error.param == LORA_PARAM else error
 
 
 def _ignore() -> None:

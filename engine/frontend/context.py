@@ -34,7 +34,7 @@ __all__ = ["FrontEnd"]
 class FrontEnd:
     """Everything that the routes need. ``pids`` are the engine's processes by name, known once all are ready.
 
-    ``created_s`` is the start in seconds since the epoch. ``adapters`` are the paths of those that were loaded and not
+    ``created_s`` is the start in seconds since the epoch. ``loras`` are the paths of those that were loaded and not
     unloaded, by name, as the scheduler has answered.
     """
 
@@ -54,7 +54,7 @@ class FrontEnd:
     origins: Origins = field(init=False)
     grammars: GrammarCheck = field(init=False)
     decoders: MarkerDecoders = field(init=False)
-    adapters: dict[str, str] = field(init=False)
+    loras: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         clock = MonotonicClock()
@@ -63,7 +63,7 @@ class FrontEnd:
         self.bodies = BodyReader(self.settings.max_body_bytes)
         self.origins = Origins(self.settings.origins)
         self.decoders = MarkerDecoders(self.tokenizer)
-        self.adapters = dict(self.limits.loras)
+        self.loras = dict(self.limits.loras)
 
     @property
     def model_name(self) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
 
-__all__ = ["ADAPTER_PARAM", "ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "FieldError", "public", "shortened"]
+__all__ = ["LORA_PARAM", "ApiError", "ErrorBody", "ErrorDetail", "ErrorType", "FieldError", "public", "shortened"]
 
 # A message may quote what the client sent, but never all of it.
 MAX_MESSAGE_CHARS = 4096
@@ -49,10 +49,10 @@ _OF_REFUSAL = {
     RefusalKind.NOT_FOUND: (404, ErrorType.NOT_FOUND),
 }
 
-# The field that asks for an adapter in the OpenAI protocol; the native one has another.
-ADAPTER_PARAM = "model"
-_RESTORE = "an adapter's files must stay in their place: put them back there, or unload the adapter"
-_PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: ADAPTER_PARAM}
+# The field that asks for a LoRA in the OpenAI protocol; the native one has another.
+LORA_PARAM = "model"
+_RESTORE = "a LoRA's files must stay in their place: put them back there, or unload the LoRA"
+_PARAM_OF_REFUSAL = {RefusalKind.DUPLICATE: "rid", RefusalKind.NOT_FOUND: LORA_PARAM}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,13 +144,13 @@ class ApiError(Exception):
         """The error of a request that has failed: 500, 400 where the fault is its own, 503 for lack of a file.
 
         What is wrong with a request and shows in its output alone is its grammar, which ``grammar_field`` has. What it
-        needs and may be lost is its adapter.
+        needs and may be lost is its LoRA.
         """
         why = public(output.error or "the engine could not compute this request")
         if output.finish_reason is FinishReason.INVALID:
             return cls.invalid(why if grammar_field is None else f"{grammar_field}: {why}", param=grammar_field)
         if output.finish_reason is FinishReason.UNAVAILABLE:
-            return cls(503, ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=ADAPTER_PARAM)
+            return cls(503, ErrorType.UNAVAILABLE, f"{why}; {_RESTORE}", param=LORA_PARAM)
         return cls(500, ErrorType.ENGINE, why)
 
 

@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     must be, if one does: all requests have the same grammar, in their sampling.
     ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
     wrote, with their places in the body, for an error that names one. ``lora`` is the
-    adapter that was asked for as the model, ``lora_field`` the field that asks for one.
+    LoRA that was asked for as the model, ``lora_field`` the field that asks for one.
     """
 
     rid: str

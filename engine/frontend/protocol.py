@@ -182,7 +182,7 @@ class GenerateBody(StrictBody):
     )
     timeout_s: TimeLimit | None = Field(None, description="seconds after which it ends with the tokens that it has")
     waiting_timeout_s: TimeLimit | None = Field(None, description="seconds in which it must be started, else 504")
-    lora_path: LoraName | None = Field(default=None, description="the name of the adapter to compute with")
+    lora_path: LoraName | None = Field(default=None, description="the name of the LoRA to compute with")
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> GenerateBody:
@@ -245,7 +245,7 @@ class LoadLoraBody(StrictBody):
 class UnloadLoraBody(StrictBody):
     """The body of ``POST /v1/unload_lora_adapter``.
 
-    With ``timeout``, in seconds, no further request may use the adapter, and the call waits so long for those that do.
+    With ``timeout``, in seconds, no further request may use the LoRA, and the call waits so long for those that do.
     """
 
     lora_name: LoraName

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_PROMPT_LOGPROBS",
     "ServedModel",
-    "adapter_of",
-    "check_adapter_name",
     "check_fits",
+    "check_lora_name",
     "check_prompt_logprobs",
     "check_vocabulary",
+    "lora_of",
     "request_of",
     "tokenize",
 ]
@@ -94,14 +94,14 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
         timeout_s=body.timeout_s,
         waiting_timeout_s=body.waiting_timeout_s,
-        lora=adapter_of(body.lora_path, limits),
+        lora=lora_of(body.lora_path, limits),
     )
     check_prompt_logprobs([message], "logprob_start_len")
     return message
 
 
-def adapter_of(name: str | None, limits: Limits) -> str | None:
-    """The adapter that a client asks for by name. Raises ApiError (404) on a server that holds none.
+def lora_of(name: str | None, limits: Limits) -> str | None:
+    """The LoRA that a client asks for by name. Raises ApiError (404) on a server that holds none.
 
     Whether there is one of this name is for the scheduler to say, in the order in which it sees loads and requests.
     """
@@ -109,15 +109,15 @@ def adapter_of(name: str | None, limits: Limits) -> str | None:
         raise ApiError(
             404,
             ErrorType.NOT_FOUND,
-            f"an adapter must be loaded before it is asked for, got {name!r}, and this server holds no adapters; start "
+            f"a LoRA must be loaded before it is asked for, got {name!r}, and this server holds no LoRAs; start "
             "it with --max-loras N or --lora NAME=PATH",
             param="lora_path",
         )
     return name
 
 
-def check_adapter_name(name: str, model_name: str) -> None:
-    """Raise ApiError (400) for an adapter that is to have the served model's name: no request could ask for it."""
+def check_lora_name(name: str, model_name: str) -> None:
+    """Raise ApiError (400) for a LoRA that is to have the served model's name: no request could ask for it."""
     if name == model_name:
         raise ApiError.invalid(
             f"lora_name must differ from the served model's name, got {name!r}; choose another", param="lora_name"

@@ -99,8 +99,8 @@ def _header_bytes(items: int) -> int:
 
 def _shape(microbatch: Microbatch) -> list[object]:
     head: list[object] = [microbatch.id, microbatch.mode]
-    if microbatch.adapter is not None:
-        head.append(microbatch.adapter)
+    if microbatch.lora is not None:
+        head.append(microbatch.lora)
     if microbatch.copies is not None:
         head.append(microbatch.copies)
     return head + [

@@ -160,11 +160,11 @@ def _check_lease(memory: KVMemory, lease: Lease, locks: dict[Node, int]) -> None
 def _check_node(node: Node, page_size: int) -> None:
     """One node by itself: where it hangs, the size of its run, and no more locks than its parent has."""
     parent, tokens, pages = node.parent, node.tokens, node.pages
-    key = node.key(page_size) if node.adapter else tokens[:page_size]
+    key = node.key(page_size) if node.lora else tokens[:page_size]
     if parent is None or parent.children.get(key) is not node:
         raise IntegrityError(f"{node} is not a child of {parent}")
-    if node.adapter != parent.adapter and parent.parent is not None:
-        raise IntegrityError(f"node {node.id} is of adapter {node.adapter}, but continues one of {parent.adapter}")
+    if node.lora != parent.lora and parent.parent is not None:
+        raise IntegrityError(f"node {node.id} is of LoRA {node.lora}, but continues one of {parent.lora}")
     if node.lock_ref > parent.lock_ref and parent.parent is not None:
         raise IntegrityError(f"node {node.id} has {node.lock_ref} locks, but its parent {parent.lock_ref}")
     if len(tokens) != len(pages) * page_size or not pages:

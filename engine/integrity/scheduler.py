@@ -38,7 +38,7 @@ def audit(scheduler: Scheduler) -> None:
     if scheduler.time_limits.deadline is not None:
         _check_time_limits(scheduler)
     if scheduler.limits.max_loras:
-        _check_adapters(scheduler, live)
+        _check_loras(scheduler, live)
     check_memory(memory, [request.lease for request in live if request.lease is not None], scheduler.pressure.pins)
     if memory.sliding_window is not None:
         _check_window(books, memory.sliding_window)
@@ -112,19 +112,19 @@ def _check_grammars(grammars: Grammars, live: list[Request]) -> None:
         raise IntegrityError(f"the users of grammars are {list(users)}, but {list(owed)} are to follow one")
 
 
-def _check_adapters(scheduler: Scheduler, live: list[Request]) -> None:
-    """What owns memory is computed with an adapter that is resident, and no more are than may be."""
-    adapters = scheduler.adapters
+def _check_loras(scheduler: Scheduler, live: list[Request]) -> None:
+    """What owns memory is computed with a LoRA that is resident, and no more are than may be."""
+    loras = scheduler.loras
     for request in live:
-        if request.lora is not None and request.lease is not None and request.lease.adapter != request.lora.version:
+        if request.lora is not None and request.lease is not None and request.lease.lora != request.lora.version:
             raise IntegrityError(
-                f"{request} is computed with version {request.lease.adapter} of {request.lora}, which the stages "
+                f"{request} is computed with version {request.lease.lora} of {request.lora}, which the stages "
                 "do not hold any more"
             )
-        if request.lora is not None and adapters.known.get(request.lora.name) is not request.lora:
+        if request.lora is not None and loras.known.get(request.lora.name) is not request.lora:
             raise IntegrityError(f"{request} is computed with {request.lora}, which was unloaded")
-    if adapters.resident > scheduler.limits.max_loras:
-        raise IntegrityError(f"{adapters.resident} adapters are resident, max_loras={scheduler.limits.max_loras}")
+    if loras.resident > scheduler.limits.max_loras:
+        raise IntegrityError(f"{loras.resident} LoRAs are resident, max_loras={scheduler.limits.max_loras}")
 
 
 def _check_copies(books: Books, host: HostTier) -> None:

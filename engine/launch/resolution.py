@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from engine.config import embedded_seed, loras_of, require_adapter_names
+from engine.config import embedded_seed, loras_of, require_lora_names
 from engine.limits import Limits, ModelFacts, embedded_facts
 from engine.output_files import require_writable
 from engine.settings import ServerSettings
@@ -29,8 +29,8 @@ def refuse_early(settings: ServerSettings) -> None:
 
     Before the costly imports: a misspelled path is refused in a fraction of a second.
     """
-    from engine.model.adapter_config import require_adapter
     from engine.model.checkpoint import require_files
+    from engine.model.lora_config import require_lora
 
     require_files(settings)
     if settings.record:
@@ -39,9 +39,9 @@ def refuse_early(settings: ServerSettings) -> None:
         require_writable("flight_dir", Path(settings.flight_dir) / "flight.rec")
     if settings.profile_dir and settings.placement == "local":
         require_writable("profile_dir", Path(settings.profile_dir) / "profile" / "stage-0.json")
-    require_adapter_names(settings.lora, settings.model_name)
+    require_lora_names(settings.lora, settings.model_name)
     for _, path in loras_of(settings.lora):
-        require_adapter(path)
+        require_lora(path)
     if settings.speculative_draft_model:
         require_files(settings.draft_config())
     if embedded_seed(settings.model, settings.seed) is not None:

@@ -24,9 +24,9 @@ _Pairs = tuple[tuple[int, int], ...]
 _KEY_BYTES = 16
 
 
-def page_keys(ids: Sequence[int], page_size: int, adapter: int) -> Iterator[bytes]:
+def page_keys(ids: Sequence[int], page_size: int, lora: int) -> Iterator[bytes]:
     """What each full page of a prompt is known by: a digest of all tokens up to its end, and of what computes them."""
-    key = adapter.to_bytes(8, "little", signed=True)
+    key = lora.to_bytes(8, "little", signed=True)
     for end in range(page_size, len(ids) + 1, page_size):
         page = array("q", ids[end - page_size : end]).tobytes()
         key = blake2b(key + page, digest_size=_KEY_BYTES).digest()
@@ -86,11 +86,11 @@ class HostTier:
 
     # -- looking --
 
-    def match(self, ids: Sequence[int], start: int, adapter: int = 0) -> list[HostPage]:
+    def match(self, ids: Sequence[int], start: int, lora: int = 0) -> list[HostPage]:
         """The pages that continue a cached prefix of ``start`` pages of ``ids``, as far as they are ready."""
         found: list[HostPage] = []
         if self.kept:
-            for key in itertools.islice(page_keys(ids, self._page_size, adapter), start, None):
+            for key in itertools.islice(page_keys(ids, self._page_size, lora), start, None):
                 page = self.kept.get(key)
                 if page is None or not page.is_ready:
                     break
@@ -106,9 +106,9 @@ class HostTier:
 
     # -- what leaves the page pool --
 
-    def keep(self, ids: Sequence[int], pages: Sequence[int], adapter: int) -> None:
+    def keep(self, ids: Sequence[int], pages: Sequence[int], lora: int) -> None:
         """``pages``, the last ones of the prefix ``ids``, leave the tree: the last one first."""
-        keys = list(itertools.islice(page_keys(ids, self._page_size, adapter), len(ids) // self._page_size))
+        keys = list(itertools.islice(page_keys(ids, self._page_size, lora), len(ids) // self._page_size))
         for key, source in zip(reversed(keys), reversed(pages), strict=False):
             self._keep(key, source)
 

@@ -16,7 +16,7 @@ class Lease:
     ``pages`` are in the order of the request's tokens. The first ``cached_pages`` of them belong to the tree, along the
     path to ``node``; the others are held by this lease. ``unsent`` is the index of the first page that the stages'
     page tables do not know yet. With window layers the lease has window pages too, beside its pages from
-    ``window_start`` on. ``adapter`` is the version of the adapter that computes its KV, 0 for the model itself.
+    ``window_start`` on. ``lora`` is the version of the LoRA that computes its KV, 0 for the model itself.
     """
 
     rid: str
@@ -27,7 +27,7 @@ class Lease:
     unsent: int = 0
     window_start: int = 0
     released: bool = False
-    adapter: int = 0
+    lora: int = 0
 
     def __post_init__(self) -> None:
         self.cached_pages = len(self.pages)

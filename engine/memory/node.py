@@ -13,7 +13,7 @@ class Node:
 
     ``lock_ref`` counts the live requests whose prefix passes through it; ``hit_count`` how often a request published a
     path through it (once when its prompt is confirmed, once when it ends; the parts of a split prompt do not count).
-    ``adapter`` is the version of the adapter that computed its KV, 0 for the model itself.
+    ``lora`` is the version of the LoRA that computed its KV, 0 for the model itself.
     """
 
     id: int
@@ -25,12 +25,12 @@ class Node:
     lock_ref: int = 0
     hit_count: int = 0
     last_used: int = 0
-    adapter: int = 0
+    lora: int = 0
 
     def key(self, page_size: int) -> tuple[int, ...]:
-        """What its parent knows it by: its first page of tokens, after the adapter that computed it, if one did."""
+        """What its parent knows it by: its first page of tokens, after the LoRA that computed it, if one did."""
         first = self.tokens[:page_size]
-        return (self.adapter, *first) if self.adapter else first
+        return (self.lora, *first) if self.lora else first
 
     def __repr__(self) -> str:
         return f"Node({self.id}, pages={self.pages}, lock_ref={self.lock_ref}, hit_count={self.hit_count})"

@@ -24,7 +24,7 @@ _STALE_HEAP_FLOOR: Final = 64
 
 
 class RadixTree:
-    """The tree over the pages of one pool. Children are keyed by their first page of tokens, and by the adapter that
+    """The tree over the pages of one pool. Children are keyed by their first page of tokens, and by the LoRA that
     computed their KV: what one has computed is never a prefix of what another computes.
 
     ``root`` holds nothing; it is the prefix of every request that matched nothing. What ``match`` and ``publish`` find
@@ -46,22 +46,22 @@ class RadixTree:
 
     # -- looking up --
 
-    def match_length(self, tokens: Sequence[int], adapter: int = 0) -> int:
+    def match_length(self, tokens: Sequence[int], lora: int = 0) -> int:
         """Tokens of the longest cached prefix, in full pages. Changes nothing."""
-        return sum([shared for _, shared in self._walk(self.root, tokens, 0, adapter)]) * self._page_size
+        return sum([shared for _, shared in self._walk(self.root, tokens, 0, lora)]) * self._page_size
 
-    def match_nodes(self, tokens: Sequence[int], adapter: int = 0) -> list[tuple[int, int]]:
+    def match_nodes(self, tokens: Sequence[int], lora: int = 0) -> list[tuple[int, int]]:
         """The ids of the nodes along the longest cached prefix, each with its pages that match. Changes nothing."""
-        return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, adapter)]
+        return [(node.id, shared) for node, shared in self._walk(self.root, tokens, 0, lora)]
 
-    def match_pages(self, tokens: Sequence[int], adapter: int = 0) -> list[int]:
+    def match_pages(self, tokens: Sequence[int], lora: int = 0) -> list[int]:
         """The pages of the longest cached prefix. Changes nothing."""
-        return [page for node, shared in self._walk(self.root, tokens, 0, adapter) for page in node.pages[:shared]]
+        return [page for node, shared in self._walk(self.root, tokens, 0, lora) for page in node.pages[:shared]]
 
-    def match(self, tokens: Sequence[int], adapter: int = 0) -> tuple[Node, list[int]]:
+    def match(self, tokens: Sequence[int], lora: int = 0) -> tuple[Node, list[int]]:
         """The deepest node of the longest cached prefix and the pages of that prefix; a node is split to end there."""
         node, pages = self.root, []
-        for child, shared in list(self._walk(self.root, tokens, 0, adapter)):
+        for child, shared in list(self._walk(self.root, tokens, 0, lora)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             pages += node.pages
             self.tick += 1
@@ -92,7 +92,7 @@ class RadixTree:
     # -- publishing --
 
     def publish(
-        self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool, adapter: int = 0
+        self, node: Node, tokens: Sequence[int], pages: Sequence[int], *, counts: bool, lora: int = 0
     ) -> tuple[Node, list[int]]:
         """Add full pages below ``node``: ``tokens`` are the ids after the node's prefix, ``pages`` their pages.
 
@@ -101,13 +101,13 @@ class RadixTree:
         """
         self.check_own(node)
         result: list[int] = []
-        for child, shared in list(self._walk(node, tokens, 0, adapter)):
+        for child, shared in list(self._walk(node, tokens, 0, lora)):
             node = child if shared == len(child.pages) else self._split(child, shared)
             self._pool.release(pages[len(result) : len(result) + shared])
             result += node.pages
         if len(result) < len(pages):
             rest = tuple(tokens[len(result) * self._page_size :])
-            node = self._add_leaf(node, rest, list(pages[len(result) :]), adapter)
+            node = self._add_leaf(node, rest, list(pages[len(result) :]), lora)
             result += node.pages
         self._touch_path(node, counts=counts)
         return node, result
@@ -128,7 +128,7 @@ class RadixTree:
             if self._sliding_window is not None:
                 self._sliding_window.drop(pages)
             if self._host is not None:
-                self._host.keep(self._tokens_to(node), pages, node.adapter)
+                self._host.keep(self._tokens_to(node), pages, node.lora)
             self._pool.evict(pages)
             freed += take
             self._truncate(node, len(node.pages) - take)
@@ -189,12 +189,12 @@ class RadixTree:
         self.next_id += 1
         return self.next_id - 1
 
-    def _walk(self, node: Node, tokens: Sequence[int], start: int, adapter: int) -> Iterator[tuple[Node, int]]:
+    def _walk(self, node: Node, tokens: Sequence[int], start: int, lora: int) -> Iterator[tuple[Node, int]]:
         """The children along ``tokens[start:]`` with the number of full pages that match in each, while they match."""
         size = self._page_size
         while len(tokens) - start >= size:
             key = tuple(tokens[start : start + size])
-            child = node.children.get((adapter, *key) if adapter else key)
+            child = node.children.get((lora, *key) if lora else key)
             if child is None:
                 return
             shared = self._shared_pages(child, tokens, start)
@@ -226,16 +226,16 @@ class RadixTree:
         assert parent is not None
         upper = Node(self._new_id(), self.generation, node.tokens[: pages * size], node.pages[:pages], parent)
         upper.lock_ref, upper.hit_count, upper.last_used = node.lock_ref, node.hit_count, node.last_used
-        upper.adapter = node.adapter
+        upper.lora = node.lora
         parent.children[upper.key(size)] = upper
         node.tokens, node.pages, node.parent = node.tokens[pages * size :], node.pages[pages:], upper
         upper.children[node.key(size)] = node
         self.node_count += 1
         return upper
 
-    def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int], adapter: int) -> Node:
+    def _add_leaf(self, parent: Node, tokens: tuple[int, ...], pages: list[int], lora: int) -> Node:
         self._pool.cache(pages)
-        leaf = Node(self._new_id(), self.generation, tokens, pages, parent, adapter=adapter)
+        leaf = Node(self._new_id(), self.generation, tokens, pages, parent, lora=lora)
         parent.children[leaf.key(self._page_size)] = leaf
         self.node_count += 1
         return leaf

@@ -22,7 +22,7 @@ from engine.model.arithmetic import compute_dtype
 from engine.model.batch import Batch
 from engine.model.checkpoint import dtype_name, read_model_config, resolve_folder
 from engine.model.kv_pool import KVPool
-from engine.model.lora import StageAdapters
+from engine.model.lora import StageLoras
 from engine.model.prompt_logprobs import ScoreTaker
 from engine.model.stage_slice import OnLoad
 from engine.plan import Segment
@@ -51,7 +51,7 @@ class ComputingStage(Protocol):
     dtype: torch.dtype
     hidden_size: int
     pool: KVPool
-    lora: StageAdapters | None
+    lora: StageLoras | None
 
     @property
     def is_lean(self) -> bool:

@@ -33,7 +33,7 @@ KV_SHARE_CPU: Final = 0.4
 _BOOKS_BYTES_PER_SLOT: Final = 8
 _BOOKS_BYTES_PER_PAGE: Final = 64
 
-# Of the tensors in a checkpoint, those that an adapter has a pair for.
+# Of the tensors in a checkpoint, those that a LoRA has a pair for.
 _LAYER: Final = ".layers."
 _MATRIX: Final = 2
 _BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4}
@@ -62,7 +62,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
     if config.speculative_draft_model and embedded_seed(config.speculative_draft_model, config.seed) is None:
         weights += weight_bytes(resolve_folder(config.draft_config()))
     if config.most_loras:
-        weights += int((config.most_loras + 1) * _adapter_bytes(resolve_folder(config), config.max_lora_rank) * part)
+        weights += int((config.most_loras + 1) * _lora_bytes(resolve_folder(config), config.max_lora_rank) * part)
     # Of a GPU's memory the second tier takes nothing.
     on_host = 0 if cuda is not None else config.host_kv_tokens * facts.kv_bytes_per_token
     tokens = _tokens_in(int(int((free - weights - on_host) * share) / part), config, facts)
@@ -70,7 +70,7 @@ def measure_kv_tokens(config: EngineConfig, facts: ModelFacts, *, stages_here: i
         host = f" and {on_host} bytes of host_kv_tokens" if on_host else ""
         raise ConfigError(
             f"max_total_tokens must be set: of {free} bytes free on the device, {weights} bytes of weights"
-            f"{' and adapters' if config.most_loras else ''}{host} leave no room for a page of "
+            f"{' and loras' if config.most_loras else ''}{host} leave no room for a page of "
             f"{config.page_size} tokens at "
             f"{facts.kv_bytes_per_token + facts.window_kv_bytes_per_token} bytes each; free memory or "
             f"use a smaller model{' or a smaller max_loras or max_lora_rank' if config.most_loras else ''}"
@@ -124,8 +124,8 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _adapter_bytes(folder: Path, rank: int) -> int:
-    """The most that an adapter of this rank takes: two matrices beside each one of the layers.
+def _lora_bytes(folder: Path, rank: int) -> int:
+    """The most that a LoRA of this rank takes: two matrices beside each one of the layers.
 
     One more than may be held is counted by the caller, for the one that is read before another makes room for it.
     """

@@ -60,8 +60,8 @@ def why_no_graphs(device: torch.device, pool: KVPool, *, lean: bool) -> str | No
 class DecodeGraphs:
     """The recorded decodes of one stage over one pool. Recording them computes in the scratch page alone.
 
-    ``hidden_size`` is that of the hidden states that the stage is given, 0 on the first. With ``adapters`` a batch of a
-    request with an adapter is not for graphs. What ``record`` raises is passed on.
+    ``hidden_size`` is that of the hidden states that the stage is given, 0 on the first. With ``loras`` a batch of a
+    request with a LoRA is not for graphs. What ``record`` raises is passed on.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class DecodeGraphs:
         device: torch.device,
         dtype: torch.dtype,
         hidden_size: int = 0,
-        adapters: bool = False,
+        loras: bool = False,
         record: Recorder,
     ) -> None:
-        self._pool, self._device, self._adapters = pool, device, adapters
+        self._pool, self._device, self._loras = pool, device, loras
         self.sizes = graph_sizes(min(pool.rows, LARGEST_SIZE))
         self._buffers = _Buffers(pool, self.sizes[-1], device, dtype, hidden_size)
         self._replays: dict[int, Compute] = {}
@@ -87,7 +87,7 @@ class DecodeGraphs:
     def batch(self, segments: Sequence[Segment]) -> DecodeBatch | None:
         """The padded batch of these segments; None where the eager forward must compute them.
 
-        Recorded are decodes of one token each. Parts of prompts, drafts, prompt logprobs and adapters are not.
+        Recorded are decodes of one token each. Parts of prompts, drafts, prompt logprobs and LoRAs are not.
         """
         if len(segments) > self.sizes[-1] or not all(map(self._is_plain, segments)):
             return None
@@ -103,7 +103,7 @@ class DecodeGraphs:
             len(segment.token_ids) == 1
             and segment.emits
             and segment.logprobs_from < 0
-            and not (self._adapters and segment.lora)
+            and not (self._loras and segment.lora)
         )
 
 
@@ -155,7 +155,7 @@ class _StaticBatch:
     """A ``LayersBatch`` over tensors that stay where they are."""
 
     window = None
-    # Prompt logprobs and adapters are computed eagerly, and nothing else asks for them.
+    # Prompt logprobs and LoRAs are computed eagerly, and nothing else asks for them.
     segments: Sequence[Segment] = ()
 
     def __init__(self, numbers: torch.Tensor, rows: torch.Tensor, table: PageTable, last_position: int) -> None:

@@ -41,7 +41,7 @@ class DraftModel:
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, *, never: Sequence[int], device: torch.device) -> None:
-        # It guesses without adapters: what is said does not depend on it.
+        # It guesses without LoRAs: what is said does not depend on it.
         alone = msgspec.structs.replace(limits, pp_size=1, window_tokens=0, window_pages=0, max_loras=0, loras=())
         placed = config.draft_config().model_copy(update={"device": str(device)})
         self._model = make_stage(placed, alone, 0)

@@ -1,4 +1,4 @@
-"""Adapters of the embedded model: folders as peft saves them, with seeded random weights, written at first use.
+"""LoRAs of the embedded model: folders as peft saves them, with seeded random weights, written at first use.
 
 Never imports torch. Each becomes an ordinary folder and is loaded by the same code as any other.
 """
@@ -19,12 +19,12 @@ __all__ = ["embedded_lora_folder", "write_embedded_lora"]
 
 _RANK: Final = 4
 _ALPHA: Final = 8
-# Standard deviation of the two matrices relative to 1/sqrt(fan in): an adapter changes what greedy requests say.
+# Standard deviation of the two matrices relative to 1/sqrt(fan in): a LoRA changes what greedy requests say.
 _GAIN: Final = 0.7
 
 
 def embedded_lora_folder(seed: int) -> Path:
-    """The folder of the adapter for ``seed``, made if it is not there yet. Raises CheckpointError when it cannot be."""
+    """The folder of the LoRA for ``seed``, made if it is not there yet. Raises CheckpointError when it cannot be."""
     return kept_folder(f"embedded-lora-{seed}", Path(__file__), lambda folder: write_embedded_lora(folder, seed))
 
 

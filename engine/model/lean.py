@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from engine.model.attention import PagedAttention
 from engine.model.batch import LayersBatch
-from engine.model.lora import BatchAdapters
+from engine.model.lora import BatchLoras
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 
 __all__ = ["PRODUCTS", "LeanDecoder", "why_not_lean"]
@@ -76,7 +76,7 @@ class LeanDecoder:
         batch: LayersBatch,
         hidden: torch.Tensor | None,
         take_scored: ScoreTaker | None = None,
-        adapters: BatchAdapters | None = None,
+        loras: BatchLoras | None = None,
     ) -> torch.Tensor:
         """Hidden states [tokens, hidden size], or on the last stage logits [emitting tokens, vocabulary].
 
@@ -87,12 +87,12 @@ class LeanDecoder:
             hidden = embedding(batch.token_ids[0], self._embedding)
         states = hidden.to(self._dtype)
         cos, sin = self._angles.of(batch)
-        if adapters is None:
+        if loras is None:
             for layer in self._layers:
                 states = layer(states, cos, sin)
         else:
             for index, layer in enumerate(self._layers):
-                states = layer.adapted(states, cos, sin, index, adapters)
+                states = layer.adapted(states, cos, sin, index, loras)
         if self._norm is None or self._head is None:
             return states
         if take_scored is not None:
@@ -182,22 +182,22 @@ class _LeanLayer:
         return torch.addmm(states, self.activation(gate) * up, self.down)
 
     def adapted(
-        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, adapters: BatchAdapters
+        self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, loras: BatchLoras
     ) -> torch.Tensor:
-        """The same, with what adapters add to each product of this layer."""
+        """The same, with what LoRAs add to each product of this layer."""
         inputs = self.input_norm(states)
         projected = torch.mm(inputs, self.query_key_value)
-        adapters.add(layer, _QUERY_KEY_VALUE, inputs, projected)
+        loras.add(layer, _QUERY_KEY_VALUE, inputs, projected)
         attended = self._attend(projected, cos, sin)
         states = torch.addmm(states, attended, self.output)
-        adapters.add(layer, _OUTPUT, attended, states)
+        loras.add(layer, _OUTPUT, attended, states)
         inputs = self.mlp_norm(states)
         projected = torch.mm(inputs, self.gate_up)
-        adapters.add(layer, _GATE_UP, inputs, projected)
+        loras.add(layer, _GATE_UP, inputs, projected)
         gate, up = projected.chunk(2, dim=-1)
         inputs = self.activation(gate) * up
         states = torch.addmm(states, inputs, self.down)
-        adapters.add(layer, _DOWN, inputs, states)
+        loras.add(layer, _DOWN, inputs, states)
         return states
 
     def _attend(self, projected: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """LoRA adapters of one stage: read from their files, held by version, and added to what the stage's linears compute.
 
-Rows of a batch are grouped by their adapter, so that each group is two small products. A batch without an adapter is
+Rows of a batch are grouped by their LoRA, so that each group is two small products. A batch without a LoRA is
 computed as if there were none.
 """
 
@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from engine.errors import CheckpointError, IntegrityError
-from engine.model.adapter_config import WEIGHTS_FILE, AdapterConfig, adapter_folder
+from engine.model.lora_config import WEIGHTS_FILE, LoraConfig, lora_folder
 from engine.model.transfer import sent
 from engine.plan import Segment
 
-__all__ = ["BatchAdapters", "LoadedAdapter", "Pair", "StageAdapters"]
+__all__ = ["BatchLoras", "LoadedLora", "Pair", "StageLoras"]
 
 # Each architecture is a class of its own whose parts no common type declares.
 _Transformer = Any
@@ -35,23 +35,23 @@ class Pair(NamedTuple):
     up: torch.Tensor
 
 
-class LoadedAdapter:
+class LoadedLora:
     """``layers`` has, for each layer of a stage and each product of its forward, the pair that is added to it."""
 
     def __init__(self, layers: list[list[Pair | None]]) -> None:
         self.layers = layers
 
 
-class BatchAdapters:
-    """The adapters of one batch, each with the rows that it computes."""
+class BatchLoras:
+    """The LoRAs of one batch, each with the rows that it computes."""
 
-    def __init__(self, groups: Sequence[tuple[LoadedAdapter, slice | torch.Tensor]]) -> None:
+    def __init__(self, groups: Sequence[tuple[LoadedLora, slice | torch.Tensor]]) -> None:
         self._groups = groups
 
     def add(self, layer: int, product: int, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Add to ``outputs`` [tokens, out], in place, what the adapters make of ``inputs`` [tokens, in]."""
-        for adapter, rows in self._groups:
-            pair = adapter.layers[layer][product]
+        """Add to ``outputs`` [tokens, out], in place, what the LoRAs make of ``inputs`` [tokens, in]."""
+        for lora, rows in self._groups:
+            pair = lora.layers[layer][product]
             if pair is None:
                 continue
             if isinstance(rows, slice):
@@ -61,8 +61,8 @@ class BatchAdapters:
                 outputs.index_add_(0, rows, torch.mm(inside, pair.up))
 
 
-class StageAdapters:
-    """The adapters that one stage holds, by version. Made from its model before that is let go.
+class StageLoras:
+    """The LoRAs that one stage holds, by version. Made from its model before that is let go.
 
     ``first`` is the number of its first layer in the whole model of ``total`` layers. Each linear is a product of its
     own until ``fuse`` says otherwise.
@@ -76,29 +76,29 @@ class StageAdapters:
         self._shapes = [_linears_of(layer) for layer in decoder.layers]
         self._products: list[list[tuple[str, ...]]] = [[(name,) for name in linears] for linears in self._shapes]
         self._device = next(decoder.layers.parameters()).device
-        self.held: dict[int, LoadedAdapter] = {}
+        self.held: dict[int, LoadedLora] = {}
         # Of the batch that is being computed by transformers' forward, which has no argument for it.
-        self.present: BatchAdapters | None = None
+        self.present: BatchLoras | None = None
         for index, layer in enumerate(decoder.layers):
             for product, (name,) in enumerate(self._products[index]):
                 layer.get_submodule(name).register_forward_hook(self._hook(index, product))
 
     def fuse(self, products: Sequence[tuple[str, ...]], dtype: torch.dtype) -> None:
         """Each product of a layer's forward is of these linears, side by side, in this type. Nothing is held yet."""
-        assert not self.held, "products are fused before an adapter is loaded"
+        assert not self.held, "products are fused before a LoRA is loaded"
         self._products = [list(products) for _ in self._shapes]
         self._dtype = dtype
 
-    def become(self, other: StageAdapters) -> None:
+    def become(self, other: StageLoras) -> None:
         """Hold what another one of the same layers and products holds."""
         self.held = other.held
 
-    def has_the_products_of(self, other: StageAdapters) -> bool:
+    def has_the_products_of(self, other: StageLoras) -> bool:
         """True when what one of them loads, the other can compute with."""
         return self._products == other._products and self._dtype == other._dtype
 
-    def of(self, segments: Sequence[Segment]) -> BatchAdapters | None:
-        """The adapters of a batch's segments; None when none has one."""
+    def of(self, segments: Sequence[Segment]) -> BatchLoras | None:
+        """The LoRAs of a batch's segments; None when none has one."""
         if not any(segment.lora for segment in segments):
             return None
         rows: dict[int, list[int]] = {}
@@ -108,12 +108,12 @@ class StageAdapters:
             if segment.lora:
                 rows.setdefault(segment.lora, []).extend(range(start, end))
             start = end
-        return BatchAdapters([(self._held(version), self._rows(chosen)) for version, chosen in rows.items()])
+        return BatchLoras([(self._held(version), self._rows(chosen)) for version, chosen in rows.items()])
 
-    def load(self, path: str) -> LoadedAdapter:
-        """Read this stage's part of an adapter. Raises CheckpointError, which names what does not fit."""
-        folder = adapter_folder(path)
-        config = AdapterConfig(folder)
+    def load(self, path: str) -> LoadedLora:
+        """Read this stage's part of a LoRA. Raises CheckpointError, which names what does not fit."""
+        folder = lora_folder(path)
+        config = LoraConfig(folder)
         file = folder / WEIGHTS_FILE
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -124,7 +124,7 @@ class StageAdapters:
                 }
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(f"{file} must be a whole safetensors file, but: {exc}; save it again") from exc
-        return LoadedAdapter(
+        return LoadedLora(
             [[self._fused(pairs, layer, names) for names in products] for layer, products in enumerate(self._products)]
         )
 
@@ -137,11 +137,11 @@ class StageAdapters:
 
         return add
 
-    def _held(self, version: int) -> LoadedAdapter:
-        adapter = self.held.get(version)
-        if adapter is None:
-            raise IntegrityError(f"a plan is computed with version {version} of an adapter, held are {list(self.held)}")
-        return adapter
+    def _held(self, version: int) -> LoadedLora:
+        lora = self.held.get(version)
+        if lora is None:
+            raise IntegrityError(f"a plan is computed with version {version} of a LoRA, held are {list(self.held)}")
+        return lora
 
     def _rows(self, chosen: list[int]) -> slice | torch.Tensor:
         if chosen[-1] - chosen[0] == len(chosen) - 1:
@@ -155,12 +155,12 @@ class StageAdapters:
             match = _KEY.fullmatch(key)
             if match is None:
                 raise CheckpointError(
-                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r}; train the adapter "
+                    f"{file} must hold lora_A and lora_B of linear layers alone, got {key!r}; train the LoRA "
                     "without it, or merge it into the model and serve that"
                 )
             found.setdefault(match[1], {})[match[2]] = key
         if not found:
-            raise CheckpointError(f"{file} must hold the matrices of an adapter, but holds none; save it again")
+            raise CheckpointError(f"{file} must hold the matrices of a LoRA, but holds none; save it again")
         modules = {}
         for module, parts in found.items():
             place = self._place_of(file, module)
@@ -175,7 +175,7 @@ class StageAdapters:
         match = re.fullmatch(rf"{re.escape(self._prefix)}\.(\d+)\.(.+)", module)
         if match is None or int(match[1]) >= self._total:
             raise CheckpointError(
-                f"{file}: an adapter must be of linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
+                f"{file}: a LoRA must be of linear layers in {self._prefix}.0 to {self._prefix}.{self._total - 1}, "
                 f"got {module!r}; train it without that module, or serve the model that it was trained on"
             )
         layer, name = int(match[1]) - self._first, match[2]
@@ -183,7 +183,7 @@ class StageAdapters:
             return None
         if name not in self._shapes[layer]:
             raise CheckpointError(
-                f"{file}: an adapter's modules must be linear layers of this model ({', '.join(self._shapes[layer])}), "
+                f"{file}: a LoRA's modules must be linear layers of this model ({', '.join(self._shapes[layer])}), "
                 f"got {module!r}; serve the model that it was trained on"
             )
         return layer, name
@@ -193,7 +193,7 @@ class StageAdapters:
         file: str,
         module: str,
         place: tuple[int, str],
-        config: AdapterConfig,
+        config: LoraConfig,
         down: torch.Tensor,
         up: torch.Tensor,
     ) -> Pair:
@@ -202,7 +202,7 @@ class StageAdapters:
         inputs, outputs = self._shapes[layer][name]
         if (tuple(down.shape), tuple(up.shape)) != ((rank, inputs), (outputs, rank)):
             raise CheckpointError(
-                f"{file}: {module} of this model has {inputs} inputs and {outputs} outputs, the adapter's matrices are "
+                f"{file}: {module} of this model has {inputs} inputs and {outputs} outputs, the LoRA's matrices are "
                 f"{tuple(down.shape)} and {tuple(up.shape)}; serve the model that it was trained on"
             )
         if rank > self._max_rank:

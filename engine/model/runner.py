@@ -33,7 +33,7 @@ from engine.model.checkpoint import (
 from engine.model.drafting import DraftModel
 from engine.model.host_pool import HostPool
 from engine.model.launched import LaunchedStep
-from engine.model.lora import LoadedAdapter, StageAdapters
+from engine.model.lora import LoadedLora, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores, ScoreTaker
@@ -41,7 +41,7 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import AdapterChange, Microbatch
+from engine.plan import LoraChange, Microbatch
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 
@@ -100,8 +100,8 @@ class StageRunner:
         self._lean = lean
         self._model = make_stage(config, limits, stage, lean=lean, on_load=on_load)
         self._prepared: ComputingStage | None = None
-        # The change of adapters that was prepared, and what it loads.
-        self._prepared_change: tuple[AdapterChange, LoadedAdapter | None] | None = None
+        # The change of LoRAs that was prepared, and what it loads.
+        self._prepared_change: tuple[LoraChange, LoadedLora | None] | None = None
         self._profile: StageProfile | None = None
         self._host = HostPool(self._model.pool, limits) if limits.host_pages else None
         self._record = SlotRecord(self._model.pool, sanitize=config.kv_sanitizer, host_pages=limits.host_pages)
@@ -339,52 +339,52 @@ class StageRunner:
             self._model = prepared
             self._record.change_weights()
 
-    # -- adapters, in two steps as well --
+    # -- LoRAs, in two steps as well --
 
-    def prepare_adapter(self, control: Microbatch) -> str | None:
-        """Read this stage's part of an adapter; returns why that is impossible, None on success.
+    def prepare_lora(self, control: Microbatch) -> str | None:
+        """Read this stage's part of a LoRA; returns why that is impossible, None on success.
 
-        The stage computes nothing meanwhile, and holds one adapter more than before until ``finish_adapter``.
+        The stage computes nothing meanwhile, and holds one LoRA more than before until ``finish_lora``.
         """
-        change = control.adapter
-        assert change is not None, f"microbatch {control.id} changes no adapter"
+        change = control.lora
+        assert change is not None, f"microbatch {control.id} changes no LoRA"
         self._prepared_change = None
         try:
             self._fail_if_told()
-            loaded = None if change.path is None else self._adapters().load(change.path)
+            loaded = None if change.path is None else self._loras().load(change.path)
             self._prepared_change, error = (change, loaded), None
         except EngineError as exc:
             error = self._without(change, str(exc))
-        except Exception as exc:  # noqa: BLE001 - an adapter that cannot be read must not end an engine that serves
-            _log.warning("stage %d could not load an adapter", self.stage, exc_info=exc)
+        except Exception as exc:  # noqa: BLE001 - a LoRA that cannot be read must not end an engine that serves
+            _log.warning("stage %d could not load a LoRA", self.stage, exc_info=exc)
             error = self._without(change, f"{type(exc).__name__}: {exc}")
         self._count(control)
         self.counters.failed += error is not None
         return error
 
-    def finish_adapter(self, *, commit: bool) -> None:
-        """Take the adapter that was prepared and drop what makes room for it, or do neither."""
+    def finish_lora(self, *, commit: bool) -> None:
+        """Take the LoRA that was prepared and drop what makes room for it, or do neither."""
         prepared, self._prepared_change = self._prepared_change, None
         if not commit:
             return
-        assert prepared is not None, f"stage {self.stage} has no adapter to take"
+        assert prepared is not None, f"stage {self.stage} has no LoRA to take"
         change, loaded = prepared
-        held = self._adapters().held
+        held = self._loras().held
         if loaded is not None:
             held[change.version] = loaded
         if change.drop:
             del held[change.drop]
 
-    def _without(self, change: AdapterChange, why: str) -> str:
+    def _without(self, change: LoraChange, why: str) -> str:
         """What requests and callers are told; the folder of the path is for the log alone, as clients read the rest."""
-        _log.warning("stage %d could not load the adapter %r from %s: %s", self.stage, change.name, change.path, why)
-        return f"stage {self.stage} could not load the adapter {change.name!r} from {change.path}: {why}"
+        _log.warning("stage %d could not load the LoRA %r from %s: %s", self.stage, change.name, change.path, why)
+        return f"stage {self.stage} could not load the LoRA {change.name!r} from {change.path}: {why}"
 
-    def _adapters(self) -> StageAdapters:
-        adapters = self._model.lora
-        if adapters is None:
-            raise StepFailedError("this stage holds no adapters; start the server with --max-loras N")
-        return adapters
+    def _loras(self) -> StageLoras:
+        loras = self._model.lora
+        if loras is None:
+            raise StepFailedError("this stage holds no LoRAs; start the server with --max-loras N")
+        return loras
 
     # -- profiles --
 
@@ -426,11 +426,11 @@ class StageRunner:
             self._require_alike(made, self._model.lora)
         return made
 
-    def _require_alike(self, made: ComputingStage, adapters: StageAdapters) -> None:
-        if made.lora is None or not made.lora.has_the_products_of(adapters):
+    def _require_alike(self, made: ComputingStage, loras: StageLoras) -> None:
+        if made.lora is None or not made.lora.has_the_products_of(loras):
             raise StepFailedError(
-                "new weights must be computed as the present ones are while adapters are loaded, but are not; unload "
-                "the adapters first"
+                "new weights must be computed as the present ones are while LoRAs are loaded, but are not; unload "
+                "the LoRAs first"
             )
 
     def _require_device(self, failure: Exception) -> None:

@@ -146,11 +146,11 @@ class SlotRecord:
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position {self._positions[slot]} "
                 "of another sequence: a page was used after it was freed, is owned twice, is older than the "
-                "weights, or is of another adapter"
+                "weights, or is of another LoRA"
             )
 
     def _root_of(self, segment: Segment) -> int:
-        """What the chain of a segment's row begins with: its adapter has its own KV."""
+        """What the chain of a segment's row begins with: its LoRA has its own KV."""
         return (self._root ^ segment.lora * _PRIME) & _MASK
 
     def _write_window(self, segment: Segment, window: KVPool) -> None:

@@ -25,7 +25,7 @@ from engine.model.checkpoint import heads_of
 from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
-from engine.model.lora import BatchAdapters, StageAdapters
+from engine.model.lora import BatchLoras, StageLoras
 from engine.model.native import NativeAttention, NativeKernels
 from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
@@ -112,9 +112,9 @@ class StageModel:
         ]
         for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
             attach(layer, layer_attention)
-        self.lora: StageAdapters | None = None
+        self.lora: StageLoras | None = None
         if limits.max_loras:
-            self.lora = StageAdapters(
+            self.lora = StageLoras(
                 self._model,
                 first=self.layers.start,
                 total=facts.total_layers,
@@ -161,23 +161,23 @@ class StageModel:
             return self._graphs.forward(batch, hidden)
         assert isinstance(batch, ForwardBatch), "a batch of torch's comes from its stage"
         hidden = None if self.is_first else _require_hidden(hidden, batch, self.hidden_size)
-        adapters = None if self.lora is None else self.lora.of(batch.segments)
+        loras = None if self.lora is None else self.lora.of(batch.segments)
         if self.lora is not None and self._lean is None:
-            self.lora.present = adapters
-        return self._compute(batch, hidden, take_scored, adapters)
+            self.lora.present = loras
+        return self._compute(batch, hidden, take_scored, loras)
 
     def _compute(
         self,
         batch: LayersBatch,
         hidden: torch.Tensor | None,
         take_scored: ScoreTaker | None = None,
-        adapters: BatchAdapters | None = None,
+        loras: BatchLoras | None = None,
     ) -> torch.Tensor:
         self._attention.batch = batch
         self._attention.calls = 0
         try:
             if self._lean is not None:
-                output = self._lean.forward(batch, hidden, take_scored, adapters)
+                output = self._lean.forward(batch, hidden, take_scored, loras)
             elif take_scored is not None:
                 output = self._call_scored(batch, hidden, take_scored)
             else:
@@ -332,7 +332,7 @@ class StageModel:
                     device=self.device,
                     dtype=self.dtype,
                     hidden_size=0 if self.is_first else self.hidden_size,
-                    adapters=self.lora is not None,
+                    loras=self.lora is not None,
                     record=cuda_recorder(self.device),
                 )
                 difference = float((self._compare_outputs() - expected).norm() / expected.norm())

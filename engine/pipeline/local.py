@@ -66,8 +66,8 @@ class LocalPipeline:
             return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
         if microbatch.mode is ForwardMode.UPDATE:
             return self._update(microbatch)
-        if microbatch.mode is ForwardMode.ADAPTER:
-            return self._change_adapters(microbatch)
+        if microbatch.mode is ForwardMode.LORA:
+            return self._change_loras(microbatch)
         output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
@@ -77,9 +77,9 @@ class LocalPipeline:
         self._runner.finish_update(commit=error is None)
         return Completion(microbatch_id=update.id, error=error)
 
-    def _change_adapters(self, control: Microbatch) -> Completion:
-        error = self._runner.prepare_adapter(control)
-        self._runner.finish_adapter(commit=error is None)
+    def _change_loras(self, control: Microbatch) -> Completion:
+        error = self._runner.prepare_lora(control)
+        self._runner.finish_lora(commit=error is None)
         return Completion(microbatch_id=control.id, error=error)
 
     @property

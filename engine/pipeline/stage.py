@@ -28,7 +28,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishAdapter,
+    FinishLora,
     FinishUpdate,
     Forget,
     HiddenFailed,
@@ -113,8 +113,8 @@ class StageLoop:
                 self._step(message.microbatch)
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
-            case FinishAdapter():
-                self._runner.finish_adapter(commit=message.commit)
+            case FinishLora():
+                self._runner.finish_lora(commit=message.commit)
             case Describe():
                 self._report(view_of(self._runner, message.seq, holder=self))
             case FailNextStep():
@@ -135,8 +135,8 @@ class StageLoop:
         match control.mode:
             case ForwardMode.UPDATE:
                 act = self._runner.prepare_update
-            case ForwardMode.ADAPTER:
-                act = self._runner.prepare_adapter
+            case ForwardMode.LORA:
+                act = self._runner.prepare_lora
             case _:
                 act = self._runner.profile
         self._note(control.id, Phase.COMPUTING)

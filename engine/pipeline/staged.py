@@ -23,7 +23,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishAdapter,
+    FinishLora,
     FinishUpdate,
     Forget,
     Launch,
@@ -238,7 +238,7 @@ class StagedPipeline:
         self._ready_grammars.append(ready)
 
     def _note_control(self, report: ControlDone) -> None:
-        """When every stage has reported it is done. Then all stages take the new weights or the adapter, or none.
+        """When every stage has reported it is done. Then all stages take the new weights or the LoRA, or none.
 
         They are told by the channel of the plans: what is launched from now on is computed with what is decided here.
         """
@@ -257,8 +257,8 @@ class StagedPipeline:
         mode = self._controls.pop(number)
         if mode is ForwardMode.UPDATE:
             self._broadcast(FinishUpdate(commit=error is None))
-        elif mode is ForwardMode.ADAPTER:
-            self._broadcast(FinishAdapter(commit=error is None))
+        elif mode is ForwardMode.LORA:
+            self._broadcast(FinishLora(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
 
 

@@ -21,7 +21,7 @@ __all__ = [
     "Describe",
     "EndStage",
     "FailNextStep",
-    "FinishAdapter",
+    "FinishLora",
     "FinishUpdate",
     "Forget",
     "HiddenDtype",
@@ -77,8 +77,8 @@ class OrderGrammar(msgspec.Struct, frozen=True, tag=True):
     order: GrammarOrder
 
 
-class FinishAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Take the adapter that the last change of adapters made the stage read, and drop what it says; or do neither."""
+class FinishLora(msgspec.Struct, frozen=True, tag=True):
+    """Take the LoRA that the last change of LoRAs made the stage read, and drop what it says; or do neither."""
 
     commit: bool
 
@@ -87,7 +87,7 @@ class EndStage(msgspec.Struct, frozen=True, tag=True):
     """End the stage's loop."""
 
 
-StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishAdapter
+StageMessage = Launch | FailNextStep | Describe | Forget | FinishUpdate | OrderGrammar | EndStage | FinishLora
 
 # ---- from a stage to the scheduler ----
 
@@ -114,7 +114,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ControlDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A stage has done what a microbatch without tokens says, or with ``error`` could not.
 
-    Of an update that is to have the weights ready beside its own, of a change of adapters to have read the new one.
+    Of an update that is to have the weights ready beside its own, of a change of LoRAs to have read the new one.
     """
 
     microbatch_id: int

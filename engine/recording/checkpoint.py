@@ -20,15 +20,15 @@ from engine.recording.snapshot import (
     tree_snapshot,
     window_snapshot,
 )
-from engine.scheduler.adapter import Adapter
 from engine.scheduler.counters import Counters
+from engine.scheduler.lora import Lora
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = ["Checkpoint", "checkpoint_of", "restored"]
 
 
-class AdapterState(msgspec.Struct, frozen=True, array_like=True):
-    """One adapter that requests may ask for."""
+class LoraState(msgspec.Struct, frozen=True, array_like=True):
+    """One LoRA that requests may ask for."""
 
     name: str
     path: str
@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     window: tuple[tuple[int, int], ...] = ()
     last_grammar: int = 0
     grammars: tuple[tuple[int, Grammar, bool], ...] = ()
-    adapters: tuple[AdapterState, ...] = ()
+    loras: tuple[LoraState, ...] = ()
     host: tuple[KeptPage, ...] = ()
 
 
@@ -64,8 +64,8 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         return None
     memory = scheduler.memory
     window = window_snapshot(memory.sliding_window) if memory.sliding_window is not None else ()
-    known = scheduler.adapters.known.values()
-    adapters = tuple([AdapterState(one.name, one.path, one.version, one.used) for one in known])
+    known = scheduler.loras.known.values()
+    loras = tuple([LoraState(one.name, one.path, one.version, one.used) for one in known])
     last_grammar, grammars = scheduler.grammars.snapshot()
     return Checkpoint(
         now=scheduler.now,
@@ -74,7 +74,7 @@ def checkpoint_of(scheduler: Scheduler) -> Checkpoint | None:
         window=window,
         last_grammar=last_grammar,
         grammars=grammars,
-        adapters=adapters,
+        loras=loras,
         host=() if memory.host is None else host_snapshot(memory.host),
     )
 
@@ -92,9 +92,9 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
         scheduler.memory.sliding_window.become(checkpoint.window)
     if scheduler.memory.host is not None:
         restore_host(scheduler.memory.host, checkpoint.host)
-    scheduler.adapters.known = {
-        one.name: Adapter(name=one.name, path=one.path, version=one.version, used=one.used)
-        for one in checkpoint.adapters
+    scheduler.loras.known = {
+        one.name: Lora(name=one.name, path=one.path, version=one.version, used=one.used)
+        for one in checkpoint.loras
     }
     audit(scheduler)
     if scheduler.stats() != stats:

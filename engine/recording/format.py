@@ -171,7 +171,7 @@ def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
         for s in microbatch.segments
     ]
     shape = microbatch.id, microbatch.mode, segments
-    return shape if microbatch.adapter is None else (*shape, microbatch.adapter)
+    return shape if microbatch.lora is None else (*shape, microbatch.lora)
 
 
 def _asked(segment: Segment) -> tuple[int, ...]:

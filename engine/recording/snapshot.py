@@ -33,7 +33,7 @@ class CachedRun(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]
     hit_count: int
     last_used: int
-    adapter: int = 0
+    lora: int = 0
 
 
 class TreeSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -52,7 +52,7 @@ def tree_snapshot(memory: KVMemory) -> TreeSnapshot:
     for node in tree.nodes():
         assert node.parent is not None
         place = node.id, node.parent.id
-        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used, node.adapter))
+        runs.append(CachedRun(*place, node.tokens, tuple(node.pages), node.hit_count, node.last_used, node.lora))
     return TreeSnapshot(
         root=tree.root.id, generation=tree.generation, next_id=tree.next_id, tick=tree.tick, runs=tuple(runs)
     )
@@ -70,7 +70,7 @@ def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
         memory.pages.cache(run.pages)
         parent = nodes[run.parent]
         node = nodes[run.id] = Node(
-            run.id, snapshot.generation, run.tokens, list(run.pages), parent, adapter=run.adapter
+            run.id, snapshot.generation, run.tokens, list(run.pages), parent, lora=run.lora
         )
         parent.children[node.key(memory.pages.page_size)] = node
         node.hit_count, node.last_used = run.hit_count, run.last_used

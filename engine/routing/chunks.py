@@ -16,7 +16,7 @@ _HASH_BYTES: Final = 8
 
 
 def chunk_hashes(prompt: bytes, chunk_bytes: int, namespace: bytes = b"") -> tuple[int, ...]:
-    """The chain of a prompt. Prompts of different namespaces (a model, an adapter) share no prefix.
+    """The chain of a prompt. Prompts of different namespaces (a model, a LoRA) share no prefix.
 
     The rest that is shorter than a chunk has no hash.
     """

@@ -11,8 +11,8 @@ from typing import Final
 from engine.limits import Limits
 from engine.messages import Generate, PipelineFailed, Refusal, RefusalKind
 from engine.plan import SamplingSpec
-from engine.scheduler.adapters import Adapters
 from engine.scheduler.books import Books
+from engine.scheduler.loras import Loras
 from engine.scheduler.prompt_logprobs import first_due
 from engine.scheduler.request import Request
 
@@ -26,10 +26,10 @@ _SEED_MASK: Final = 2**63 - 1
 class Admission:
     """Judges messages against the limits and the books of one scheduler."""
 
-    def __init__(self, limits: Limits, books: Books, adapters: Adapters) -> None:
+    def __init__(self, limits: Limits, books: Books, loras: Loras) -> None:
         self._limits = limits
         self._books = books
-        self._adapters = adapters
+        self._loras = loras
         self._end_ids = frozenset(limits.eos_token_ids)
 
     def refusal_of(
@@ -47,7 +47,7 @@ class Admission:
         never = self._limits.why_never_fits(len(message.prompt_ids), message.sampling.max_new_tokens)
         if never is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.INVALID, message=never)
-        if message.lora is not None and (unknown := self._adapters.why_unknown(message.lora)) is not None:
+        if message.lora is not None and (unknown := self._loras.why_unknown(message.lora)) is not None:
             return Refusal(rid=message.rid, kind=RefusalKind.NOT_FOUND, message=unknown)
         alive = message.rid in self._books.requests and message.rid not in freed
         if alive or message.rid in taken:
@@ -77,7 +77,7 @@ class Admission:
             spec=self._spec(message, arrival, stop_ids),
             stop_ids=stop_ids,
             logprobs_due=first_due(message.prompt_logprobs_from),
-            lora=None if message.lora is None else self._adapters.known[message.lora],
+            lora=None if message.lora is None else self._loras.known[message.lora],
         )
 
     def _spec(self, message: Generate, arrival: int, stop_ids: frozenset[int]) -> SamplingSpec:

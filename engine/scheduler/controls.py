@@ -1,4 +1,4 @@
-"""Administrative calls that need more than the next step: flush, weight update, profile, adapters.
+"""Administrative calls that need more than the next step: flush, weight update, profile, LoRAs.
 
 Asks who owns each of them, launches what the stages are to be told as a microbatch of its own, and turns its result
 into the call's answer. It knows no request.
@@ -10,21 +10,21 @@ from engine.limits import Limits
 from engine.messages import (
     CallAnswer,
     FlushCache,
-    LoadAdapter,
+    LoadLora,
     StartProfile,
     StopProfile,
-    UnloadAdapter,
+    UnloadLora,
     UpdateWeights,
 )
 from engine.plan import ForwardMode, Microbatch
-from engine.scheduler.adapters import Adapters
 from engine.scheduler.books import Books
 from engine.scheduler.flush_and_update import FlushAndUpdate
+from engine.scheduler.loras import Loras
 from engine.scheduler.profiles import Profiles
 
 __all__ = ["ControlCall", "Controls"]
 
-ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadAdapter | UnloadAdapter
+ControlCall = FlushCache | UpdateWeights | StartProfile | StopProfile | LoadLora | UnloadLora
 
 
 class Controls:
@@ -33,34 +33,34 @@ class Controls:
     ``deadline`` is when the first of those that wait gives up, in seconds; None when none waits.
     """
 
-    def __init__(self, limits: Limits, books: Books, flush_and_update: FlushAndUpdate, adapters: Adapters) -> None:
+    def __init__(self, limits: Limits, books: Books, flush_and_update: FlushAndUpdate, loras: Loras) -> None:
         self._depth = limits.depth
-        self._has_adapters = limits.max_loras > 0
+        self._has_loras = limits.max_loras > 0
         self._books = books
         self._flush_and_update = flush_and_update
-        self.adapters = adapters
+        self.loras = loras
         self._profiles = Profiles()
         # An attribute, because every step asks.
         self.deadline: float | None = None
 
     @property
     def is_at_rest(self) -> bool:
-        """No call waits, no profile is being taken, and no adapter is loaded or dropped."""
+        """No call waits, no profile is being taken, and no LoRA is loaded or dropped."""
         profiles = self._profiles
-        return self.deadline is None and not profiles.is_open and profiles.folder is None and self.adapters.is_at_rest
+        return self.deadline is None and not profiles.is_open and profiles.folder is None and self.loras.is_at_rest
 
     @property
     def is_due(self) -> bool:
-        """True while another change of adapters is due and has a place in the pipeline: a profile goes before it."""
+        """True while another change of LoRAs is due and has a place in the pipeline: a profile goes before it."""
         books = self._books
-        return self.adapters.is_call_due and books.update is None and len(books.in_flight) < self._depth
+        return self.loras.is_call_due and books.update is None and len(books.in_flight) < self._depth
 
     def ask(self, call: ControlCall, now: float) -> CallAnswer | None:
         """Do or refuse a call; None when its answer comes later."""
         if isinstance(call, StartProfile | StopProfile):
             return self._profiles.ask(call)
-        if isinstance(call, LoadAdapter | UnloadAdapter):
-            answer = self.adapters.ask(call, now)
+        if isinstance(call, LoadLora | UnloadLora):
+            answer = self.loras.ask(call, now)
         else:
             answer = self._flush_and_update.ask(call, now)
         self._note_deadline()
@@ -68,24 +68,24 @@ class Controls:
 
     def answers_due(self, now: float) -> list[CallAnswer]:
         """The answers to the calls that wait, if their time has come."""
-        answers = self._flush_and_update.answer_due(now), self.adapters.answer_due(now)
+        answers = self._flush_and_update.answer_due(now), self.loras.answer_due(now)
         self._note_deadline()
         return [answer for answer in answers if answer is not None]
 
     def microbatch(self, number: int) -> Microbatch | None:
         """The next message to the stages, if it is due: an update alone in the pipeline, all others in a slot."""
         update, profile = self._books.update, self._profiles.due
-        if not self._has_adapters and update is None and profile is None:
+        if not self._has_loras and update is None and profile is None:
             return None
         change, in_flight = None, len(self._books.in_flight)
-        if self._has_adapters:
+        if self._has_loras:
             has_slot = update is None and profile is None and in_flight < self._depth
-            change = self.adapters.next_change(has_slot=has_slot)
+            change = self.loras.next_change(has_slot=has_slot)
         if update is not None:
             return None if in_flight else Microbatch(number, ForwardMode.UPDATE, (), weights=update.model_path)
         if profile is not None and in_flight < self._depth:
             return Microbatch(number, ForwardMode.PROFILE, (), trace_dir=self._profiles.launch())
-        return None if change is None else Microbatch(number, ForwardMode.ADAPTER, (), adapter=change)
+        return None if change is None else Microbatch(number, ForwardMode.LORA, (), lora=change)
 
     def finish(self, microbatch: Microbatch, error: str | None) -> CallAnswer | None:
         """Note that all stages have carried out the last message, or with ``error`` that they could not.
@@ -94,8 +94,8 @@ class Controls:
         """
         if microbatch.mode is ForwardMode.UPDATE:
             return self._flush_and_update.finish_update(error)
-        if microbatch.mode is ForwardMode.ADAPTER:
-            return self.adapters.finish(error)
+        if microbatch.mode is ForwardMode.LORA:
+            return self.loras.finish(error)
         return self._profiles.finish(error)
 
     def give_up(self, why: str) -> list[CallAnswer]:
@@ -103,10 +103,10 @@ class Controls:
         update = self._books.update
         answers = [] if update is None else [self._flush_and_update.finish_update(why, is_dead=True)]
         answers += [self._profiles.finish(why)] if self._profiles.is_open else []
-        answers += self.adapters.give_up(why)
+        answers += self.loras.give_up(why)
         self._note_deadline()
         return answers
 
     def _note_deadline(self) -> None:
-        one, other = self._flush_and_update.deadline, self.adapters.deadline
+        one, other = self._flush_and_update.deadline, self.loras.deadline
         self.deadline = one if other is None else other if one is None else min(one, other)

@@ -185,7 +185,7 @@ class Planner:
             return
         policy, waiting, missed = self.policy, self._grammars.startable(books.waiting), 0
         for request in tuple(policy.order(waiting, self._memory)):
-            if request.lacks_adapter:
+            if request.lacks_lora:
                 if policy.is_overdue(request):
                     return
                 continue
@@ -218,7 +218,7 @@ class Planner:
         if self._limits.priority_preemption:
             self._preempt_for(request)
         spare, most = len(self._books.running), request.hit_limit_tokens
-        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, adapter=request.kv_key)
+        lease = self._memory.admit(request.rid, request.ids, spare_pages=spare, hit_limit=most, lora=request.kv_key)
         if lease is None:
             return False
         self._books.take_out(request)

@@ -13,7 +13,7 @@ from typing import Final
 from engine.memory import Lease
 from engine.messages import FinishReason, Grammar
 from engine.plan import SamplingSpec
-from engine.scheduler.adapter import Adapter
+from engine.scheduler.lora import Lora
 
 __all__ = ["NOT_RESIDENT", "NO_LOGPROBS_DUE", "KnownGrammar", "Place", "Request"]
 
@@ -62,7 +62,7 @@ class Request:
     later requests that started while it waits. ``guesses`` are a draft model's, of what
     follows ``ids``; ``lookup_text`` is where drafts are looked up without one, see ``Drafts``. ``logprobs_due`` is the
     first position whose logits have not yet given the prompt logprob that is asked for. With a ``grammar`` it
-    starts when that is ready. ``lora`` is the adapter that computes it, None for the model itself. ``misses`` counts
+    starts when that is ready. ``lora`` is the LoRA that computes it, None for the model itself. ``misses`` counts
     the verifications in a row in which no guess held; it is guessed for again when it has ``guesses_from`` tokens, and
     ``guesses_hold`` is true when one did in one of the last two. With ``ended_by_token`` its output is whole, and is
     published when it is freed.
@@ -93,20 +93,20 @@ class Request:
     error: str | None = None
     logprobs_due: int = NO_LOGPROBS_DUE
     grammar: KnownGrammar | None = None
-    lora: Adapter | None = None
+    lora: Lora | None = None
     misses: int = 0
     guesses_from: int = 0
     guesses_hold: bool = False
     ended_by_token: bool = False
 
     @property
-    def lacks_adapter(self) -> bool:
-        """True while it cannot start because the stages have not loaded its adapter."""
+    def lacks_lora(self) -> bool:
+        """True while it cannot start because the stages have not loaded its LoRA."""
         return self.lora is not None and not self.lora.version
 
     @property
     def kv_key(self) -> int:
-        """What its KV was computed with: the version of its adapter; 0 for the model itself."""
+        """What its KV was computed with: the version of its LoRA; 0 for the model itself."""
         return 0 if self.lora is None else self.lora.version or NOT_RESIDENT
 
     @property

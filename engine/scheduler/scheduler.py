@@ -35,7 +35,6 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.plan import ForwardMode, Microbatch, Segment
-from engine.scheduler.adapters import Adapters
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
@@ -44,6 +43,7 @@ from engine.scheduler.drafts import note_verified
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.host_copies import HostCopies
+from engine.scheduler.loras import Loras
 from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.prompt_logprobs import parts_told
@@ -91,10 +91,10 @@ class Scheduler:
         self.now = 0.0
         self.failure: PipelineFailed | None = None
         self.last_microbatch: Microbatch | None = None
-        self.adapters = Adapters(limits, self.books, self.memory, self.counters, self.grammars)
-        self._admission = Admission(limits, self.books, self.adapters)
+        self.loras = Loras(limits, self.books, self.memory, self.counters, self.grammars)
+        self._admission = Admission(limits, self.books, self.loras)
         flush_and_update = FlushAndUpdate(self.books, self.memory, self.counters, self.grammars)
-        self.controls = Controls(limits, self.books, flush_and_update, self.adapters)
+        self.controls = Controls(limits, self.books, flush_and_update, self.loras)
         self._has_draft_model = limits.has_draft_model
         self._replies: list[Reply] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -135,7 +135,7 @@ class Scheduler:
             else:
                 self.digests.add_quiet()
         # Without a change this step would only be repeated, and without a slot and work the next one plans nothing.
-        again = (changed or self.adapters.is_postponed) and (self.planner.may_plan or calls.is_due)
+        again = (changed or self.loras.is_postponed) and (self.planner.may_plan or calls.is_due)
         return StepResult(self.step_number, microbatch, replies, again, self.deadline, self.grammars.take_orders())
 
     # -- looking --
@@ -172,7 +172,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """The counters as they are now."""
-        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars, self.adapters.resident)
+        return stats_of(self.step_number, self.counters, self.books, self.memory, self.grammars, self.loras.resident)
 
     # -- completions --
 
@@ -200,9 +200,9 @@ class Scheduler:
         if answer is not None:
             self._replies.append(answer)
         elif error is not None:
-            # Only for requests that wait: those that ran with the adapter would have kept it.
-            assert control.mode is ForwardMode.ADAPTER, f"nothing asked for {control}"
-            for request in self.adapters.left_without(control):
+            # Only for requests that wait: those that ran with the LoRA would have kept it.
+            assert control.mode is ForwardMode.LORA, f"nothing asked for {control}"
+            for request in self.loras.left_without(control):
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:

@@ -30,7 +30,7 @@ def prefix_of(path: str, body: bytes, chunk_bytes: int) -> tuple[tuple[int, ...]
     if not isinstance(fields, dict):
         return (), 0
     prompt = _prompt(fields)
-    # An adapter's KV is its own, and so is another model's.
+    # A LoRA's KV is its own, and so is another model's.
     namespace = _text([fields.get("model"), fields.get("lora_path")])
     return chunk_hashes(prompt, chunk_bytes, namespace), len(prompt) // BYTES_A_TOKEN
 

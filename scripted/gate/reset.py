@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.integrity import audit
-from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadAdapter, UpdateWeights
+from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadLora, UpdateWeights
 from scripted.errors import NotIdle
 from scripted.rig.rig import HARNESS_CALL, Rig
 from scripted.script.t import ScriptContext
@@ -34,7 +34,7 @@ def reset(rig: Rig) -> Steps:
     rig.world.clients.forget()
     if rig.scheduler.counters.weights_version:
         yield from restore_weights(rig)
-    yield from _unload_adapters(rig)
+    yield from _unload_loras(rig)
     yield from flush(rig)
     rig.start_over()
 
@@ -87,15 +87,15 @@ def _abort_everything(rig: Rig) -> Steps:
     )
 
 
-def _unload_adapters(rig: Rig) -> Steps:
-    """Have the stages drop every adapter. Those of the start are known again when the engine has started over."""
-    adapters = rig.scheduler.adapters
-    rig.inject(*[UnloadAdapter(call_id=HARNESS_CALL, name=name) for name in adapters.known])
+def _unload_loras(rig: Rig) -> Steps:
+    """Have the stages drop every LoRA. Those of the start are known again when the engine has started over."""
+    loras = rig.scheduler.loras
+    rig.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
     for _ in range(RESET_BUDGET_STEPS):
-        if not adapters.known:
+        if not loras.known:
             return
         yield
-    raise NotIdle(f"{', '.join(adapters.known)} could not be unloaded within {RESET_BUDGET_STEPS} steps")
+    raise NotIdle(f"{', '.join(loras.known)} could not be unloaded within {RESET_BUDGET_STEPS} steps")
 
 
 def restore_weights(rig: Rig) -> Steps:

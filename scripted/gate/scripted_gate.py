@@ -151,8 +151,8 @@ class ScriptedGate:
             yield from flush(rig)
             check_sizes(rig.scheduler)
             check_growth(rig.scheduler)
-            adapters = rig.scheduler.adapters.resident
-            check_stages(self._stage_sizes, rig.world.stage_sizes(), adapters=adapters)
+            loras = rig.scheduler.loras.resident
+            check_stages(self._stage_sizes, rig.world.stage_sizes(), loras=loras)
         check_reached(run.options.must_reach, context.reached)
         if run.options.oracle and rig.failure is None and not rig.is_dead:
             run.compared = yield from self._alone.compare(rig.handles.all, lambda: restore_weights(rig))

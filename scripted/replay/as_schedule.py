@@ -25,7 +25,7 @@ from engine.messages import (
     Reply,
     SamplingParams,
     TokenOutput,
-    UnloadAdapter,
+    UnloadLora,
     UpdateWeights,
 )
 from engine.plan import Microbatch
@@ -284,7 +284,7 @@ def _is_stop(reply: Reply) -> bool:
 def _has_deadline(event: Event) -> bool:
     if isinstance(event, Generate):
         return event.timeout_s is not None or event.waiting_timeout_s is not None
-    return isinstance(event, FlushCache | UpdateWeights | UnloadAdapter) and event.timeout_s is not None
+    return isinstance(event, FlushCache | UpdateWeights | UnloadLora) and event.timeout_s is not None
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

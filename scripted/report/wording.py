@@ -22,7 +22,7 @@ from engine.messages import (
     StopProfile,
     TokenOutput,
 )
-from engine.plan import AdapterChange, ForwardMode, Microbatch, Segment
+from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import printable, short_rid
@@ -67,17 +67,17 @@ def microbatch_text(microbatch: Microbatch) -> str:
         return f"#{microbatch.id} update to {printable(microbatch.weights or 'the configured weights')}"
     if microbatch.mode is ForwardMode.PROFILE:
         return f"#{microbatch.id} {'end' if microbatch.trace_dir is None else 'begin'} to profile"
-    if microbatch.adapter is not None:
-        return f"#{microbatch.id} {_change_text(microbatch.adapter)}"
+    if microbatch.lora is not None:
+        return f"#{microbatch.id} {_change_text(microbatch.lora)}"
     return f"#{microbatch.id} {microbatch.mode} {segments}"
 
 
-def _change_text(change: AdapterChange) -> str:
-    """What the stages load and drop: ``load adapter a as version 3, drop version 1``."""
-    load = "" if change.path is None else f"load adapter {printable(change.name)} as version {change.version}"
+def _change_text(change: LoraChange) -> str:
+    """What the stages load and drop: ``load lora a as version 3, drop version 1``."""
+    load = "" if change.path is None else f"load LoRA {printable(change.name)} as version {change.version}"
     if change.drop == change.version:
-        return f"{load}, checked only" if load else f"unload adapter {printable(change.name)}"
-    drop = f"drop version {change.drop}" if load else f"unload adapter {printable(change.name)}, version {change.drop}"
+        return f"{load}, checked only" if load else f"unload LoRA {printable(change.name)}"
+    drop = f"drop version {change.drop}" if load else f"unload LoRA {printable(change.name)}, version {change.drop}"
     return ", ".join(part for part in (load, drop if change.drop else "") if part)
 
 

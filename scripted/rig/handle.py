@@ -37,7 +37,7 @@ class RequestHandle(Nameless):
         self.prompt_ids = Listed(message.prompt_ids)
         self.sampling = message.sampling
         self._request: Request | None = None
-        # Where its adapter was when it began: another one may be loaded under the same name.
+        # Where its LoRA was when it began: another one may be loaded under the same name.
         self.lora_path: str | None = None
         self._output_ids: list[int] = []
         self._logprobs: list[TokenLogprob | None] = []

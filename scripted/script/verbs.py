@@ -21,12 +21,12 @@ from scripted.adapters.lockstep.actions import (
     EndProfile,
     Evict,
     Flush,
-    LoadLora,
+    LoraLoad,
+    LoraUnload,
     Pause,
     Press,
     Relieve,
     Resume,
-    UnloadLora,
     Update,
 )
 from scripted.core.prompts import prompt_of
@@ -98,7 +98,7 @@ class Verbs(Waits):
 
         ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
         for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
-        seconds. ``lora`` names the adapter that computes it. Raises RequestRefused, with status and body, for a request
+        seconds. ``lora`` names the LoRA that computes it. Raises RequestRefused, with status and body, for a request
         that the server does not admit.
         """
         prompt: dict[str, Any] = _one_prompt(prompt_len, prompt_ids, text, prompt_seed)
@@ -177,16 +177,16 @@ class Verbs(Waits):
     def load_lora(self, name: str, path: str) -> Call:
         """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
 
-        Every adapter that a script loads is gone before the next script.
+        Every LoRA that a script loads is gone before the next script.
         """
         if not isinstance(path, str):
             raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
-        return self._call(LoadLora(name=name, path_of_adapter=path))
+        return self._call(LoraLoad(name=name, path_of_lora=path))
 
     def unload_lora(self, name: str, timeout_s: float | None = None) -> Call:
         """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
         _check_timeout("unload_lora()", timeout_s)
-        return self._call(UnloadLora(name=name, timeout_s=timeout_s))
+        return self._call(LoraUnload(name=name, timeout_s=timeout_s))
 
     def pause_generation(self, mode: str = "retract") -> Call:
         """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""

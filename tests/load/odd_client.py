@@ -41,7 +41,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     "plain": {"mixed_chunk": False, "priority_preemption": False, "schedule_policy": "fcfs"},
     "look-up": {"speculative_algorithm": "ngram", "speculative_ngram_min": 1, "tool_call_parser": "llama3"},
     "draft": {**DRAFTS, "tool_call_parser": "mistral", "reasoning_parser": "deepseek-r1"},
-    "adapters": {
+    "loras": {
         **LORAS,
         "pp_size": 2,
         "dynamic_chunking": True,
@@ -68,8 +68,8 @@ def run_odd(parent: PreloadedParent, folder: Path, *, seed: int, count: int, **s
     server = LoadedServer(parent, folder, **settings)
     try:
         asyncio.run(_send_all(server, result, seed, count))
-        # The operators' log has the whole path of an adapter that cannot be loaded; clients are told its last part.
-        server.end(may_say="could not load the adapter")
+        # The operators' log has the whole path of a LoRA that cannot be loaded; clients are told its last part.
+        server.end(may_say="could not load the LoRA")
     finally:
         server.kill()
         result.complaints += server.complaints

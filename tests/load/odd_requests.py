@@ -331,8 +331,8 @@ class _Maker:
         return {"abort_all": True} if self._one_in(8) else {"rid": self._chance.choice(RIDS)}
 
     def _load(self) -> dict[str, Any]:
-        adapters = [f"embedded-lora:{seed}" for seed in "12x"]
-        paths = (*adapters, "no/such", "/", "", "\x00", "\ud800", "x" * 5000)
+        loras = [f"embedded-lora:{seed}" for seed in "12x"]
+        paths = (*loras, "no/such", "/", "", "\x00", "\ud800", "x" * 5000)
         return {"lora_name": self._chance.choice(("y", "z", *MODELS)), "lora_path": self._chance.choice(paths)}
 
     def _unload(self) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model, or an adapter whose ``parent`` it is. ``max_model_len`` is its context in tokens."""
+    """The served model, or a LoRA whose ``parent`` it is. ``max_model_len`` is its context in tokens."""
 
     id: str
     object: Literal["model"] = "model"
@@ -226,7 +226,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served, and its adapters."""
+    """The model that is served, and its LoRAs."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -19,7 +19,7 @@ from engine.frontend.served_model import ServedModel, check_fits, check_prompt_l
 from engine.limits import Limits
 from engine.messages import Generate
 
-__all__ = ["chat_order", "completion_order", "requested_adapter", "require_model"]
+__all__ = ["chat_order", "completion_order", "requested_lora", "require_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def completion_order(data: bytes, served: ServedModel) -> Order:
     """The order of a completion: all choices of the first prompt, then those of the next. Raises ApiError."""
     body = parse_body(CompletionBody, data)
-    lora = requested_adapter(body.model, served)
+    lora = requested_lora(body.model, served)
     prompts = [
         tokenize(served, prompt, param="prompt") if isinstance(prompt, str) else tuple(prompt)
         for prompt in body.prompts
@@ -39,7 +39,7 @@ def completion_order(data: bytes, served: ServedModel) -> Order:
 def chat_order(data: bytes, served: ServedModel) -> Order:
     """The order of a chat completion. Raises ApiError, also when the model has no chat template."""
     body = parse_body(ChatBody, data)
-    lora = requested_adapter(body.model, served)
+    lora = requested_lora(body.model, served)
     tools = body.offered_tools
     require_parser(tools, served)
     conversation = [message.for_template for message in body.messages]
@@ -63,8 +63,8 @@ def require_model(model: str | None, served: str) -> None:
         )
 
 
-def requested_adapter(model: str | None, served: ServedModel) -> str | None:
-    """The adapter that a client asks for as a model; None for the served model itself.
+def requested_lora(model: str | None, served: ServedModel) -> str | None:
+    """The LoRA that a client asks for as a model; None for the served model itself.
 
     Raises ApiError (404) on a server that holds none. Whether there is one of this name, the scheduler says.
     """

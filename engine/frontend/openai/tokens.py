@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, model_validator
 from engine.frontend.errors import FieldError
 from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
 from engine.frontend.openai.nullable import NullableBody
-from engine.frontend.openai.requests import requested_adapter
+from engine.frontend.openai.requests import requested_lora
 from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
 from engine.frontend.protocol import TokenIds, parse_body
 from engine.frontend.served_model import ServedModel, check_vocabulary, tokenize
@@ -81,7 +81,7 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
-    requested_adapter(body.model, served)
+    requested_lora(body.model, served)
     text, param = body.prompt, "prompt"
     if text is None:
         conversation = [message.for_template for message in body.messages or ()]
@@ -100,6 +100,6 @@ def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
 def detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
     """The text of ids. Raises ApiError (400) for the first one that is no token of the model."""
     body = parse_body(DetokenizeBody, data)
-    requested_adapter(body.model, served)
+    requested_lora(body.model, served)
     check_vocabulary(body.tokens, served.limits.vocab_size, "tokens")
     return DetokenizeAnswer(prompt=served.tokenizer.decode(body.tokens, skip_special_tokens=False))

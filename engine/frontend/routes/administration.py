@@ -1,4 +1,4 @@
-"""Routes for operators: flush, weight update, adapters, abort, pause, continue. Each is one message and its answer."""
+"""Routes for operators: flush, weight update, LoRAs, abort, pause, continue. Each is one message and its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.frontend.protocol import (
     parse_body,
 )
 from engine.frontend.routes.queries import read_timeout
-from engine.frontend.served_model import check_adapter_name
+from engine.frontend.served_model import check_lora_name
 from engine.messages import (
     Abort,
     AbortAll,
@@ -36,11 +36,11 @@ from engine.messages import (
     ClientMessage,
     ContinueGeneration,
     FlushCache,
-    LoadAdapter,
+    LoadLora,
     PauseGeneration,
     StartProfile,
     StopProfile,
-    UnloadAdapter,
+    UnloadLora,
     UpdateWeights,
 )
 
@@ -49,7 +49,7 @@ __all__ = ["add_administration"]
 ADMIN = "administration"
 # The longest that an operator has to say is a path.
 MAX_BODY_BYTES = 65_536
-# Fields of the messages about adapters, as clients spell them.
+# Fields of the messages about LoRAs, as clients spell them.
 LORA_FIELDS = {"name": "lora_name", "path": "lora_path"}
 FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine to become quiet"),)
 
@@ -76,22 +76,22 @@ class Administration:
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter, which requests then ask for as a model."""
         body = await self._read(request, LoadLoraBody)
-        check_adapter_name(body.lora_name, self._front.model_name)
+        check_lora_name(body.lora_name, self._front.model_name)
         answer = await self._front.client.call(
-            lambda call_id: LoadAdapter(call_id=call_id, name=body.lora_name, path=body.lora_path)
+            lambda call_id: LoadLora(call_id=call_id, name=body.lora_name, path=body.lora_path)
         )
         if answer.ok:
-            self._front.adapters[body.lora_name] = body.lora_path
+            self._front.loras[body.lora_name] = body.lora_path
         return _response(answer, **LORA_FIELDS)
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """Unload a LoRA adapter; refused with the counts while requests use it."""
         body = await self._read(request, UnloadLoraBody)
         answer = await self._front.client.call(
-            lambda call_id: UnloadAdapter(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
+            lambda call_id: UnloadLora(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
         )
         if answer.ok:
-            self._front.adapters.pop(body.lora_name, None)
+            self._front.loras.pop(body.lora_name, None)
         return _response(answer, **LORA_FIELDS)
 
     async def start_profile(self) -> Response:

@@ -122,23 +122,23 @@ def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
 def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:
     """Add the routes that say which model is served."""
 
-    def card(adapter: str | None = None) -> ModelCard:
+    def card(lora: str | None = None) -> ModelCard:
         return ModelCard(
-            id=adapter or front.model_name,
+            id=lora or front.model_name,
             created=front.created_s,
             max_model_len=front.limits.context_length,
-            parent=UNSET if adapter is None else front.model_name,
+            parent=UNSET if lora is None else front.model_name,
         )
 
     @router.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
     async def models() -> Response:
-        """List the served model and its adapters."""
-        return json_answer(ModelList(data=[card(), *map(card, front.adapters)]))
+        """List the served model and its LoRAs."""
+        return json_answer(ModelList(data=[card(), *map(card, front.loras)]))
 
     @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
     async def model_card(model: str) -> Response:
-        """Describe the served model, or one of its adapters."""
-        if model in front.adapters:
+        """Describe the served model, or one of its LoRAs."""
+        if model in front.loras:
             return json_answer(card(model))
         require_model(model, front.model_name)
         return json_answer(card())

@@ -21,7 +21,7 @@ from engine.errors import OpenVINOError, StepFailedError
 from engine.limits import Limits
 from engine.model.batch import Batch
 from engine.model.kv_pool import KVPool
-from engine.model.lora import StageAdapters
+from engine.model.lora import StageLoras
 from engine.model.openvino.batch import BlockBatch, BlockPool
 from engine.model.openvino.compiled import CompiledStage
 from engine.model.openvino.kept import compiled_graph
@@ -52,7 +52,7 @@ class OpenVINOStage:
 
     backend = "openvino"
     is_lean = False
-    lora: StageAdapters | None = None
+    lora: StageLoras | None = None
 
     def __init__(self, config: EngineConfig, limits: Limits, stage: int, *, on_load: OnLoad | None = None) -> None:
         self._facts = facts = StageFacts(config, limits, stage)

@@ -10,7 +10,7 @@ import pytest
 
 from ci.register import register_cpu_ci
 from engine import EngineConfig
-from scripted import actions
+from scripted.adapters.lockstep import actions
 
 register_cpu_ci(est_time=20, suite="base-cpu")
 
@@ -43,8 +43,8 @@ LEAVE = {
     actions.StallStage: lambda t, r: t.stall_stage(0),
     actions.ResumeStage: lambda t, r: (t.stall_stage(0), t.resume_stage(0)),
     actions.AdvanceClock: lambda t, r: t.clock.advance(5.0),
-    actions.LoadLora: lambda t, r: t.load_lora("left", "embedded-lora:3"),
-    actions.UnloadLora: lambda t, r: t.unload_lora("x"),
+    actions.LoraLoad: lambda t, r: t.load_lora("left", "embedded-lora:3"),
+    actions.LoraUnload: lambda t, r: t.unload_lora("x"),
 }
 KINDS = {kind.__name__: leave for kind, leave in LEAVE.items()}
 
@@ -65,7 +65,7 @@ def finds_it_as_new(t):
     assert t.state.paused is None
     assert t.scheduler.counters.weights_version == 0
     assert not t.scheduler.memory.pages.cached
-    assert [(one.name, one.version) for one in t.scheduler.adapters.known.values()] == [("x", 0)]
+    assert [(one.name, one.version) for one in t.scheduler.loras.known.values()] == [("x", 0)]
     r = t.start_req(prompt_len=PROMPT_TOKENS, max_new_tokens=4, ignore_eos=True)
     yield from t.run_until_finished(r)
     assert r.finish_reason == "length"

@@ -232,14 +232,14 @@ def gives_a_number_for_a_name(t):
 
 
 @refused("POST /v1/load_lora_adapter was refused with 400: lora_name must differ from the served model's name")
-def gives_an_adapter_the_name_of_the_model(t):
+def gives_a_lora_the_name_of_the_model(t):
     t.load_lora("embedded", "embedded-lora:1")
     yield
 
 
 @refused("load_lora() takes path as a text, such as 'embedded-lora:1', got None")
 @was_green
-def gives_nothing_for_an_adapter(t):
+def gives_nothing_for_a_lora(t):
     t.load_lora("x", None)
     yield
 

@@ -32,7 +32,8 @@ from scripted.adapters.lockstep.actions import (
     FailGrammar,
     HoldGrammars,
     HoldResults,
-    LoadLora,
+    LoraLoad,
+    LoraUnload,
     Placed,
     Press,
     Recipe,
@@ -43,7 +44,6 @@ from scripted.adapters.lockstep.actions import (
     ResumeStage,
     StallStage,
     StartRequest,
-    UnloadLora,
     Update,
     action_of,
     all_actions,
@@ -131,7 +131,7 @@ class Verbatim:
 
 def config_for(action: Action) -> EngineConfig:
     """An engine that has what the action acts on."""
-    if isinstance(action, LoadLora | UnloadLora) or (isinstance(action, StartRequest) and action.lora is not None):
+    if isinstance(action, LoraLoad | LoraUnload) or (isinstance(action, StartRequest) and action.lora is not None):
         return ADAPTED
     return WINDOWED if isinstance(action, Press) and action.window is not None else CONFIG
 

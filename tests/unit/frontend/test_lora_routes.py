@@ -1,4 +1,4 @@
-"""Adapters as clients see them: asked for by name, listed, loaded and unloaded by operators, and not found."""
+"""LoRAs as clients see them: asked for by name, listed, loaded and unloaded by operators, and not found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from real_servers import RealServer, running
 
 from engine.launch.preload import PreloadedParent
-from engine.messages import CallAnswer, FinishReason, LoadAdapter, Refusal, RefusalKind, TokenOutput, UnloadAdapter
+from engine.messages import CallAnswer, FinishReason, LoadLora, Refusal, RefusalKind, TokenOutput, UnloadLora
 from engine.model.embedded_lora import embedded_lora_folder
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -29,7 +29,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
         ("/v1/chat/completions", {"messages": CHAT, "model": "x"}),
     ],
 )
-def test_a_request_names_its_adapter(play, path: str, body: dict[str, Any]) -> None:
+def test_a_request_names_its_lora(play, path: str, body: dict[str, Any]) -> None:
     """C01: and the answer names it as its model."""
 
     async def scene(stage) -> None:
@@ -55,7 +55,7 @@ def test_what_the_scheduler_does_not_know_is_not_found(
     async def scene(stage) -> None:
         answer = asyncio.create_task(stage.http.post(path, json=body | {param: "x", "rid": "r", "stream": stream}))
         await stage.scheduler.receive()
-        await stage.scheduler.reply(Refusal(rid="r", kind=RefusalKind.NOT_FOUND, message="the adapter must be loaded"))
+        await stage.scheduler.reply(Refusal(rid="r", kind=RefusalKind.NOT_FOUND, message="the LoRA must be loaded"))
         response = await answer
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "not_found"
@@ -68,7 +68,7 @@ def test_what_the_scheduler_does_not_know_is_not_found(
     ("path", "body"),
     [("/generate", {"text": "hi", "lora_path": "x"}), ("/v1/completions", {"prompt": "hi", "model": "x"})],
 )
-def test_a_server_without_adapters_finds_none(play, path: str, body: dict[str, Any]) -> None:
+def test_a_server_without_loras_finds_none(play, path: str, body: dict[str, Any]) -> None:
     async def scene(stage) -> None:
         response = await stage.http.post(path, json=body)
         assert response.status_code == 404
@@ -77,7 +77,7 @@ def test_a_server_without_adapters_finds_none(play, path: str, body: dict[str, A
     play(scene)
 
 
-def test_adapters_are_listed_from_their_load_to_their_unload(play) -> None:
+def test_loras_are_listed_from_their_load_to_their_unload(play) -> None:
     async def scene(stage) -> None:
         async def names() -> list[str]:
             cards = (await stage.http.get("/v1/models")).json()["data"]
@@ -117,12 +117,12 @@ def test_adapters_are_listed_from_their_load_to_their_unload(play) -> None:
         (
             "/v1/load_lora_adapter",
             {"lora_name": "x", "lora_path": "/x"},
-            LoadAdapter(call_id="call-0", name="x", path="/x"),
+            LoadLora(call_id="call-0", name="x", path="/x"),
         ),
         (
             "/v1/unload_lora_adapter",
             {"lora_name": "x", "timeout": 2},
-            UnloadAdapter(call_id="call-0", name="x", timeout_s=2.0),
+            UnloadLora(call_id="call-0", name="x", timeout_s=2.0),
         ),
     ],
 )
@@ -154,7 +154,7 @@ def adapted(parent: PreloadedParent, tmp_path_factory: pytest.TempPathFactory) -
         yield started
 
 
-def test_the_official_client_asks_for_adapters_as_models(adapted: RealServer) -> None:
+def test_the_official_client_asks_for_loras_as_models(adapted: RealServer) -> None:
     """C01: several at once in one place, each as it is alone; loaded, listed, unloaded, gone."""
     with openai.OpenAI(base_url=f"{adapted.url}/v1", api_key="unused", max_retries=0, timeout=20) as client:
         load = {"lora_name": "y", "lora_path": "embedded-lora:2"}
@@ -186,9 +186,9 @@ def test_the_official_client_asks_for_adapters_as_models(adapted: RealServer) ->
             client.completions.create(model="y", prompt="hello")
 
 
-def test_an_adapter_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_path: Path) -> None:
+def test_a_lora_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp_path: Path) -> None:
     """Its requests are told what is missing and what to do, and the next one finds what was put back."""
-    folder, away = tmp_path / "adapter", tmp_path / "away"
+    folder, away = tmp_path / "lora", tmp_path / "away"
     shutil.copytree(embedded_lora_folder(3), folder)
     load = {"lora_name": "lost", "lora_path": str(folder)}
     assert adapted.http.post("/v1/load_lora_adapter", json=load).status_code == 200
@@ -204,8 +204,8 @@ def test_an_adapter_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp
             answer = adapted.http.post(path, json=body | {param: "lost", "stream": stream})
             error = answer.json()["error"]
             assert (answer.status_code, error["type"], error["param"]) == (503, "server_unavailable", param)
-            assert "could not load the adapter 'lost' from adapter: " in error["message"]
-            assert "put them back there, or unload the adapter" in error["message"]
+            assert "could not load the LoRA 'lost' from lora: " in error["message"]
+            assert "put them back there, or unload the LoRA" in error["message"]
             assert str(tmp_path) not in error["message"]
     assert f"from {folder}" in adapted.log
     assert adapted.http.post("/generate", json=native | {"lora_path": "x"}).status_code == 200
@@ -214,7 +214,7 @@ def test_an_adapter_whose_files_are_gone_is_unavailable(adapted: RealServer, tmp
     adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "lost"})
 
 
-def test_an_adapter_that_cannot_be_served_keeps_a_server_from_starting(parent: PreloadedParent, tmp_path: Path) -> None:
+def test_a_lora_that_cannot_be_served_keeps_a_server_from_starting(parent: PreloadedParent, tmp_path: Path) -> None:
     from engine.errors import StartupError
 
     (tmp_path / "a").mkdir()

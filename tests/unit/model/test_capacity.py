@@ -47,7 +47,7 @@ def test_a_machine_with_one_stage_of_two_holds_twice_as_much(tmp_path: Path, mon
         capacity.require_memory(config, FACTS, limits, stages_here=2)
 
 
-def test_adapters_are_counted_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loras_are_counted_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the stages may hold, of the largest rank, and the one that is read before another makes room."""
     free_memory(monkeypatch, 10**6)
     tensors = {
@@ -60,9 +60,9 @@ def test_adapters_are_counted_beside_the_weights(tmp_path: Path, monkeypatch: py
     config = EngineConfig(model=str(tmp_path), device="cpu", max_running_requests=64)
     adapted = config.model_copy(update={"max_loras": 3, "max_lora_rank": 16})
     plain, beside = (capacity.measure_kv_tokens(one, FACTS) for one in (config, adapted))
-    adapters = 4 * 16 * (30 + 20) * 2
+    loras = 4 * 16 * (30 + 20) * 2
     assert plain == int((10**6 - weights) * capacity.KV_SHARE_CPU) // 100
-    assert beside == int((10**6 - weights - adapters) * capacity.KV_SHARE_CPU) // 100
+    assert beside == int((10**6 - weights - loras) * capacity.KV_SHARE_CPU) // 100
 
 
 def test_no_more_than_all_running_requests_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_a_larger_batch_before_leaves_nothing_in_a_smaller_one(checkpoint_of: Ca
 
 
 def test_what_is_not_plain_is_computed_eagerly(checkpoint_of: Callable[[str], Path]) -> None:
-    """Parts of prompts, drafts, prompt logprobs, an adapter, more rows than there are."""
+    """Parts of prompts, drafts, prompt logprobs, a LoRA, more rows than there are."""
     graphs = chain_of(checkpoint_of("qwen3"), max_loras=1).runners[0]._model._graphs
     plain = Segment("r", 0, 3, (1,), 0, (), True)
     assert graphs.batch([plain]).size == 1

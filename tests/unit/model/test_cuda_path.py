@@ -23,7 +23,7 @@ from engine.errors import DeviceLostError, EngineError
 from engine.limits import ModelFacts
 from engine.model import capacity, stage_model
 from engine.model.arithmetic import stage_devices
-from engine.model.lora import LoadedAdapter, Pair
+from engine.model.lora import LoadedLora, Pair
 from engine.model.prompt_logprobs import PromptScores
 from engine.model.runner import StageRunner
 from engine.model.sampling import Sampler
@@ -158,13 +158,13 @@ def test_a_forward_stays_on_its_device(
     assert [tuple(part.shape) for part in taken] == ([(2, 199)] if kind == "scored" else [])
 
 
-def test_adapters_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
+def test_loras_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
     """Rows side by side and rows apart, beside rows without one."""
     stage = stage_of(fakes("qwen3"), max_loras=1)
     assert stage.lora is not None
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
     pairs = [[_pair(*width) for width in widths] for _ in stage.layers]
-    stage.lora.held |= {1: LoadedAdapter(pairs), 2: LoadedAdapter(pairs)}
+    stage.lora.held |= {1: LoadedLora(pairs), 2: LoadedLora(pairs)}
     segments = [
         msgspec.structs.replace(segment, lora=version)
         for segment, version in zip(segments_of("decodes"), (1, 2, 0, 1), strict=True)
@@ -177,7 +177,7 @@ def test_adapters_stay_on_their_device(fakes: Callable[[str], Path]) -> None:
 def test_launching_waits_for_nothing(
     backend: str, fakes: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C02: prompts and decodes of every parameter but penalties, then decodes whose tokens are not known, adapters."""
+    """C02: prompts and decodes of every parameter but penalties, then decodes whose tokens are not known, LoRAs."""
     config = EngineConfig(
         model=str(fakes("qwen3")),
         dtype="bfloat16",
@@ -188,8 +188,8 @@ def test_launching_waits_for_nothing(
     )
     runner = StageRunner(config, limits_for(config), 0, early=True)
     widths = ((64, 128), (64, 64), (64, 192), (96, 64))
-    loaded = LoadedAdapter([[_pair(*width) for width in widths] for _ in range(5)])
-    runner._adapters().held |= {1: loaded, 2: loaded}
+    loaded = LoadedLora([[_pair(*width) for width in widths] for _ in range(5)])
+    runner._loras().held |= {1: loaded, 2: loaded}
     parts = [
         Segment(f"r{row}", row, 0, (1, 2, 3, 4), 0, (row, row + 8), row != 3, SPECS[row % 3], lora=lora)
         for row, lora in enumerate((1, 0, 1, 2))

@@ -1,4 +1,4 @@
-"""Adapters on a stage: a batch of several says what transformers says with merged weights, and what is refused."""
+"""LoRAs on a stage: a batch of several says what transformers says with merged weights, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, IntegrityError
-from engine.model.adapter_config import AdapterConfig, require_adapter
 from engine.model.embedded_lora import embedded_lora_folder
-from engine.plan import AdapterChange, ForwardMode, Microbatch, Segment
+from engine.model.lora_config import LoraConfig, require_lora
+from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
 
 TOLERANCE = 1e-4  # fp32; the largest difference seen was 7e-6
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LENGTHS = (27, 20, 25, 22)
 CHUNK = 7
-# By row: no adapter, the first, the second, the first again.
+# By row: no LoRA, the first, the second, the first again.
 VERSIONS = (0, 1, 2, 1)
 
 
-def write_adapter(folder: Path, model: Path, seed: int, modules: tuple[str, ...], **config: Any) -> Path:
+def write_lora(folder: Path, model: Path, seed: int, modules: tuple[str, ...], **config: Any) -> Path:
     """As peft saves it: named by the model's own modules, A [rank, in] and B [out, rank]."""
     said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "bias": "none"} | config
     said["target_modules"] = list(modules)
@@ -50,10 +50,10 @@ def write_adapter(folder: Path, model: Path, seed: int, modules: tuple[str, ...]
     return folder
 
 
-def merged(model: Path, adapter: Path) -> Any:
+def merged(model: Path, lora: Path) -> Any:
     """W + scale * B @ A, by the definition and not by the engine's own code."""
-    said = json.loads((adapter / "adapter_config.json").read_text())
-    weights = load_file(adapter / "adapter_model.safetensors")
+    said = json.loads((lora / "adapter_config.json").read_text())
+    weights = load_file(lora / "adapter_model.safetensors")
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     for key in [key for key in weights if ".lora_A." in key]:
         name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
@@ -66,14 +66,14 @@ def merged(model: Path, adapter: Path) -> Any:
 
 
 class AdaptedStages(ChainedStages):
-    """With an adapter for each row."""
+    """With a LoRA for each row."""
 
-    def change(self, change: AdapterChange) -> list[str | None]:
+    def change(self, change: LoraChange) -> list[str | None]:
         """What each stage says; then all of them take it, or none."""
-        control = Microbatch(self.launched, ForwardMode.ADAPTER, (), adapter=change)
-        errors = [runner.prepare_adapter(control) for runner in self.runners]
+        control = Microbatch(self.launched, ForwardMode.LORA, (), lora=change)
+        errors = [runner.prepare_lora(control) for runner in self.runners]
         for runner in self.runners:
-            runner.finish_adapter(commit=errors == [None] * len(errors))
+            runner.finish_lora(commit=errors == [None] * len(errors))
         return errors
 
     def of(self, row: int, ids: Any) -> Segment:
@@ -94,14 +94,14 @@ def stages(model: Path, pp_size: int = 1, **config: Any) -> AdaptedStages:
 
 
 @pytest.fixture
-def adapters(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+def loras(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
     """Two: of all linears, and of a few with ranks and scales of their own."""
 
     def make(family: str) -> tuple[Path, Path]:
         model = checkpoint_of(family)
         few = {"rank_pattern": {"layers.1.self_attn.q_proj": 3}, "alpha_pattern": {"v_proj": 32}}
-        first = write_adapter(tmp_path / "first", model, 1, ALL)
-        return first, write_adapter(
+        first = write_lora(tmp_path / "first", model, 1, ALL)
+        return first, write_lora(
             tmp_path / "second", model, 2, ("q_proj", "v_proj", "down_proj"), use_rslora=True, r=8, **few
         )
 
@@ -110,11 +110,11 @@ def adapters(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Callable[[
 
 @pytest.mark.parametrize("pp_size", [1, 4])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2_biased", "mistral_window", "gemma3_two_ropes"])
-def test_a_batch_of_several_adapters_equals_merged_weights(
-    family: str, pp_size: int, checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+def test_a_batch_of_several_loras_equals_merged_weights(
+    family: str, pp_size: int, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
     """C11: four rows, prefilled in chunks side by side and decoded as one batch; by the lean forward and without it."""
-    model, folders = checkpoint_of(family), adapters(family)
+    model, folders = checkpoint_of(family), loras(family)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     models = (base, *[merged(model, folder) for folder in folders])
     ids = torch.randint(0, 198, (4, 31), generator=torch.Generator().manual_seed(3))
@@ -123,7 +123,7 @@ def test_a_batch_of_several_adapters_equals_merged_weights(
     chain = stages(model, pp_size)
     assert chain.runners[0].is_lean is not family.startswith("gemma")
     for version, folder in enumerate(folders, 1):
-        assert chain.change(AdapterChange("a", version, str(folder))) == [None] * pp_size
+        assert chain.change(LoraChange("a", version, str(folder))) == [None] * pp_size
     for first in range(0, max(LENGTHS), CHUNK):
         rows = [row for row in range(4) if first < LENGTHS[row]]
         stops = {row: min(first + CHUNK, LENGTHS[row]) for row in rows}
@@ -135,22 +135,22 @@ def test_a_batch_of_several_adapters_equals_merged_weights(
 
 
 def test_a_row_alone_says_what_it_says_beside_others(
-    checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    model, folders = checkpoint_of("qwen3"), adapters("qwen3")
+    model, folders = checkpoint_of("qwen3"), loras("qwen3")
     outputs = []
     for groups in ([(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)]):
         chain = stages(model)
         for version, folder in enumerate(folders, 1):
-            chain.change(AdapterChange("a", version, str(folder)))
+            chain.change(LoraChange("a", version, str(folder)))
         outputs.append(torch.cat([chain.logits(*[chain.of(row, range(9)) for row in rows]) for rows in groups]))
     assert float((outputs[0] - outputs[1]).abs().max()) < TOLERANCE
 
 
-def test_weights_in_16_bits(checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]) -> None:
-    model, folders = checkpoint_of("llama"), adapters("llama")
+def test_weights_in_16_bits(checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]) -> None:
+    model, folders = checkpoint_of("llama"), loras("llama")
     chain = stages(model, dtype="bfloat16")
-    chain.change(AdapterChange("a", 1, str(folders[0])))
+    chain.change(LoraChange("a", 1, str(folders[0])))
     logits = chain.logits(chain.of(1, range(20)))
     with torch.inference_mode():
         expected = merged(model, folders[0])(torch.arange(20)[None]).logits[0, -1]
@@ -158,48 +158,48 @@ def test_weights_in_16_bits(checkpoint_of: Callable[[str], Path], adapters: Call
 
 
 def test_stages_change_together_or_not_at_all(
-    checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
     """A07: one stage that fails keeps all of them as they were."""
-    chain, folders = stages(checkpoint_of("qwen3"), 2), adapters("qwen3")
-    chain.change(AdapterChange("a", 1, str(folders[0])))
+    chain, folders = stages(checkpoint_of("qwen3"), 2), loras("qwen3")
+    chain.change(LoraChange("a", 1, str(folders[0])))
     chain.runners[1].fail_next()
-    errors = chain.change(AdapterChange("b", 2, str(folders[1]), drop=1))
+    errors = chain.change(LoraChange("b", 2, str(folders[1]), drop=1))
     assert errors[0] is None
     assert "injected" in str(errors[1])
     assert [list(runner._model.lora.held) for runner in chain.runners] == [[1], [1]]
-    chain.change(AdapterChange("b", 2, str(folders[1]), drop=1))
+    chain.change(LoraChange("b", 2, str(folders[1]), drop=1))
     assert [list(runner._model.lora.held) for runner in chain.runners] == [[2], [2]]
-    chain.change(AdapterChange("c", 3, str(folders[0]), drop=3))
+    chain.change(LoraChange("c", 3, str(folders[0]), drop=3))
     assert [list(runner._model.lora.held) for runner in chain.runners] == [[2], [2]]
-    chain.change(AdapterChange("b", drop=2))
+    chain.change(LoraChange("b", drop=2))
     assert [runner._model.lora.held for runner in chain.runners] == [{}, {}]
-    with pytest.raises(IntegrityError, match="version 1 of an adapter"):
+    with pytest.raises(IntegrityError, match="version 1 of a LoRA"):
         chain.logits(chain.of(1, range(3)))
 
 
-def test_kv_of_another_adapter_is_not_read(
-    checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+def test_kv_of_another_lora_is_not_read(
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    """B11: the sanitizer's chain begins with the adapter."""
-    chain, folders = stages(checkpoint_of("qwen3")), adapters("qwen3")
-    chain.change(AdapterChange("a", 1, str(folders[0])))
+    """B11: the sanitizer's chain begins with the LoRA."""
+    chain, folders = stages(checkpoint_of("qwen3")), loras("qwen3")
+    chain.change(LoraChange("a", 1, str(folders[0])))
     first = chain.of(1, range(8))
     chain.forward(first)
-    with pytest.raises(IntegrityError, match="of another adapter"):
+    with pytest.raises(IntegrityError, match="of another LoRA"):
         chain.forward(msgspec.structs.replace(first, start=8, token_ids=(1,), lora=0, pages=()))
 
 
-def test_an_update_keeps_the_adapters(
-    checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]], tmp_path: Path
+def test_an_update_keeps_the_loras(
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    model, folders = checkpoint_of("qwen3"), adapters("qwen3")
+    model, folders = checkpoint_of("qwen3"), loras("qwen3")
     other = tmp_path / "other"
     shutil.copytree(model, other)
     weights = {name: tensor * 0.9 for name, tensor in load_file(other / "model.safetensors").items()}
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     chain = stages(model)
-    chain.change(AdapterChange("a", 1, str(folders[0])))
+    chain.change(LoraChange("a", 1, str(folders[0])))
     assert chain.runners[0].prepare_update(Microbatch(9, ForwardMode.UPDATE, (), weights=str(other))) is None
     chain.runners[0].finish_update(commit=True)
     logits = chain.logits(chain.of(1, range(12)))
@@ -208,13 +208,13 @@ def test_an_update_keeps_the_adapters(
     _assert_equal(logits, [expected])
 
 
-def test_the_embedded_models_adapters_are_equal_for_equal_seeds() -> None:
+def test_the_embedded_models_loras_are_equal_for_equal_seeds() -> None:
     """C01: made like any other, and the same bytes on every machine."""
     first, second = embedded_lora_folder(1), embedded_lora_folder(2)
     assert embedded_lora_folder(1) == first != second
     assert (first / "adapter_config.json").read_bytes() == (second / "adapter_config.json").read_bytes()
     assert (first / "adapter_model.safetensors").read_bytes() != (second / "adapter_model.safetensors").read_bytes()
-    require_adapter("embedded-lora:1")
+    require_lora("embedded-lora:1")
 
 
 @pytest.mark.parametrize(
@@ -237,28 +237,28 @@ def test_the_embedded_models_adapters_are_equal_for_equal_seeds() -> None:
 def test_what_is_not_computed_is_refused_by_its_name(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     content = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "megatron_core": "megatron.core", "eva_config": None}
     (tmp_path / "adapter_config.json").write_text(json.dumps(content))
-    AdapterConfig(tmp_path)
+    LoraConfig(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(content | change))
     with pytest.raises(CheckpointError, match=said):
-        AdapterConfig(tmp_path)
+        LoraConfig(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_a_configuration_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(content)
-    with pytest.raises(CheckpointError, match="save the adapter again"):
-        AdapterConfig(tmp_path)
+    with pytest.raises(CheckpointError, match="save the LoRA again"):
+        LoraConfig(tmp_path)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no folder here"):
-        require_adapter("embedded-lora:many")
+        require_lora("embedded-lora:many")
     with pytest.raises(CheckpointError, match="must hold adapter_config"):
-        require_adapter(str(tmp_path))
+        require_lora(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.bin").write_text("")
     with pytest.raises(CheckpointError, match="safe_serialization"):
-        require_adapter(str(tmp_path))
+        require_lora(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -275,34 +275,34 @@ def test_matrices_of_another_model_are_refused(
     renamed: str,
     said: str,
     checkpoint_of: Callable[[str], Path],
-    adapters: Callable[[str], tuple[Path, Path]],
+    loras: Callable[[str], tuple[Path, Path]],
 ) -> None:
-    folder = adapters("qwen3")[0]
+    folder = loras("qwen3")[0]
     file = folder / "adapter_model.safetensors"
     weights = load_file(file)
     wide = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
     pair = (weights[wide], weights[wide.replace("_A.", "_B.")])
     weights |= {renamed: pair[0].clone(), renamed.replace("lora_A", "lora_B"): pair[1].clone()}
     save_file(weights, file)
-    (error,) = stages(checkpoint_of("qwen3")).change(AdapterChange("a", 1, str(folder)))
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
     assert error is not None
     assert said in error
 
 
 def test_a_rank_above_the_bound_is_refused(
-    checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    chain, folders = stages(checkpoint_of("qwen3"), max_lora_rank=4), adapters("qwen3")
-    assert chain.change(AdapterChange("a", 1, str(folders[0]))) == [None]
-    (error,) = chain.change(AdapterChange("b", 2, str(folders[1])))
+    chain, folders = stages(checkpoint_of("qwen3"), max_lora_rank=4), loras("qwen3")
+    assert chain.change(LoraChange("a", 1, str(folders[0]))) == [None]
+    (error,) = chain.change(LoraChange("b", 2, str(folders[1])))
     assert "must be <= max_lora_rank=4, got 8" in str(error)
 
 
 @pytest.mark.parametrize("damage", ["half", "torn", "empty"])
 def test_a_damaged_file_is_refused(
-    damage: str, checkpoint_of: Callable[[str], Path], adapters: Callable[[str], tuple[Path, Path]]
+    damage: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    folder = adapters("qwen3")[0]
+    folder = loras("qwen3")[0]
     file = folder / "adapter_model.safetensors"
     weights = load_file(file)
     if damage == "half":
@@ -312,7 +312,7 @@ def test_a_damaged_file_is_refused(
         file.write_bytes(file.read_bytes()[:1000])
     else:
         save_file({}, file)
-    (error,) = stages(checkpoint_of("qwen3")).change(AdapterChange("a", 1, str(folder)))
+    (error,) = stages(checkpoint_of("qwen3")).change(LoraChange("a", 1, str(folder)))
     expected = {"half": "must hold lora_A and lora_B of", "torn": "whole safetensors", "empty": "holds none"}
     assert expected[damage] in str(error)
 

@@ -13,7 +13,7 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
-from engine.plan import UNKNOWN_TOKEN, AdapterChange, ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import UNKNOWN_TOKEN, ForwardMode, LoraChange, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(device="cpu", context_length=256)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)
@@ -176,11 +176,11 @@ def test_a_device_that_was_lost_is_told_in_its_turn(early: LocalPipeline, monkey
 
 
 def test_what_waits_holds_up_all_after_it(early: LocalPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter is loaded after what was launched before it, and before what is computed with it."""
+    """A LoRA is loaded after what was launched before it, and before what is computed with it."""
     numbers, writer = told_to_device(early._runner, monkeypatch), PlanWriter(LIMITS)
     early.launch(writer.plan(0, [1, 2, 3]))
-    change = AdapterChange("a", 1, f"{EMBEDDED_LORA}:3")
-    early.launch(Microbatch(2, ForwardMode.ADAPTER, (), adapter=change))
+    change = LoraChange("a", 1, f"{EMBEDDED_LORA}:3")
+    early.launch(Microbatch(2, ForwardMode.LORA, (), lora=change))
     (segment,) = writer.plan(1, [1, 2, 3]).segments
     early.launch(Microbatch(3, ForwardMode.PREFILL, (msgspec.structs.replace(segment, lora=1),)))
     assert numbers == [1]

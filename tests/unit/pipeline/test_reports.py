@@ -20,7 +20,7 @@ from engine.pipeline.stage import StageLoop
 from engine.pipeline.staged import StagedPipeline
 from engine.pipeline.wire import (
     ControlDone,
-    FinishAdapter,
+    FinishLora,
     FinishUpdate,
     Forget,
     Launch,
@@ -28,7 +28,7 @@ from engine.pipeline.wire import (
     decode_stage_message,
     stage_address,
 )
-from engine.plan import AdapterChange, ForwardMode, Microbatch, Segment
+from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
 
 WAIT_S = 10.0
 SOON_S = 0.02
@@ -56,7 +56,7 @@ def segment(row: int) -> Segment:
 
 PLAN = Microbatch(5, ForwardMode.PREFILL, (segment(0), segment(1)))
 UPDATE = Microbatch(6, ForwardMode.UPDATE, (), "embedded:7")
-CHANGE = Microbatch(6, ForwardMode.ADAPTER, (), adapter=AdapterChange("x", 1, "/x"))
+CHANGE = Microbatch(6, ForwardMode.LORA, (), lora=LoraChange("x", 1, "/x"))
 RIGHT = Completion(microbatch_id=5, token_ids=(1, 2))
 
 
@@ -118,11 +118,11 @@ def test_a_stage_that_cannot_be_read_any_more_is_a_failure_of_the_pipeline(wired
     assert (failed.process, "cannot be read" in failed.cause) == ("stage-1", True)
 
 
-@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishAdapter)])
+@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishLora)])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_control_is_done_by_all_stages_or_by_none(
-    wired: Wired, order: tuple[int, ...], failing: int, control: Microbatch, finish: type[FinishUpdate | FinishAdapter]
+    wired: Wired, order: tuple[int, ...], failing: int, control: Microbatch, finish: type[FinishUpdate | FinishLora]
 ) -> None:
     """A05: whichever stage failed and whichever reported first: every stage is told to drop what it prepared."""
     pipeline, stages = wired
@@ -135,10 +135,10 @@ def test_a_control_is_done_by_all_stages_or_by_none(
     assert [_messages(stage) for stage in stages] == [[Launch(control), finish(commit=False)]] * STAGES
 
 
-@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishAdapter)])
+@pytest.mark.parametrize(("control", "finish"), [(UPDATE, FinishUpdate), (CHANGE, FinishLora)])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_control_is_done_when_every_stage_is_ready_and_not_before(
-    wired: Wired, order: tuple[int, ...], control: Microbatch, finish: type[FinishUpdate | FinishAdapter]
+    wired: Wired, order: tuple[int, ...], control: Microbatch, finish: type[FinishUpdate | FinishLora]
 ) -> None:
     pipeline, stages = wired
     pipeline.launch(control)

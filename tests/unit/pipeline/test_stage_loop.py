@@ -16,7 +16,7 @@ from engine.pipeline.wire import (
     Describe,
     EndStage,
     FailNextStep,
-    FinishAdapter,
+    FinishLora,
     FinishUpdate,
     Forget,
     HiddenFailed,
@@ -25,12 +25,12 @@ from engine.pipeline.wire import (
     StageView,
     decode_stage_report,
 )
-from engine.plan import AdapterChange, ForwardMode, Microbatch
+from engine.plan import ForwardMode, LoraChange, Microbatch
 
 STEP = Microbatch(3, ForwardMode.DECODE, ())
 UPDATE = Microbatch(4, ForwardMode.UPDATE, (), "embedded:7")
 PROFILE = Microbatch(5, ForwardMode.PROFILE, ())
-CHANGE = Microbatch(6, ForwardMode.ADAPTER, (), adapter=AdapterChange("x", 1, "/x"))
+CHANGE = Microbatch(6, ForwardMode.LORA, (), lora=LoraChange("x", 1, "/x"))
 RESULT = Completion(microbatch_id=3, token_ids=(8,))
 
 
@@ -75,12 +75,12 @@ class Runner:
     def finish_update(self, *, commit: bool) -> None:
         self._see("finish", commit)
 
-    def prepare_adapter(self, control: Microbatch) -> str | None:
-        self._see("adapter", control.id)
+    def prepare_lora(self, control: Microbatch) -> str | None:
+        self._see("lora", control.id)
         return None
 
-    def finish_adapter(self, *, commit: bool) -> None:
-        self._see("finish adapter", commit)
+    def finish_lora(self, *, commit: bool) -> None:
+        self._see("finish LoRA", commit)
 
     def fail_next(self, **options: object) -> None:
         self._see("fail next")
@@ -185,10 +185,10 @@ def test_controls_are_done_in_order_and_reported(private_dir: Path) -> None:
     assert progress.of(1) == (5, Phase.DONE)
 
 
-def test_adapters_are_read_reported_and_taken(private_dir: Path) -> None:
-    messages = [Launch(CHANGE), FinishAdapter(commit=True), Launch(CHANGE), FinishAdapter(commit=False)]
+def test_loras_are_read_reported_and_taken(private_dir: Path) -> None:
+    messages = [Launch(CHANGE), FinishLora(commit=True), Launch(CHANGE), FinishLora(commit=False)]
     runner, _, channel, progress = played(private_dir, *messages, stage=1, stages=2)
-    assert runner.calls == [("adapter", 6), ("finish adapter", True), ("adapter", 6), ("finish adapter", False)]
+    assert runner.calls == [("lora", 6), ("finish LoRA", True), ("lora", 6), ("finish LoRA", False)]
     assert channel.reports == [ControlDone(microbatch_id=6, stage=1, error=None)] * 2
     assert progress.of(1) == (6, Phase.DONE)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import FlushCache, LoadAdapter, PipelineFailed, StartProfile, UnloadAdapter, UpdateWeights
+from engine.messages import FlushCache, LoadLora, PipelineFailed, StartProfile, UnloadLora, UpdateWeights
 from engine.plan import ForwardMode
 
 UPDATE = UpdateWeights(call_id="update", model_path="embedded:1")
 PROFILE = StartProfile(call_id="profile", folder="/traces")
-LOAD = LoadAdapter(call_id="load", name="a", path="embedded-lora:1")
+LOAD = LoadLora(call_id="load", name="a", path="embedded-lora:1")
 
 
 def test_what_is_due_together_is_launched_one_after_the_other() -> None:
-    """An update is alone in the pipeline; a profile and an adapter share it, in this order."""
+    """An update is alone in the pipeline; a profile and a LoRA share it, in this order."""
     engine = SimulatedEngine(pp_size=2, max_loras=1)
     engine.step(LOAD, PROFILE, UPDATE)
     assert [one.mode for one in engine.microbatches] == [ForwardMode.UPDATE]
@@ -22,7 +22,7 @@ def test_what_is_due_together_is_launched_one_after_the_other() -> None:
     engine.step(completions=1)
     engine.step()
     modes = [one.mode for one in engine.microbatches]
-    assert modes == [ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.ADAPTER]
+    assert modes == [ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.LORA]
     engine.drain()
     assert all(engine.answers[call].ok for call in ("load", "profile", "update"))
 
@@ -45,9 +45,9 @@ def test_the_earliest_deadline_of_the_calls_that_wait_is_the_schedulers() -> Non
 def test_a_death_answers_every_call() -> None:
     """A06: those that wait, the one whose message is in flight, and those that come later."""
     engine = SimulatedEngine(pp_size=2, lora="a=embedded-lora:1", max_loras=2)
-    engine.step(LoadAdapter(call_id="load", name="b", path="embedded-lora:2"), PROFILE)
+    engine.step(LoadLora(call_id="load", name="b", path="embedded-lora:2"), PROFILE)
     engine.step(generate("r", prompt(20), new=9))
-    engine.step(FlushCache(call_id="flush", timeout_s=60.0), UnloadAdapter(call_id="unload", name="a", timeout_s=60.0))
+    engine.step(FlushCache(call_id="flush", timeout_s=60.0), UnloadLora(call_id="unload", name="a", timeout_s=60.0))
     engine.step(PipelineFailed(process="stage-1", cause="killed"))
     engine.step()
     answers = {call: engine.answers[call].ok for call in ("load", "profile", "flush")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulated_engine import SimulatedEngine, generate, prompt
 
-from engine.messages import AbortAll, FinishReason, LoadAdapter, UpdateWeights
+from engine.messages import AbortAll, FinishReason, LoadLora, UpdateWeights
 from engine.scheduler.counters import Counters
 
 
@@ -19,7 +19,7 @@ def test_totals_of_a_life_of_everything() -> None:
     engine.step(completions=1)
     engine.drain(AbortAll())
     engine.drain(UpdateWeights(call_id="u", model_path=None))
-    engine.drain(*[LoadAdapter(call_id=name, name=name, path="embedded-lora:1") for name in "xy"])
+    engine.drain(*[LoadLora(call_id=name, name=name, path="embedded-lora:1") for name in "xy"])
     lives = [life for life in engine.lives if life.refusal is None]
     assert [life.finish_reason for life in lives] == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ABORT]
     assert _totals(engine) == {

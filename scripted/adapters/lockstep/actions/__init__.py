@@ -31,7 +31,7 @@ from scripted.adapters.lockstep.actions.results_and_stages import (
 )
 from scripted.adapters.lockstep.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted.adapters.lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update
-from scripted.adapters.lockstep.actions.adapters import LoadLora, UnloadLora
+from scripted.adapters.lockstep.actions.loras import LoraLoad, LoraUnload
 from scripted.adapters.lockstep.actions.client_requests import AbortRequest, DisconnectClient, StartRequest
 from scripted.adapters.lockstep.actions.from_events import action_of, name_in_answers, words_of
 from scripted.core.placed import Placed, parse_placed
@@ -58,7 +58,8 @@ __all__ = [
     "HoldResults",
     "Intervention",
     "KillStage",
-    "LoadLora",
+    "LoraLoad",
+    "LoraUnload",
     "Pause",
     "Placed",
     "Press",
@@ -71,7 +72,6 @@ __all__ = [
     "SearchBase",
     "StallStage",
     "StartRequest",
-    "UnloadLora",
     "Update",
     "Verb",
     "action_of",

@@ -170,7 +170,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     ``new_least`` tokens nothing ends it.
     ``logprobs_from`` is the position from which on it asks for its prompt's logprobs. ``timeout_s`` and
     ``waiting_timeout_s`` are time limits. ``regex`` is what its output must match; with ``dead_end`` nothing may follow
-    that, not even the end. ``lora`` is the name of its adapter.
+    that, not even the end. ``lora`` is the name of its LoRA.
     """
 
     rid: str
@@ -306,7 +306,7 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     def extras(cls, base: SearchBase) -> Iterable[Action]:
         """A twin of each prompt, more urgent where that matters; a rid that is taken; half of all pages.
 
-        With each adapter that the workload uses there is a twin as well.
+        With each LoRA that the workload uses there is a twin as well.
         """
         starts = [start for start in base.starts if isinstance(start, cls)]
         urgent = max((start.priority for start in starts), default=0) + 1 if base.config.priority_preemption else 0
@@ -384,6 +384,6 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     @classmethod
     def words(cls, event: Generate) -> str:
-        """The request, how long its prompt is, and its adapter."""
-        lora = "" if event.lora is None else f", adapter {printable(event.lora)}"
+        """The request, how long its prompt is, and its LoRA."""
+        lora = "" if event.lora is None else f", LoRA {printable(event.lora)}"
         return f"generate {short_rid(event.rid)} ({plural(len(event.prompt_ids), 'token')}{lora})"

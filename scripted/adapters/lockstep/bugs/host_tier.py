@@ -38,11 +38,11 @@ def _may_go_while_it_is_written(page: HostPage) -> bool:
     return not page.readers
 
 
-def _match_what_is_on_its_way(host: HostTier, ids: Sequence[int], start: int, adapter: int = 0) -> list[HostPage]:
+def _match_what_is_on_its_way(host: HostTier, ids: Sequence[int], start: int, lora: int = 0) -> list[HostPage]:
     before = {page: page.is_ready for page in host.kept.values()}
     for page in before:
         page.is_ready = page.is_ready or page.source is None
-    found = _match(host, ids, start, adapter)
+    found = _match(host, ids, start, lora)
     for page, was_ready in before.items():
         page.is_ready = was_ready
     return found

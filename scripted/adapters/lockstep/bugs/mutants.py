@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from contextlib import AbstractContextManager, nullcontext
 
-from scripted.adapters.lockstep.bugs.adapters import ADAPTERS
 from scripted.adapters.lockstep.bugs.contracts import CONTRACTS
 from scripted.adapters.lockstep.bugs.drafting import DRAFTING
 from scripted.adapters.lockstep.bugs.ending import ENDING
@@ -18,6 +17,7 @@ from scripted.adapters.lockstep.bugs.flushing import FLUSHING
 from scripted.adapters.lockstep.bugs.grammars import GRAMMARS
 from scripted.adapters.lockstep.bugs.host_tier import HOST_TIER
 from scripted.adapters.lockstep.bugs.limits_and_load import LIMITS_AND_LOAD
+from scripted.adapters.lockstep.bugs.loras import LORAS
 from scripted.adapters.lockstep.bugs.memory import MEMORY
 from scripted.adapters.lockstep.bugs.planned_ahead import PLANNED_AHEAD
 from scripted.adapters.lockstep.bugs.planning import PLANNING
@@ -45,7 +45,7 @@ RACES: tuple[Mutant, ...] = (
     *LIMITS_AND_LOAD,
     *QUEUE_POLICIES,
     *GRAMMARS,
-    *ADAPTERS,
+    *LORAS,
     *HOST_TIER,
     *PLANNED_AHEAD,
 )

@@ -55,8 +55,8 @@ def _use_it_alone(window: SlidingWindowPool, page: int) -> None:
     window.users[window.beside[page]] = 1
 
 
-def _usable_but_two(memory: KVMemory, ids: Sequence[int], window: SlidingWindowPool, adapter: int) -> Sequence[int]:
-    usable: Sequence[int] = _usable(memory, ids[:-1], window, adapter)
+def _usable_but_two(memory: KVMemory, ids: Sequence[int], window: SlidingWindowPool, lora: int) -> Sequence[int]:
+    usable: Sequence[int] = _usable(memory, ids[:-1], window, lora)
     return usable
 
 

@@ -9,10 +9,10 @@ from engine.messages import (
     CallAnswer,
     ClientMessage,
     FlushCache,
-    LoadAdapter,
+    LoadLora,
     StartProfile,
     StopProfile,
-    UnloadAdapter,
+    UnloadLora,
     UpdateWeights,
 )
 from scripted.core.violation import Violation
@@ -49,7 +49,7 @@ class Calls:
     def ask(self, call_id: str, message: ClientMessage, *, quiescent: bool) -> bool:
         """Note a call. True for a flush that must be done now."""
         self.open[call_id] = message
-        if isinstance(message, StartProfile | StopProfile | LoadAdapter | UnloadAdapter):
+        if isinstance(message, StartProfile | StopProfile | LoadLora | UnloadLora):
             return False
         if not isinstance(message, FlushCache | UpdateWeights):
             self._at_once.append(call_id)
@@ -90,7 +90,7 @@ class Calls:
         if isinstance(message, FlushCache):
             self._check_flush(message, answer, quiescent=quiescent and self.update is None)
             return answer.ok
-        if not (answer.ok or isinstance(message, StartProfile | StopProfile | LoadAdapter | UnloadAdapter)):
+        if not (answer.ok or isinstance(message, StartProfile | StopProfile | LoadLora | UnloadLora)):
             raise Violation(f"{_name(message)} can always be done, but is answered with {answer.message!r}")
         return False
 

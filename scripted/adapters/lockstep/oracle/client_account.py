@@ -22,7 +22,7 @@ from engine.messages import (
     Generate,
     GetStats,
     GrammarReady,
-    LoadAdapter,
+    LoadLora,
     PauseGeneration,
     PauseMode,
     PipelineFailed,
@@ -32,7 +32,7 @@ from engine.messages import (
     StartProfile,
     StopProfile,
     TokenOutput,
-    UnloadAdapter,
+    UnloadLora,
     UpdateWeights,
 )
 from engine.plan import ForwardMode
@@ -93,7 +93,7 @@ class ClientAccount:
                 ledger.calls.begin_waiting_update(quiescent=ledger.is_quiescent)
             self._hear(result.replies)
             ledger.calls.end_step()
-            ledger.adapters.end_step()
+            ledger.loras.end_step()
         microbatch = result.microbatch
         if microbatch is not None:
             if microbatch.mode is _PROFILE:
@@ -135,7 +135,7 @@ class ClientAccount:
             ledger.due.refused.append((message.rid, refusal))
             ledger.totals.requests_refused += 1
             return
-        life.lora_path = None if message.lora is None else ledger.adapters.paths[message.lora]
+        life.lora_path = None if message.lora is None else ledger.loras.paths[message.lora]
         ledger.live[message.rid] = life
         ledger.totals.requests_started += 1
         ledger.totals.prompt_tokens += life.prompt_tokens
@@ -170,9 +170,9 @@ class ClientAccount:
         if self.ledger.dead is not None:
             self.ledger.profiles.give_up()
 
-    def _on_adapter_call(self, call: LoadAdapter | UnloadAdapter) -> None:
+    def _on_lora_call(self, call: LoadLora | UnloadLora) -> None:
         self.ledger.calls.ask(call.call_id, call, quiescent=False)
-        self.ledger.adapters.ask(call, is_used=self.ledger.is_used(call.name))
+        self.ledger.loras.ask(call, is_used=self.ledger.is_used(call.name))
 
     def _on_call(self, call: FlushCache | UpdateWeights) -> None:
         if self.ledger.calls.ask(call.call_id, call, quiescent=self.ledger.is_quiescent):
@@ -222,7 +222,7 @@ class ClientAccount:
         ledger = self.ledger
         if isinstance(ledger.calls.open.get(answer.call_id), StartProfile | StopProfile):
             ledger.profiles.answered(answer)
-        ledger.adapters.answered(answer)
+        ledger.loras.answered(answer)
         if ledger.calls.answered(answer, quiescent=ledger.is_quiescent, dead=ledger.dead is not None):
             ledger.pages.flush()
 
@@ -237,8 +237,8 @@ class ClientAccount:
         ContinueGeneration: _on_continue,
         FlushCache: _on_call,
         UpdateWeights: _on_call,
-        LoadAdapter: _on_adapter_call,
-        UnloadAdapter: _on_adapter_call,
+        LoadLora: _on_lora_call,
+        UnloadLora: _on_lora_call,
         StartProfile: _on_profile,
         StopProfile: _on_profile,
         GetStats: _on_get_stats,

@@ -16,8 +16,8 @@ from scripted.core.violation import Violation
 __all__ = ["Grown", "check_growth", "check_stages"]
 
 
-# Where a stage keeps its adapters.
-_HELD_ADAPTERS: Final = ".lora.held"
+# Where a stage keeps its LoRAs.
+_HELD_LORAS: Final = ".lora.held"
 
 
 class Grown(Violation):
@@ -27,24 +27,24 @@ class Grown(Violation):
 def check_growth(scheduler: Scheduler) -> None:
     """An engine that is idle and flushed is no larger than a new one. Raises Grown that names what it was.
 
-    A new one has the adapters that were loaded and not unloaded.
+    A new one has the LoRAs that were loaded and not unloaded.
     """
     limits = scheduler.limits
-    loras = tuple([(adapter.name, adapter.path) for adapter in scheduler.adapters.known.values()])
+    loras = tuple([(lora.name, lora.path) for lora in scheduler.loras.known.values()])
     if loras != limits.loras:
         limits = msgspec.structs.replace(limits, loras=loras)
     _compare("in a new engine", _when_new(limits), sizes_of(scheduler=scheduler))
 
 
-def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, adapters: int = 0) -> None:
+def check_stages(before: Mapping[str, int], now: Mapping[str, int], *, loras: int = 0) -> None:
     """Stages that have forgotten are no larger than before the first script. Raises Grown that names what is.
 
-    ``adapters`` are those that the scheduler knows to be resident: every stage holds as many.
+    ``loras`` are those that the scheduler knows to be resident: every stage holds as many.
     """
-    held = {path: count for path, count in now.items() if path.endswith(_HELD_ADAPTERS)}
-    if any(count != adapters for count in held.values()):
-        raise Grown(f"{adapters} adapters are resident, but the stages hold {held}")
-    inside = f"{_HELD_ADAPTERS}[]"
+    held = {path: count for path, count in now.items() if path.endswith(_HELD_LORAS)}
+    if any(count != loras for count in held.values()):
+        raise Grown(f"{loras} LoRAs are resident, but the stages hold {held}")
+    inside = f"{_HELD_LORAS}[]"
     _compare("before the first script", {**before, **held}, {p: count for p, count in now.items() if inside not in p})
 
 

@@ -57,9 +57,9 @@ def _check_launch(ledger: Ledger, microbatch: Microbatch) -> None:
         return
     if len(flights) >= limits.depth:
         raise Violation(f"microbatch {number} is launched, {limits.depth} are in flight already")
-    if microbatch.adapter is not None:
+    if microbatch.lora is not None:
         in_use = {tenancy.lora for tenancy in ledger.pages.rows.values()}
-        ledger.adapters.launch(microbatch.adapter, in_use, is_used=ledger.is_used(microbatch.adapter.name))
+        ledger.loras.launch(microbatch.lora, in_use, is_used=ledger.is_used(microbatch.lora.name))
     if microbatch.is_control:
         return
     if ledger.paused is not None:
@@ -107,7 +107,7 @@ def _tenant_of(ledger: Ledger, segment: Segment) -> tuple[Life, Tenancy]:
 
 
 def _check_tokens(ledger: Ledger, segment: Segment, life: Life, tenancy: Tenancy) -> None:
-    """Positions without a gap, the request's own tokens, its own adapter, and what was asked of its prompt."""
+    """Positions without a gap, the request's own tokens, its own LoRA, and what was asked of its prompt."""
     if ledger.limits.async_scheduling and segment.is_ahead:
         check_ahead(segment, life, tenancy)
         tenancy.planned += 1
@@ -115,9 +115,9 @@ def _check_tokens(ledger: Ledger, segment: Segment, life: Life, tenancy: Tenancy
     start, known = segment.start, len(life.ids)
     end = start + len(segment.token_ids) - segment.drafts
     if segment.lora or life.message.lora is not None:
-        ledger.adapters.computes(segment, life.message.lora)
+        ledger.loras.computes(segment, life.message.lora)
     if segment.lora != tenancy.lora:
-        raise Violation(f"{life.rid} began with version {tenancy.lora} of its adapter, now it is {segment.lora}")
+        raise Violation(f"{life.rid} began with version {tenancy.lora} of its LoRA, now it is {segment.lora}")
     if start != tenancy.planned or tuple(life.ids[start:end]) != segment.token_ids[: end - start]:
         raise Violation(f"{life.rid} is due at position {tenancy.planned} of {life.ids}, planned is {segment}")
     emits = end == known < life.limit

@@ -12,11 +12,11 @@ from typing import Final
 from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, PipelineFailed
 from engine.plan import Microbatch, Segment
-from scripted.adapters.lockstep.oracle.adapter_calls import AdapterCalls
 from scripted.adapters.lockstep.oracle.calls import Calls
 from scripted.adapters.lockstep.oracle.due_replies import DueReplies
 from scripted.adapters.lockstep.oracle.grammars import GrammarAccount
 from scripted.adapters.lockstep.oracle.life import Life
+from scripted.adapters.lockstep.oracle.lora_calls import LoraCalls
 from scripted.adapters.lockstep.oracle.pages import Pages, Tenancy
 from scripted.adapters.lockstep.oracle.profile_calls import ProfileCalls
 from scripted.adapters.lockstep.oracle.stats_calls import StatsCalls
@@ -68,7 +68,7 @@ class Ledger:
         self.stats = StatsCalls()
         self.profiles = ProfileCalls()
         self.grammars = GrammarAccount()
-        self.adapters = AdapterCalls(limits)
+        self.loras = LoraCalls(limits)
         self.paused: PauseMode | None = None
         self.dead: PipelineFailed | None = None
         self.totals = Totals()
@@ -83,11 +83,11 @@ class Ledger:
         """Requests that wait in the queue."""
         return sum([life.tenancy is None for life in self.live.values()])
 
-    def is_used(self, adapter: str) -> bool:
-        """Whether a request of this adapter is alive or owns memory."""
+    def is_used(self, lora: str) -> bool:
+        """Whether a request of this LoRA is alive or owns memory."""
         rows = self.pages.rows.values()
-        alive = any(life.message.lora == adapter for life in self.live.values())
-        return alive or any(tenancy.lora in self.adapters.versions_of(adapter) for tenancy in rows)
+        alive = any(life.message.lora == lora for life in self.live.values())
+        return alive or any(tenancy.lora in self.loras.versions_of(lora) for tenancy in rows)
 
     def counts(self) -> dict[str, int]:
         """What an answer to a question for the counters has to say now."""

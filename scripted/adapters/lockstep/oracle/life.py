@@ -17,7 +17,7 @@ class Life:
 
     ``versions`` are the weights that computed what it was told, each once. ``cached_tokens`` is what its client is
     told: where its computation began when it started for the first time. ``prompt_logprobs`` are what it was told of
-    its prompt. ``lora_path`` is where its adapter is.
+    its prompt. ``lora_path`` is where its LoRA is.
     """
 
     __slots__ = (

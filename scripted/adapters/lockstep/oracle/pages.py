@@ -21,7 +21,7 @@ class Tenancy:
     """One stay in a row. ``ids`` are the request's tokens, shared with the account that appends to them.
 
     ``pages`` is the row of the stages' page tables, ``lost`` the indices in it that were given to another request
-    since they were told. ``lora`` is the version of the adapter that computes it. ``leaving`` tenancies end with their
+    since they were told. ``lora`` is the version of the LoRA that computes it. ``leaving`` tenancies end with their
     last microbatch in flight.
     """
 

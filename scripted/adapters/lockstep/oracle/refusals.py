@@ -53,7 +53,7 @@ def _refusal_of(life: Life, ledger: Ledger, live: Container[str], waiting: int) 
         return RefusalKind.UNAVAILABLE
     if _never_fits(life, ledger.limits):
         return RefusalKind.INVALID
-    if life.message.lora is not None and not ledger.adapters.may_ask_for(life.message.lora):
+    if life.message.lora is not None and not ledger.loras.may_ask_for(life.message.lora):
         return RefusalKind.NOT_FOUND
     if life.rid in live:
         return RefusalKind.DUPLICATE

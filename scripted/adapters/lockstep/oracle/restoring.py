@@ -41,22 +41,22 @@ def check_checkpoint(scheduler: Scheduler) -> None:
 def _check_hit(twin: Scheduler, checkpoint: Checkpoint) -> None:
     """A request for the run that was cached last hits what the lookup says of it, and protects it.
 
-    It is of the run's adapter, if one computed it; what an adapter has computed that is not resident is never hit.
+    It is of the run's LoRA, if one computed it; what a LoRA has computed that is not resident is never hit.
     """
     limits, runs = twin.limits, {run.id: run for run in checkpoint.tree.runs}
-    names = {0: None} | {one.version: one.name for one in checkpoint.adapters if one.version}
-    of_use = [run for run in checkpoint.tree.runs if run.adapter in names]
+    names = {0: None} | {one.version: one.name for one in checkpoint.loras if one.version}
+    of_use = [run for run in checkpoint.tree.runs if run.lora in names]
     if not of_use:
         return
     run, ids = of_use[-1], tuple[int, ...]()
-    version = run.adapter
+    version = run.lora
     while True:
         ids = run.tokens + ids
         if run.parent not in runs:
             break
         run = runs[run.parent]
     prompt = (*ids, 1)
-    hit = twin.memory.cached_tokens(prompt, adapter=version)
+    hit = twin.memory.cached_tokens(prompt, lora=version)
     if twin.books.paused is not None or not _fits(prompt, limits):
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)

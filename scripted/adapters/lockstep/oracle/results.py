@@ -45,7 +45,7 @@ def follow_death(ledger: Ledger, failed: PipelineFailed) -> None:
     ledger.dead = ledger.dead or failed
     ledger.end_all(FinishReason.ERROR, error=str(failed))
     ledger.profiles.give_up()
-    ledger.adapters.lose()
+    ledger.loras.lose()
     while ledger.flights:
         flight = ledger.flights.popleft()
         ledger.pages.land_copies(flight.copies, failed=True)
@@ -60,14 +60,14 @@ def _land_control(ledger: Ledger, flight: Flight, error: str | None) -> None:
         ledger.pages.flush()
     if flight.mode is ForwardMode.PROFILE:
         ledger.profiles.land(error)
-    if flight.mode is ForwardMode.ADAPTER:
+    if flight.mode is ForwardMode.LORA:
         _take_change(ledger, error)
 
 
 def _take_change(ledger: Ledger, error: str | None) -> None:
-    change = ledger.adapters.land(error)
-    ledger.totals.lora_loads, ledger.totals.lora_evictions = ledger.adapters.loads, ledger.adapters.evictions
-    if error is None or ledger.adapters.is_asked_for(change):
+    change = ledger.loras.land(error)
+    ledger.totals.lora_loads, ledger.totals.lora_evictions = ledger.loras.loads, ledger.loras.evictions
+    if error is None or ledger.loras.is_asked_for(change):
         return
     for life in [one for one in ledger.live.values() if one.message.lora == change.name]:
         ledger.end(life, FinishReason.UNAVAILABLE, error=error)

@@ -69,7 +69,7 @@ def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> N
     message, said = life.message, life.tokens
     if len(life.versions) != 1 or not _is_repeatable(message.sampling):
         return
-    roomy = _roomy(limits) if life.lora_path is None else _with_adapter(limits, life.lora_path)
+    roomy = _roomy(limits) if life.lora_path is None else _with_lora(limits, life.lora_path)
     asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
     engine = weights[life.versions[0]], roomy, alphabet_of(limits)
     alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
@@ -92,7 +92,7 @@ def said_alone(
 ) -> _Said:
     """What a request is told, alone, on a simulated engine of these limits with these weights.
 
-    Where that engine has an adapter, it computes the request.
+    Where that engine has a LoRA, it computes the request.
     """
     scheduler, pipeline = Scheduler(limits), SimulatedPipeline(limits, alphabet=alphabet)
     update = UpdateWeights(call_id="weights", model_path=weights)
@@ -160,7 +160,7 @@ class AloneRuns:
         compared, before = Compared(), []
         version = self._rig.scheduler.counters.weights_version
         for handle in handles:
-            reason = _why_not(handle) or self._why_not_its_adapter(handle)
+            reason = _why_not(handle) or self._why_not_its_lora(handle)
             if reason is not None:
                 compared.skip(reason)
             elif handle.was_computed_with(version):
@@ -221,12 +221,12 @@ class AloneRuns:
             f"{handle.rid}, run alone, did not end within {_BUDGET_STEPS} steps: {self._what_is_in_its_way()}"
         )
 
-    def _why_not_its_adapter(self, handle: RequestHandle) -> str | None:
-        """Why a request cannot run alone now: its name has another adapter, or none."""
+    def _why_not_its_lora(self, handle: RequestHandle) -> str | None:
+        """Why a request cannot run alone now: its name has another LoRA, or none."""
         if handle.message.lora is None:
             return None
-        adapter = self._rig.scheduler.adapters.known.get(handle.message.lora)
-        return None if adapter is not None and adapter.path == handle.lora_path else "its adapter was unloaded"
+        lora = self._rig.scheduler.loras.known.get(handle.message.lora)
+        return None if lora is not None and lora.path == handle.lora_path else "its LoRA was unloaded"
 
     def _what_is_in_its_way(self) -> str:
         books, pressure = self._rig.scheduler.books, self._rig.scheduler.pressure
@@ -267,7 +267,7 @@ def _why_not(handle: RequestHandle) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _with_adapter(limits: Limits, path: str) -> Limits:
+def _with_lora(limits: Limits, path: str) -> Limits:
     return msgspec.structs.replace(_roomy(limits), max_loras=1, loras=(("alone", path),))
 
 

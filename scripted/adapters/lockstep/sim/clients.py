@@ -28,7 +28,7 @@ from engine.frontend.protocol import (
     parse_body,
 )
 from engine.frontend.routes.queries import timeout_of
-from engine.frontend.served_model import check_adapter_name, request_of
+from engine.frontend.served_model import check_lora_name, request_of
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import (
@@ -49,9 +49,9 @@ from scripted.adapters.lockstep.actions import (
     AbortEverything,
     AbortRequest,
     AdministrativeCall,
-    LoadLora,
+    LoraLoad,
+    LoraUnload,
     Pause,
-    UnloadLora,
     Update,
 )
 from scripted.gate.stop_strings import ByteDecoder
@@ -65,8 +65,8 @@ _BODIES: Final[Mapping[str, type[StrictBody]]] = {
     AbortEverything.route: AbortBody,
     Pause.route: PauseBody,
     Update.route: UpdateWeightsBody,
-    LoadLora.route: LoadLoraBody,
-    UnloadLora.route: UnloadLoraBody,
+    LoraLoad.route: LoadLoraBody,
+    LoraUnload.route: UnloadLoraBody,
 }
 
 
@@ -243,8 +243,8 @@ def _check_call(action: AdministrativeCall, model_name: str) -> None:
     """Raise ApiError for a call that its route refuses."""
     if action.body is not None:
         parse_body(_BODIES[action.route], msgspec.json.encode(action.body))
-    if isinstance(action, LoadLora):
-        check_adapter_name(action.name, model_name)
+    if isinstance(action, LoraLoad):
+        check_lora_name(action.name, model_name)
     timeout = action.path.partition("?timeout=")[2]
     if timeout:
         timeout_of(timeout, MAX_CALL_TIMEOUT_S)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from engine.config import EngineConfig, embedded_seed, require_adapter_names
+from engine.config import EngineConfig, embedded_seed, require_lora_names
 from engine.limits import EMBEDDED_TOTAL_TOKENS, Limits, embedded_facts
 
 __all__ = ["simulated_limits"]
@@ -19,7 +19,7 @@ def simulated_limits(config: EngineConfig) -> Limits:
 
     Raises CheckpointError for a model that is no folder with a configuration, ConfigError for what it cannot do.
     """
-    require_adapter_names(config.lora, config.model)
+    require_lora_names(config.lora, config.model)
     if embedded_seed(config.model, config.seed) is not None:
         return Limits.of(config, embedded_facts(config.model))
     from engine.model.checkpoint import read_configured_facts  # seconds of import, for a folder only

@@ -32,7 +32,7 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.pipeline.wire import StageView
-from engine.plan import AdapterChange, Copies, ForwardMode, GrammarOrder, Microbatch, SamplingSpec, Segment
+from engine.plan import Copies, ForwardMode, GrammarOrder, LoraChange, Microbatch, SamplingSpec, Segment
 from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
     CHAIN,
@@ -102,8 +102,8 @@ class SimulatedPipeline:
         """Become as good as new: empty KV, no faults, nothing in flight."""
         # What every chain begins with. It stands for the weights: with others the same tokens leave other KV.
         self._root = START
-        # The same for each adapter that the stages hold, by its version: it tells its KV from that of all others.
-        self._adapters: dict[int, int] = {0: 0}
+        # The same for each LoRA that the stages hold, by its version: it tells its KV from that of all others.
+        self._loras: dict[int, int] = {0: 0}
         if self._rows:
             self._rows.clear()
             self._make_kv()
@@ -309,17 +309,17 @@ class SimulatedPipeline:
         """Do what every stage does at this place; returns why not."""
         if microbatch.mode is ForwardMode.UPDATE:
             return self._update(microbatch.weights)
-        return None if microbatch.adapter is None else self._change(microbatch.adapter)
+        return None if microbatch.lora is None else self._change(microbatch.lora)
 
-    def _change(self, change: AdapterChange) -> str | None:
-        """Load and drop adapters; returns why not."""
+    def _change(self, change: LoraChange) -> str | None:
+        """Load and drop LoRAs; returns why not."""
         if change.path is not None:
             seed = embedded_lora_seed(change.path)
             if seed is None:
-                return f"the simulated model has the adapters '{EMBEDDED_LORA}:SEED', got {change.path!r}"
-            self._adapters[change.version] = salt_of(EMBEDDED_LORA, seed)
+                return f"the simulated model has the LoRAs '{EMBEDDED_LORA}:SEED', got {change.path!r}"
+            self._loras[change.version] = salt_of(EMBEDDED_LORA, seed)
         if change.drop:
-            del self._adapters[change.drop]
+            del self._loras[change.drop]
         return None
 
     def _guess(self, fingerprint: int, position: int, token: int, row: _Row) -> tuple[int, ...]:
@@ -411,10 +411,10 @@ class SimulatedPipeline:
 
     def _read(self, segment: Segment, row: _Row) -> int:
         """The fingerprint of the KV before this segment, after checking that all of it is what this row should see."""
-        if segment.lora not in self._adapters:
-            return self._corrupted(segment, f"version {segment.lora} of an adapter is not what the stages hold")
+        if segment.lora not in self._loras:
+            return self._corrupted(segment, f"version {segment.lora} of a LoRA is not what the stages hold")
         if segment.start == 0:
-            return self._root ^ self._adapters[segment.lora]
+            return self._root ^ self._loras[segment.lora]
         size, kv, writes = self._page_size, self._kv, self._writes
         last, offset = divmod(segment.start - 1, size)
         pages = row.pages[: last + 1]
@@ -480,8 +480,8 @@ class SimulatedPipeline:
         return None
 
     def _is_chain(self, pages: list[int], lora: int) -> bool:
-        """Whether every page was written full, after the one before it, with the present weights and this adapter."""
-        before, full = self._root ^ self._adapters[lora], self._page_size + 1
+        """Whether every page was written full, after the one before it, with the present weights and this LoRA."""
+        before, full = self._root ^ self._loras[lora], self._page_size + 1
         for page in pages:
             slots = self._kv[page]
             if not slots or slots[0] != before or (page != pages[-1] and len(slots) != full):

@@ -35,12 +35,12 @@ __all__ = ["RULES", "Conformance", "Nonconformance"]
 
 # The rules that a difference can be named by, each with the sentence of docs/architecture.md that states it.
 RULES: Final = {
-    "Adapters": "A request starts when the stages hold its adapter",
+    "LoRAs": "A request starts when the stages hold its LoRA",
     "Ahead": "With `async_scheduling` those that are in one microbatch follow, in the same order",
     "Again": "A step that changed something asks for another one while a slot is free and there is work",
     "Calls": "Every call is answered once, in the step that carries it out or refuses it",
     "Cached tokens": "A client is told how many prompt tokens its request hit when it was first admitted",
-    "Changes": "Adapters are loaded and dropped by microbatches without tokens, one at a time",
+    "Changes": "LoRAs are loaded and dropped by microbatches without tokens, one at a time",
     "Chunks": "A prompt is launched in parts, each as large as the rest of the budget allows",
     "Copies": "Copies to and from the host travel with the next microbatch of prompts or decodes",
     "Counters": "Each request, token and retraction is counted once, in the step in which it happens",
@@ -95,7 +95,7 @@ _OF_STATS: Final = {
     "cached_tokens": "Cached tokens",
     "waiting_for_grammar": "Grammar",
     "grammar_hits": "Kept",
-    "loras_resident": "Adapters",
+    "loras_resident": "LoRAs",
     "host_pages_free": "Host page",
     "host_pages_cached": "Copies",
     "host_pages_written": "Copies",
@@ -105,7 +105,7 @@ _OF_STATS: Final = {
 _OF_CONTROL: Final = {
     ForwardMode.UPDATE: "Weight update",
     ForwardMode.PROFILE: "Profile",
-    ForwardMode.ADAPTER: "Changes",
+    ForwardMode.LORA: "Changes",
 }
 _MEANING: Final = tuple(_OF_STATS)
 _OF_OUTPUT: Final = {
@@ -187,7 +187,7 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
     _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
     told = microbatch.trace_dir if expected.mode is ForwardMode.PROFILE else microbatch.weights
     _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
-    _must_be_equal("Changes", f"the change of adapters of {what}", expected.adapter, microbatch.adapter)
+    _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, microbatch.lora)
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
     copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
     _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
@@ -225,7 +225,7 @@ def _compare_segment(what: str, expected: ExpectedSegment, segment: Segment) -> 
     _must_be_equal("Sampling", f"{what}: its sampling", expected.sampling, segment.sampling)
     due = (expected.logprobs_from, expected.targets)
     _must_be_equal("Prompt logprobs", f"{what}: the tokens whose logprobs it asks for, and after which one", due, asked)
-    _must_be_equal("Adapters", f"{what}: the version of its adapter", expected.lora, segment.lora)
+    _must_be_equal("LoRAs", f"{what}: the version of its LoRA", expected.lora, segment.lora)
     told = (expected.page_start, expected.pages)
     _must_be_equal("Told", f"{what}: place and number of its pages", told, what_pages)
     _must_be_equal("Slide", f"{what}: which of its pages have a window page", expected.window_pages, window)
@@ -260,7 +260,7 @@ def _compare_cache(cache: Page, tree: RadixTree, size: int) -> None:
         page = last[node.parent]
         for start in range(0, len(node.tokens), size):
             tokens = node.tokens[start : start + size]
-            key = node.adapter, *tokens
+            key = node.lora, *tokens
             if key not in page.below:
                 raise Nonconformance("Evict", f"the page {tokens} after {page.tokens} must be evicted, but is cached")
             page = page.below[key]

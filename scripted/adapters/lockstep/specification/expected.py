@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from engine.messages import Reply
-from engine.plan import AdapterChange, ForwardMode, GrammarOrder, SamplingSpec
+from engine.plan import ForwardMode, GrammarOrder, LoraChange, SamplingSpec
 
 __all__ = ["Expected", "ExpectedSegment", "mode_of"]
 
@@ -51,7 +51,7 @@ class Expected(NamedTuple):
     number: int
     segments: Sequence[ExpectedSegment]
     told: str | None
-    adapter: AdapterChange | None
+    lora: LoraChange | None
     replies: Sequence[Reply]
     deadline: float | None
     again: bool

@@ -13,7 +13,7 @@ from scripted.adapters.lockstep.specification.request import Page
 
 __all__ = ["SpecifiedHostTier"]
 
-# The version of the adapter, and all tokens up to the end of a page.
+# The version of the LoRA, and all tokens up to the end of a page.
 _Prefix = tuple[int, ...]
 
 

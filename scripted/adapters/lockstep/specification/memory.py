@@ -88,7 +88,7 @@ class SpecifiedMemory:
         return self.match(request.ids[: request.may_hit + 1], request.version)
 
     def match(self, ids: Sequence[int], version: int = 0) -> Sequence[Page]:
-        """**Hit**: the longest prefix in full pages that the same adapter computed, never with the last token.
+        """**Hit**: the longest prefix in full pages that the same LoRA computed, never with the last token.
 
         What windows see of it is there too.
         """

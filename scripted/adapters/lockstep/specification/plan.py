@@ -63,11 +63,11 @@ def _prompts(engine: _Engine, budget: int, seats: int) -> list[Part]:
     for request in queue if engine.chunked is None else [engine.chunked, *queue]:
         overtaken: list[Request] = []
         if not request.owns_memory:
-            if request.lacks_adapter and not is_overdue(request):
+            if request.lacks_lora and not is_overdue(request):
                 continue
             has_row = engine.memory.free_rows or (engine.limits.priority_preemption and _lower_than(engine, request))
             is_worth = len(plan) < seats and _is_worth(engine, budget, request, alone=not plan)
-            if engine.chunked is not None or request.lacks_adapter or not has_row or not is_worth:
+            if engine.chunked is not None or request.lacks_lora or not has_row or not is_worth:
                 break
             if not _admit(engine, request):
                 tries += 1

@@ -21,7 +21,7 @@ from engine.messages import (
 from engine.plan import SamplingSpec
 from scripted.adapters.lockstep.specification.expected import ExpectedSegment
 
-__all__ = ["Page", "SpecifiedAdapter", "SpecifiedRequest"]
+__all__ = ["Page", "SpecifiedLora", "SpecifiedRequest"]
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
 _STOP: Final = FinishReason.STOP
@@ -44,8 +44,8 @@ class Page:
         self.below: dict[tuple[int, ...], Page] = {}
 
 
-class SpecifiedAdapter:
-    """An adapter. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
+class SpecifiedLora:
+    """A LoRA. The stages hold it as ``version``, if that is not 0; ``used`` by this microbatch at the latest."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path, self.version, self.used, self.is_leaving = name, path, 0, -1, False
@@ -67,7 +67,7 @@ class SpecifiedRequest:
         arrival: int,
         limits: Limits,
         since: float = 0.0,
-        adapter: SpecifiedAdapter | None = None,
+        lora: SpecifiedLora | None = None,
     ) -> None:
         self.since = since
         limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)
@@ -90,7 +90,7 @@ class SpecifiedRequest:
         self.guesses: tuple[int, ...] = ()  # what a draft model guesses next
         self.misses = self.guesses_from = 0  # verifications in a row without a hit; tokens with which it guesses again
         self.guesses_hold = False  # whether there was one in one of the last two
-        self.adapter = adapter
+        self.lora = lora
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from
 
@@ -140,21 +140,21 @@ class SpecifiedRequest:
         return (first, tuple(self.ids[first + 1 : end + 1])) if first < end else _NOTHING_ASKED
 
     @property
-    def lacks_adapter(self) -> bool:
-        """**Adapters**: it cannot start before the stages hold its adapter."""
-        return self.adapter is not None and not self.adapter.version
+    def lacks_lora(self) -> bool:
+        """**LoRAs**: it cannot start before the stages hold its LoRA."""
+        return self.lora is not None and not self.lora.version
 
     @property
     def version(self) -> int:
-        """What computes its KV: the version of its adapter, 0 for the model itself, -1 before the stages hold it."""
-        return 0 if self.adapter is None else self.adapter.version or -1
+        """What computes its KV: the version of its LoRA, 0 for the model itself, -1 before the stages hold it."""
+        return 0 if self.lora is None else self.lora.version or -1
 
-    def use_adapter(self, microbatch: int) -> int:
+    def use_lora(self, microbatch: int) -> int:
         """The version that a microbatch is computed with, and its use noted."""
-        if self.adapter is None:
+        if self.lora is None:
             return 0
-        self.adapter.used = microbatch
-        return self.adapter.version
+        self.lora.used = microbatch
+        return self.lora.version
 
     def output(
         self,

@@ -14,11 +14,11 @@ from engine import messages
 from engine.limits import Limits
 from engine.messages import FinishReason, PauseMode, TokenLogprob
 from engine.plan import UNKNOWN_TOKEN, ForwardMode
-from scripted.adapters.lockstep.specification.adapters import SpecifiedAdapters, Told
 from scripted.adapters.lockstep.specification.calls import Answer, SpecifiedCalls
 from scripted.adapters.lockstep.specification.drafts import verify
 from scripted.adapters.lockstep.specification.expected import Expected, ExpectedSegment, mode_of
 from scripted.adapters.lockstep.specification.grammars import SpecifiedGrammars
+from scripted.adapters.lockstep.specification.loras import SpecifiedLoras, Told
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.plan import Part, plan_of
 from scripted.adapters.lockstep.specification.queue import why_refused
@@ -50,7 +50,7 @@ class Specification:
         self.failure: str | None = None
         self.now, self.replies = 0.0, list[messages.Reply]()
         self.steps, self.launched, self.has_time_limits = 0, 0, limits.waiting_timeout_s is not None
-        self.adapters = SpecifiedAdapters(limits, self.totals)
+        self.loras = SpecifiedLoras(limits, self.totals)
 
     def step(self, events: Iterable[messages.Event], now: float) -> Expected:
         """**Step**: the events, then whose time is over, then the call that waits, then at most one microbatch."""
@@ -62,18 +62,18 @@ class Specification:
             self._end(request, FinishReason.TIMEOUT, error=says)
         if self.calls.deadline is not None:
             self._answer_all(self.calls.due(now, self._busy()))
-        if self.adapters.unload is not None:
-            self._answer_all(self.adapters.look_at_unload([*self.live.values(), *self.memory.owners], now))
+        if self.loras.unload is not None:
+            self._answer_all(self.loras.look_at_unload([*self.live.values(), *self.memory.owners], now))
         retractions, (mode, plan, told) = self.totals["retractions"], self._launch()
         segments = [self._segment(*part) for part in plan]
         copies = self.memory.launch_copies(self.launched, self.totals) if segments else (0, 0)
         if mode is not None:
             self.flights.append((plan, segments, mode))
             self.launched += 1
-        changed = mode is not None or self.totals["retractions"] != retractions or self.adapters.is_postponed
-        change = self.adapters.flight.says if self.adapters.flight and mode is ForwardMode.ADAPTER else None
-        deadline = next_deadline((self.calls.deadline, self.adapters.deadline), timed, self.limits)
-        again = changed and (self._may_plan() or (self._has_slot() and self.adapters.is_call_due))
+        changed = mode is not None or self.totals["retractions"] != retractions or self.loras.is_postponed
+        change = self.loras.flight.says if self.loras.flight and mode is ForwardMode.LORA else None
+        deadline = next_deadline((self.calls.deadline, self.loras.deadline), timed, self.limits)
+        again = changed and (self._may_plan() or (self._has_slot() and self.loras.is_call_due))
         orders = self.grammars.take_orders()
         return Expected(mode, self.launched - 1, segments, told, change, self.replies, deadline, again, orders, copies)
 
@@ -105,8 +105,8 @@ class Specification:
                 self._answer(event, ok=True)
             case messages.GetStats():
                 self.replies.append(messages.StatsAnswer(call_id=event.call_id, stats=self.stats()))
-            case messages.LoadAdapter() | messages.UnloadAdapter():
-                self._answer_all(self.adapters.ask(event, [*self.live.values(), *self.memory.owners], self.now))
+            case messages.LoadLora() | messages.UnloadLora():
+                self._answer_all(self.loras.ask(event, [*self.live.values(), *self.memory.owners], self.now))
             case messages.SetPressure() | messages.ReleasePressure() | messages.EvictCache():
                 self.memory.press(event)
 
@@ -149,7 +149,7 @@ class Specification:
             step=self.steps, forward_ct=self.launched, waiting=len(waiting), chunked=int(self.chunked is not None),
             running=len(self.running), in_flight=len(self.flights), paused=self.paused, alive=len(self.live),
             pending_prefill_tokens=self.memory.pending_tokens(waiting, self.chunked), **self.memory.sizes(),
-            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.adapters.resident), **self.totals,
+            waiting_for_grammar=self.grammars.waiting(), loras_resident=len(self.loras.resident), **self.totals,
         )  # fmt: skip
 
     # -- results --
@@ -188,10 +188,10 @@ class Specification:
             self._leave_if_landed(request)
         for request, _, end in computed:
             self.memory.slide(request, end)
-        if not plan and mode is not ForwardMode.ADAPTER:
+        if not plan and mode is not ForwardMode.LORA:
             self._answer_all(self.calls.finish(mode, error))
         elif not plan:
-            answers, left = self.adapters.land(error, self.launched, self.waiting)
+            answers, left = self.loras.land(error, self.launched, self.waiting)
             self._answer_all(answers)
             for request in left:
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
@@ -262,13 +262,13 @@ class Specification:
 
     def _on_generate(self, message: messages.Generate) -> None:
         refusal = why_refused(
-            message, self.failure, self.live, len(self.waiting), self.limits, self.adapters.to_ask_for
+            message, self.failure, self.live, len(self.waiting), self.limits, self.loras.to_ask_for
         )
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
-            adapter = None if message.lora is None else self.adapters.known[message.lora]
-            request = Request(message, self.totals["requests_started"], self.limits, self.now, adapter)
+            lora = None if message.lora is None else self.loras.known[message.lora]
+            request = Request(message, self.totals["requests_started"], self.limits, self.now, lora)
             self.live[message.rid] = request
             self.has_time_limits |= request.has_time_limit
             self.grammars.begin(request, self.totals)
@@ -305,15 +305,15 @@ class Specification:
         )
 
     def _launch(self) -> tuple[ForwardMode | None, list[Part], str | None]:
-        """**Launch**: an update of the weights by itself, or a profile, or adapters, or prompts, or decodes."""
+        """**Launch**: an update of the weights by itself, or a profile, or LoRAs, or prompts, or decodes."""
         if self.failure is not None:
-            self._answer_all([*self.calls.give_up(self.failure), *self.adapters.give_up(self.failure)])
+            self._answer_all([*self.calls.give_up(self.failure), *self.loras.give_up(self.failure)])
             return None, [], None
         told = self.calls.launch(len(self.flights), self.limits.depth)
         if self.limits.max_loras:
             has_slot, queue = told is None and self._has_slot(), self.grammars.startable(self.waiting)
-            if self.adapters.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):
-                return ForwardMode.ADAPTER, [], None
+            if self.loras.change(queue, self.memory, has_slot=has_slot, goes_on=self.paused is None):
+                return ForwardMode.LORA, [], None
         if told is not None:
             return told[0], [], told[1]
         if self._may_plan():
@@ -332,4 +332,4 @@ class Specification:
         places = range(told, request.pages) if self.memory.window is not None else ()
         window, drafts = tuple([place >= request.window_start for place in places]), request.drafts
         more = told, request.pages - told, emits, sampling, window, len(drafts), *request.asked(start, end)
-        return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_adapter(self.launched))
+        return ExpectedSegment(request.rid, start, ids + drafts, *more, request.use_lora(self.launched))

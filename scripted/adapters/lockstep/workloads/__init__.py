@@ -1,14 +1,13 @@
 """The library of base workloads: small, each with one situation that real engines got wrong.
 
 More workloads find more than more depth: a search that sweeps one event over all of these beats two events over one.
-Each is one line of a schedule's own text; write another one in the same way, in the file of its adapter.
+Each is one line of a schedule's own text; write another one in the same way, in the file of its subject.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from scripted.adapters.lockstep.workloads.adapters import ADAPTERS
 from scripted.adapters.lockstep.workloads.ahead import AHEAD
 from scripted.adapters.lockstep.workloads.basic import BASIC, FLAGSHIP
 from scripted.adapters.lockstep.workloads.bounds import BOUNDS
@@ -17,6 +16,7 @@ from scripted.adapters.lockstep.workloads.drafts import DRAFTS
 from scripted.adapters.lockstep.workloads.grammars import GRAMMARS
 from scripted.adapters.lockstep.workloads.host_tier import HOST_TIER
 from scripted.adapters.lockstep.workloads.launching import LAUNCHING
+from scripted.adapters.lockstep.workloads.loras import LORAS
 from scripted.adapters.lockstep.workloads.memory import MEMORY
 from scripted.adapters.lockstep.workloads.outputs import OUTPUTS, STOP_TOKENS
 from scripted.adapters.lockstep.workloads.queueing import QUEUEING
@@ -35,7 +35,7 @@ TEXTS: Final[dict[str, str]] = {
     **WINDOWS,
     **DRAFTS,
     **GRAMMARS,
-    **ADAPTERS,
+    **LORAS,
     **HOST_TIER,
     **AHEAD,
     **BOUNDS,

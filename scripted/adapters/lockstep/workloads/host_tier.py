@@ -43,7 +43,7 @@ HOST_TIER: Final[dict[str, str]] = {
         f"{PP1} pp_size=2 host_kv_tokens=512; 1 start a prompt=40 new=2; 9 evict; 9 fail; 9 start b prompt=20 seed=1 new=2; "
         "14 start c prompt=40 new=2; 20 evict; 20 start d prompt=20 seed=2 new=2; 26 fail; 26 start e prompt=40 new=2; 31 start f prompt=40 new=2"
     ),
-    # What guesses, scores and adapters make of pages that come back.
+    # What guesses, scores and LoRAs make of pages that come back.
     "drafts-on-the-host": (
         "speculative_algorithm=draft_model speculative_draft_model=embedded page_size=4 chunked_prefill_size=16 max_total_tokens=160 "
         "host_kv_tokens=80; 1 start a prompt=20 new=8; 9 evict; 9 start b prompt=9 seed=1 new=4; 16 start c prompt=20 new=8 logprobs_from=10"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Adapter"]
+__all__ = ["Lora"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Adapter:
+class Lora:
     """``version`` is the number of the load that the stages hold, 0 while they hold none: it is not *resident* then.
 
     ``used`` is the number of the last microbatch with it, or of the first that could have it. One that

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from engine.config import EMBEDDED_LORA, embedded_lora_seed
-from engine.messages import LoadAdapter, UnloadAdapter
+from engine.messages import LoadLora, UnloadLora
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
 from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
 from scripted.core.action import Action, RunLike, SearchBase
@@ -17,9 +17,9 @@ from scripted.core.refusals import BadCommand
 from scripted.core.shell_words import ShellWord, seconds
 from scripted.core.verb import Verb
 
-__all__ = ["LoadLora", "UnloadLora"]
+__all__ = ["LoraLoad", "LoraUnload"]
 
-# Workloads have small seeds; the adapter that a search loads under a name of theirs has other weights.
+# Workloads have small seeds; the LoRA that a search loads under a name of theirs has other weights.
 _OTHER_SEED: Final = 9
 
 
@@ -37,35 +37,35 @@ def _read_unload(words: list[str]) -> Verb:
 
 
 def _names_in(base: SearchBase) -> Iterable[str]:
-    """The adapters that requests of a workload ask for."""
+    """The LoRAs that requests of a workload ask for."""
     return dict.fromkeys(name for start in base.starts if (name := getattr(start, "lora", None)) is not None)
 
 
-class LoadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
-    """The adapter of the embedded model for ``seed``, or the one in ``path_of_adapter``, is loaded as ``name``."""
+class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="load-lora"):
+    """The LoRA of the embedded model for ``seed``, or the one in ``path_of_lora``, is loaded as ``name``."""
 
     name: str
     seed: int = 1
-    path_of_adapter: str | None = None
+    path_of_lora: str | None = None
 
     examples: ClassVar = ("load-lora name=y", "load-lora name=y seed=3")
-    event: ClassVar = LoadAdapter
+    event: ClassVar = LoadLora
     route: ClassVar = "/v1/load_lora_adapter"
     shell_words: ClassVar = (
-        ShellWord("load_lora", "NAME PATH", f"load an adapter, for instance {EMBEDDED_LORA}:1", _read_load),
+        ShellWord("load_lora", "NAME PATH", f"load a LoRA, for instance {EMBEDDED_LORA}:1", _read_load),
     )
 
     @property
     def path_given(self) -> str:
-        """Where the adapter is, as the route takes it."""
-        return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_adapter is None else self.path_of_adapter
+        """Where the LoRA is, as the route takes it."""
+        return f"{EMBEDDED_LORA}:{self.seed}" if self.path_of_lora is None else self.path_of_lora
 
     @property
     def body(self) -> Mapping[str, Any]:
         return {"lora_name": self.name, "lora_path": self.path_given}
 
-    def message(self, call_id: str) -> LoadAdapter:
-        return LoadAdapter(call_id=call_id, name=self.name, path=self.path_given)
+    def message(self, call_id: str) -> LoadLora:
+        return LoadLora(call_id=call_id, name=self.name, path=self.path_given)
 
     def reaches(self, run: RunLike) -> bool:
         return bool(run.machine.limits.max_loras) and super().reaches(run)
@@ -81,26 +81,26 @@ class LoadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
         return [cls(name=name, seed=_OTHER_SEED) for name in (*_names_in(base), "extra")]
 
     @classmethod
-    def read_back(cls, event: LoadAdapter, reader: EventReader) -> LoadLora:
+    def read_back(cls, event: LoadLora, reader: EventReader) -> LoraLoad:
         """One of the embedded model's stands in for any other."""
         seed = embedded_lora_seed(event.path)
         return cls(name=event.name) if seed is None else cls(name=event.name, seed=seed)
 
     @classmethod
-    def words(cls, event: LoadAdapter) -> str:
-        return f"load adapter {printable(event.name)} from {printable(event.path)}"
+    def words(cls, event: LoadLora) -> str:
+        return f"load LoRA {printable(event.name)} from {printable(event.path)}"
 
 
-class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
-    """The adapter of this name is unloaded; with ``timeout_s`` the call waits for the requests that use it."""
+class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, tag="unload-lora"):
+    """The LoRA of this name is unloaded; with ``timeout_s`` the call waits for the requests that use it."""
 
     name: str
     timeout_s: float | None = None
 
     examples: ClassVar = ("unload-lora name=x", "unload-lora name=x timeout_s=2.5")
-    event: ClassVar = UnloadAdapter
+    event: ClassVar = UnloadLora
     route: ClassVar = "/v1/unload_lora_adapter"
-    shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload an adapter", _read_unload),)
+    shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload a LoRA", _read_unload),)
 
     @property
     def kind(self) -> str:
@@ -111,12 +111,12 @@ class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     def body(self) -> Mapping[str, Any]:
         return {"lora_name": self.name} | ({} if self.timeout_s is None else {"timeout": self.timeout_s})
 
-    def message(self, call_id: str) -> UnloadAdapter:
-        return UnloadAdapter(call_id=call_id, name=self.name, timeout_s=as_seconds(self.timeout_s))
+    def message(self, call_id: str) -> UnloadLora:
+        return UnloadLora(call_id=call_id, name=self.name, timeout_s=as_seconds(self.timeout_s))
 
     def reaches(self, run: RunLike) -> bool:
-        """The engine knows an adapter of this name."""
-        return self.name in run.machine.scheduler.adapters.known and super().reaches(run)
+        """The engine knows a LoRA of this name."""
+        return self.name in run.machine.scheduler.loras.known and super().reaches(run)
 
     def verbs(self) -> tuple[Verb, ...]:
         later = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
@@ -132,10 +132,10 @@ class UnloadLora(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
             yield msgspec.structs.replace(self, timeout_s=None)
 
     @classmethod
-    def read_back(cls, event: UnloadAdapter, reader: EventReader) -> UnloadLora:
+    def read_back(cls, event: UnloadLora, reader: EventReader) -> LoraUnload:
         return cls(name=event.name, timeout_s=event.timeout_s)
 
     @classmethod
-    def words(cls, event: UnloadAdapter) -> str:
+    def words(cls, event: UnloadLora) -> str:
         wait = "" if event.timeout_s is None else f", waits up to {event.timeout_s:g} s"
-        return f"unload adapter {printable(event.name)}{wait}"
+        return f"unload LoRA {printable(event.name)}{wait}"

@@ -15,12 +15,12 @@ from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.errors import CheckpointError
 from engine.model.embedded_lora import embedded_lora_folder
 
-__all__ = ["AdapterConfig", "adapter_folder", "require_adapter"]
+__all__ = ["LoraConfig", "lora_folder", "require_lora"]
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-# What is used, what training alone needs, and what says where the adapter is from.
+# What is used, what training alone needs, and what says where the LoRA is from.
 _KNOWN: Final = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
@@ -28,13 +28,13 @@ _KNOWN: Final = frozenset({
     "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_dora",
     "use_rslora",
 })  # fmt: skip
-_MERGE: Final = "merge the adapter into the model and serve that"
-_TRAIN: Final = "train the adapter without it, or merge it into the model and serve that"
-# These leave another base model than the one that was trained on, unless peft has converted the adapter.
+_MERGE: Final = "merge the LoRA into the model and serve that"
+_TRAIN: Final = "train the LoRA without it, or merge it into the model and serve that"
+# These leave another base model than the one that was trained on, unless peft has converted the LoRA.
 _CHANGED_BASES: Final = ("corda", "loftq", "olora", "pissa")
 
 
-class AdapterConfig:
+class LoraConfig:
     """What ``adapter_config.json`` says. Raises CheckpointError, which names the field, for what is not supported."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ class AdapterConfig:
         raise CheckpointError(f"{self.path}: {field} {rule}, got {self._said.get(field)!r:.200}; {remedy}")
 
 
-def adapter_folder(path: str) -> Path:
+def lora_folder(path: str) -> Path:
     """The folder that a path names; one of the embedded model's is made at first use. Raises CheckpointError."""
     seed = embedded_lora_seed(path)
     if seed is not None:
@@ -90,30 +90,30 @@ def adapter_folder(path: str) -> Path:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
-            f"an adapter must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is no folder "
+            f"a LoRA must be a folder on this machine or '{EMBEDDED_LORA}:SEED', got {path!r}, which is no folder "
             "here; check the path"
         )
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"an adapter's folder must hold {name}, as peft saves it, but {folder} does not; save the adapter with "
+                f"a LoRA's folder must hold {name}, as peft saves it, but {folder} does not; save the LoRA with "
                 "save_pretrained(..., safe_serialization=True)"
             )
     return folder
 
 
-def require_adapter(path: str) -> None:
-    """Raise CheckpointError unless there is an adapter whose configuration can be served."""
-    AdapterConfig(adapter_folder(path))
+def require_lora(path: str) -> None:
+    """Raise CheckpointError unless there is a LoRA whose configuration can be served."""
+    LoraConfig(lora_folder(path))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise CheckpointError(f"{path} must be readable JSON, but: {exc}; save the adapter again") from exc
+        raise CheckpointError(f"{path} must be readable JSON, but: {exc}; save the LoRA again") from exc
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold an object, got {content!r:.200}; save the adapter again")
+        raise CheckpointError(f"{path} must hold an object, got {content!r:.200}; save the LoRA again")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The adapters of the executable specification: which requests may ask for, which the stages hold, what changes next.
+"""The LoRAs of the executable specification: which requests may ask for, which the stages hold, what changes next.
 
 Names in bold are the rules of docs/architecture.md, "The rules of a step". It knows requests only as they are given.
 """
@@ -10,62 +10,62 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.limits import Limits
-from engine.messages import LoadAdapter, UnloadAdapter
-from engine.plan import AdapterChange
+from engine.messages import LoadLora, UnloadLora
+from engine.plan import LoraChange
 from scripted.adapters.lockstep.specification.memory import SpecifiedMemory
 from scripted.adapters.lockstep.specification.queue import by_policy
-from scripted.adapters.lockstep.specification.request import SpecifiedAdapter as Adapter
+from scripted.adapters.lockstep.specification.request import SpecifiedLora as Lora
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 
-__all__ = ["SpecifiedAdapters", "SpecifiedChange", "Told"]
+__all__ = ["SpecifiedChange", "SpecifiedLoras", "Told"]
 
-_Call = LoadAdapter | UnloadAdapter
+_Call = LoadLora | UnloadLora
 # A call, whether it was done, what its answer says, and by pairs the other fields of the answer.
 Told = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedChange:
-    """A change: the call that asks for it, if one does, the adapter, and the one that makes room for it."""
+    """A change: the call that asks for it, if one does, the LoRA, and the one that makes room for it."""
 
     call: _Call | None
-    adapter: Adapter
-    says: AdapterChange
-    victim: Adapter | None
+    lora: Lora
+    says: LoraChange
+    victim: Lora | None
 
 
-class SpecifiedAdapters:
+class SpecifiedLoras:
     """``due`` are calls that were accepted, ``flight`` is the change in flight, ``unload`` waits until ``deadline``."""
 
     def __init__(self, limits: Limits, totals: dict[str, int]) -> None:
         self._limits, self._totals = limits, totals
-        self.known = {name: Adapter(name, path) for name, path in limits.loras}
+        self.known = {name: Lora(name, path) for name, path in limits.loras}
         self.due: list[_Call] = []
         self.flight: SpecifiedChange | None = None
-        self.unload: UnloadAdapter | None = None
+        self.unload: UnloadLora | None = None
         self.deadline: float | None = None
         self.has_landed = self.is_postponed = False
 
     @property
-    def resident(self) -> list[Adapter]:
+    def resident(self) -> list[Lora]:
         """Those that the stages hold."""
         return [one for one in self.known.values() if one.version]
 
     @property
     def to_ask_for(self) -> list[str]:
-        """**Refuse**: an adapter that is not loaded, or is being unloaded."""
+        """**Refuse**: a LoRA that is not loaded, or is being unloaded."""
         return [name for name, one in self.known.items() if not one.is_leaving]
 
     # -- calls --
 
     def ask(self, call: _Call, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**Adapters**, **Unload**: accepted, refused, or deferred. ``everyone`` is alive or owns memory."""
-        adapter = self.known.get(call.name)
-        users = _users_of(adapter, everyone)
+        """**LoRAs**, **Unload**: accepted, refused, or deferred. ``everyone`` is alive or owns memory."""
+        lora = self.known.get(call.name)
+        users = _users_of(lora, everyone)
         waiting = f"waiting={sum([not one.owns_memory for one in users])} "
         if not self._limits.max_loras:
-            yield call, False, "no adapters"
-        elif isinstance(call, LoadAdapter):
+            yield call, False, "no LoRAs"
+        elif isinstance(call, LoadLora):
             coming = [
                 *self.known,
                 *[one.name for one in self.due],
@@ -75,28 +75,28 @@ class SpecifiedAdapters:
                 yield call, False, "already been loaded", ("fault", "name")
             else:
                 self.due.append(call)
-        elif adapter is None:
+        elif lora is None:
             yield call, False, "cannot be found", ("fault", "name"), ("not_found", True)
-        elif adapter.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
-            yield call, False, "being unloaded" if adapter.is_leaving else waiting
+        elif lora.is_leaving or (users and (call.timeout_s is None or self.unload is not None)):
+            yield call, False, "being unloaded" if lora.is_leaving else waiting
         else:
-            adapter.is_leaving = True
+            lora.is_leaving = True
             if users:
                 self.unload, self.deadline = call, now + (call.timeout_s or 0.0)
             else:
                 self.due.append(call)
 
     def look_at_unload(self, everyone: Sequence[Request], now: float) -> Iterator[Told]:
-        """**Unload**: what waits is due once no request uses the adapter, and refused when its time is up."""
+        """**Unload**: what waits is due once no request uses the LoRA, and refused when its time is up."""
         if self.unload is None:
             return
-        call, adapter = self.unload, self.known[self.unload.name]
-        users = _users_of(adapter, everyone)
+        call, lora = self.unload, self.known[self.unload.name]
+        users = _users_of(lora, everyone)
         if users and now < (self.deadline or 0.0):
             return
         self.unload = self.deadline = None
         if users:
-            adapter.is_leaving = False
+            lora.is_leaving = False
             yield call, False, "still in use"
         else:
             self.due.append(call)
@@ -124,13 +124,13 @@ class SpecifiedAdapters:
         has_slot: bool,
         goes_on: bool,
     ) -> bool:
-        """One at a time: calls in their order, then the first request in the queue that lacks its adapter.
+        """One at a time: calls in their order, then the first request in the queue that lacks its LoRA.
 
         True when one is launched. In the step of a result those who waited for it go first. ``goes_on`` unless
         generation is paused.
         """
         has_landed, self.has_landed, self.is_postponed = self.has_landed, False, False
-        lacking = goes_on and any(one.lacks_adapter for one in waiting)
+        lacking = goes_on and any(one.lacks_lora for one in waiting)
         if self.flight is not None or not has_slot or not (self.due or lacking):
             return False
         self.is_postponed = has_landed and not self.due
@@ -143,60 +143,60 @@ class SpecifiedAdapters:
         return self.flight is not None
 
     def land(self, error: str | None, launched: int, waiting: Iterable[Request]) -> tuple[list[Told], list[Request]]:
-        """Every stage has changed, or none; whom to tell, and the requests that are left without their adapter."""
+        """Every stage has changed, or none; whom to tell, and the requests that are left without their LoRA."""
         assert self.flight is not None
         landed, self.flight, self.has_landed = self.flight, None, True
-        call, adapter, says, victim = landed.call, landed.adapter, landed.says, landed.victim
+        call, lora, says, victim = landed.call, landed.lora, landed.says, landed.victim
         fault = ("fault", None if error is None or says.path is None else "path")
         told: list[Told] = [] if call is None else [(call, error is None, error or "successfully", fault)]
         if error is not None:
-            adapter.is_leaving = adapter.is_leaving and says.path is not None
+            lora.is_leaving = lora.is_leaving and says.path is not None
             if victim is not None:
                 victim.version = says.drop
-            return told, _users_of(adapter, waiting) if call is None else []
+            return told, _users_of(lora, waiting) if call is None else []
         if says.path is None:
-            del self.known[adapter.name]
+            del self.known[lora.name]
             return told, []
-        self.known[adapter.name] = adapter
-        adapter.version, adapter.used = (0 if says.drop == says.version else says.version), launched
+        self.known[lora.name] = lora
+        lora.version, lora.used = (0 if says.drop == says.version else says.version), launched
         self._totals["lora_loads"] += 1
         self._totals["lora_evictions"] += victim is not None
         return told, []
 
     def _of_call(self, call: _Call, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange:
-        if isinstance(call, UnloadAdapter):
-            adapter = self.known[call.name]
-            return SpecifiedChange(call, adapter, AdapterChange(call.name, drop=adapter.version), None)
-        wanted = [request.adapter for request in queue if request.adapter is not None]
-        new, version = Adapter(call.name, call.path), self._totals["lora_loads"] + 1
+        if isinstance(call, UnloadLora):
+            lora = self.known[call.name]
+            return SpecifiedChange(call, lora, LoraChange(call.name, drop=lora.version), None)
+        wanted = [request.lora for request in queue if request.lora is not None]
+        new, version = Lora(call.name, call.path), self._totals["lora_loads"] + 1
         found = self._loading(call, new, wanted, owners)
         # Without a place for it, it is read, and forgotten again.
-        return found or SpecifiedChange(call, new, AdapterChange(call.name, version, call.path, version), None)
+        return found or SpecifiedChange(call, new, LoraChange(call.name, version, call.path, version), None)
 
     def _of_requests(self, queue: Sequence[Request], owners: Sequence[Request]) -> SpecifiedChange | None:
-        """**Adapters**: it takes no place of one that a request before it in the queue waits for."""
-        before: list[Adapter] = []
+        """**LoRAs**: it takes no place of one that a request before it in the queue waits for."""
+        before: list[Lora] = []
         for request in queue:
-            if request.adapter is not None and request.lacks_adapter:
-                return self._loading(None, request.adapter, before, owners)
-            before += [request.adapter] if request.adapter is not None else []
+            if request.lora is not None and request.lacks_lora:
+                return self._loading(None, request.lora, before, owners)
+            before += [request.lora] if request.lora is not None else []
         return None
 
     def _loading(
-        self, call: LoadAdapter | None, adapter: Adapter, wanted: Sequence[Adapter], owners: Sequence[Request]
+        self, call: LoadLora | None, lora: Lora, wanted: Sequence[Lora], owners: Sequence[Request]
     ) -> SpecifiedChange | None:
-        """**Adapters**: into a free place, or into that of the idle one that was used longest ago."""
-        victim: Adapter | None = None
+        """**LoRAs**: into a free place, or into that of the idle one that was used longest ago."""
+        victim: Lora | None = None
         if len(self.resident) >= self._limits.max_loras:
-            in_use = [*wanted, *[owner.adapter for owner in owners]]
+            in_use = [*wanted, *[owner.lora for owner in owners]]
             idle = [one for one in self.resident if one not in in_use]
             if not idle:
                 return None
             victim = min(idle, key=lambda one: (one.used, one.version))
         drop, version = 0 if victim is None else victim.version, self._totals["lora_loads"] + 1
-        return SpecifiedChange(call, adapter, AdapterChange(adapter.name, version, adapter.path, drop), victim)
+        return SpecifiedChange(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
 
-def _users_of(adapter: Adapter | None, everyone: Iterable[Request]) -> list[Request]:
+def _users_of(lora: Lora | None, everyone: Iterable[Request]) -> list[Request]:
     """Each once: a request may be alive and own memory."""
-    return [one for one in dict.fromkeys(everyone) if one.adapter is not None and one.adapter is adapter]
+    return [one for one in dict.fromkeys(everyone) if one.lora is not None and one.lora is lora]

@@ -1,9 +1,9 @@
-"""Unloading adapters: never under a request, wherever it is; refused with the counts, or deferred until it has ended.
+"""Unloading LoRAs: never under a request, wherever it is; refused with the counts, or deferred until it has ended.
 
 Goal: an unload sees requests that wait, are partly computed, are in no queue, decode, or go back to the queue; one that
 may wait takes no further requests and gives up in time. Method: an unload at each of these points. Origin: SGLang issue
 8162, Dynamo pull request 11520, vLLM issue 54839; A08. Mutants: unload-ignores-what-is-in-flight,
-unload-waits-for-ever, failed-change-of-adapters-is-booked, adapter-known-by-its-name.
+unload-waits-for-ever, failed-change-of-loras-is-booked, lora-known-by-its-name.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def test_an_unload_sees_what_is_in_no_queue(t):
     t.sometimes(IN_NO_QUEUE, not t.state.waiting and not t.state.running and t.state.chunked is None)
     unload = t.unload_lora("x")
     yield
-    assert unload.done, "the adapter was unloaded under a request in flight"
+    assert unload.done, "the LoRA was unloaded under a request in flight"
     assert unload.status == 400
     assert "in_flight=2" in unload.text
     yield from t.run_until_finished(r)
@@ -47,7 +47,7 @@ def test_an_unload_is_refused_at_each_point_of_a_life(t):
             t.pause_generation("retract")
         unload = t.unload_lora("x")
         yield
-        assert (unload.done, unload.status) == (True, 400), f"{point}: the adapter was unloaded under a request"
+        assert (unload.done, unload.status) == (True, 400), f"{point}: the LoRA was unloaded under a request"
         assert "=1" in unload.text
         if point == "retracted":
             t.continue_generation()

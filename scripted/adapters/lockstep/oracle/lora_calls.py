@@ -1,4 +1,4 @@
-"""What was promised of adapters: each is computed with what was loaded, never dropped while in use, never too many.
+"""What was promised of LoRAs: each is computed with what was loaded, never dropped while in use, never too many.
 
 Fed with calls, launches, results and answers by the account of clients. It sees plans and replies only.
 """
@@ -9,11 +9,11 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from engine.limits import Limits
-from engine.messages import CallAnswer, LoadAdapter, UnloadAdapter
-from engine.plan import AdapterChange, Segment
+from engine.messages import CallAnswer, LoadLora, UnloadLora
+from engine.plan import LoraChange, Segment
 from scripted.core.violation import Violation
 
-__all__ = ["AdapterCalls"]
+__all__ = ["LoraCalls"]
 
 
 class _Held(NamedTuple):
@@ -23,8 +23,8 @@ class _Held(NamedTuple):
     path: str
 
 
-class AdapterCalls:
-    """``paths`` are the adapters that requests may ask for, by name; ``held`` what the stages hold, by version."""
+class LoraCalls:
+    """``paths`` are the LoRAs that requests may ask for, by name; ``held`` what the stages hold, by version."""
 
     def __init__(self, limits: Limits) -> None:
         self._most = limits.max_loras
@@ -32,60 +32,60 @@ class AdapterCalls:
         self.held: dict[int, _Held] = {}
         self.loads = self.evictions = 0
         self._seen: set[int] = set()
-        self._open: dict[str, LoadAdapter | UnloadAdapter] = {}
-        self._flight: AdapterChange | None = None
-        # The calls that keep new requests from an adapter, by its name, and the name whose unload waits for requests.
+        self._open: dict[str, LoadLora | UnloadLora] = {}
+        self._flight: LoraChange | None = None
+        # The calls that keep new requests from a LoRA, by its name, and the name whose unload waits for requests.
         self._leaving: dict[str, str] = {}
         self._waiting: str | None = None
         # The call that asked for what is in flight, and the one whose result came in this step, with its error.
         self._call: str | None = None
         self._landed: tuple[str | None, str | None] | None = None
 
-    def ask(self, call: LoadAdapter | UnloadAdapter, *, is_used: bool) -> None:
+    def ask(self, call: LoadLora | UnloadLora, *, is_used: bool) -> None:
         """Note a call. An unload of what no request uses is not refused; one that may wait takes no more requests."""
         self._open[call.call_id] = call
-        if not isinstance(call, UnloadAdapter) or call.name not in self.paths or call.name in self._leaving:
+        if not isinstance(call, UnloadLora) or call.name not in self.paths or call.name in self._leaving:
             return
         if not is_used or (call.timeout_s is not None and self._waiting is None):
             self._leaving[call.name] = call.call_id
             self._waiting = call.name if is_used else self._waiting
 
     def may_ask_for(self, name: str) -> bool:
-        """Whether a request that arrives now may ask for an adapter of this name."""
+        """Whether a request that arrives now may ask for a LoRA of this name."""
         return name in self.paths and name not in self._leaving
 
     def versions_of(self, name: str) -> Container[int]:
-        """The versions of an adapter that the stages hold."""
+        """The versions of a LoRA that the stages hold."""
         return [version for version, held in self.held.items() if held.name == name]
 
-    def is_asked_for(self, change: AdapterChange) -> bool:
+    def is_asked_for(self, change: LoraChange) -> bool:
         """Whether a call asked for this change, and not a request."""
         return change.path is None or change.name not in self.paths
 
-    def launch(self, change: AdapterChange, in_use: Container[int], *, is_used: bool) -> None:
+    def launch(self, change: LoraChange, in_use: Container[int], *, is_used: bool) -> None:
         """The stages are told. ``in_use`` are the versions that requests own memory with. Raises Violation.
 
-        ``is_used``: a request of this adapter is alive or owns memory.
+        ``is_used``: a request of this LoRA is alive or owns memory.
         """
         if self._flight is not None:
-            raise Violation(f"adapters are changed by {change} while {self._flight} is in flight")
+            raise Violation(f"LoRAs are changed by {change} while {self._flight} is in flight")
         if change.drop in in_use and change.drop:
-            raise Violation(f"version {change.drop} of an adapter is dropped while a request is computed with it")
+            raise Violation(f"version {change.drop} of a LoRA is dropped while a request is computed with it")
         if change.path is None and is_used:
-            raise Violation(f"adapter {change.name!r} is unloaded while a request uses it")
+            raise Violation(f"LoRA {change.name!r} is unloaded while a request uses it")
         if change.drop not in (0, change.version) and change.drop not in self.held:
-            raise Violation(f"version {change.drop} of an adapter is dropped, but the stages hold {self.held}")
+            raise Violation(f"version {change.drop} of a LoRA is dropped, but the stages hold {self.held}")
         if change.path is not None and change.version in self._seen:
-            raise Violation(f"version {change.version} is given to an adapter twice: KV of the first would be found")
+            raise Violation(f"version {change.version} is given to a LoRA twice: KV of the first would be found")
         stays = change.path is not None and change.drop != change.version
         if stays and len(self.held) - (change.drop in self.held) >= self._most:
-            raise Violation(f"{change} makes {len(self.held) + 1} adapters resident, max_loras is {self._most}")
+            raise Violation(f"{change} makes {len(self.held) + 1} LoRAs resident, max_loras is {self._most}")
         self._flight = change
-        kind = UnloadAdapter if change.path is None else LoadAdapter
+        kind = UnloadLora if change.path is None else LoadLora
         asked = [one.call_id for one in self._open.values() if type(one) is kind and one.name == change.name]
         self._call = asked[0] if asked else None
 
-    def land(self, error: str | None) -> AdapterChange:
+    def land(self, error: str | None) -> LoraChange:
         """The stages have changed, or none has; returns what they were told."""
         change, self._flight = self._flight, None
         assert change is not None, "the result of a change belongs to a microbatch that was launched"
@@ -101,12 +101,12 @@ class AdapterCalls:
         self._flight = self._landed = self._call = None
 
     def computes(self, segment: Segment, name: str | None) -> None:
-        """A segment is planned for a request of this adapter. Raises Violation where another one computes it."""
+        """A segment is planned for a request of this LoRA. Raises Violation where another one computes it."""
         held = self.held.get(segment.lora)
         if name is None and segment.lora == 0:
             return
         if held is None or held.name != name or held.path != self.paths.get(held.name):
-            raise Violation(f"{segment.rid} asks for adapter {name!r}, but version {segment.lora} computes it: {held}")
+            raise Violation(f"{segment.rid} asks for LoRA {name!r}, but version {segment.lora} computes it: {held}")
         if self._flight is not None and self._flight.drop == segment.lora:
             raise Violation(f"{segment.rid} is computed with version {segment.lora}, which is being dropped")
 
@@ -130,7 +130,7 @@ class AdapterCalls:
         """Forget what belongs to this step only."""
         self._landed = None
 
-    def _take(self, change: AdapterChange) -> None:
+    def _take(self, change: LoraChange) -> None:
         if change.path is None:
             self.paths.pop(change.name, None)
         else:

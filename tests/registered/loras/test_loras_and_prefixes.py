@@ -1,9 +1,9 @@
-"""Adapters and the prefix cache: KV that one adapter has computed is never a prefix of what another computes.
+"""LoRAs and the prefix cache: KV that one LoRA has computed is never a prefix of what another computes.
 
-Goal: equal prompts of two adapters and of the model share nothing, a batch of all three says what each says alone, and
-a name that is loaded again with other weights begins anew. Method: one prompt, several adapters, at one time and one
-after the other. Origin: vLLM issues 3264, 30931, 42125; C11. Mutants: prefix-shared-between-adapters,
-adapter-known-by-its-name.
+Goal: equal prompts of two LoRAs and of the model share nothing, a batch of all three says what each says alone, and
+a name that is loaded again with other weights begins anew. Method: one prompt, several LoRAs, at one time and one
+after the other. Origin: vLLM issues 3264, 30931, 42125; C11. Mutants: prefix-shared-between-loras,
+lora-known-by-its-name.
 """
 
 from ci.register import register_cpu_ci
@@ -19,7 +19,7 @@ GUESSING = EngineConfig(
     chunked_prefill_size=64, max_loras=2, speculative_algorithm="draft_model", speculative_draft_model="embedded"
 )
 PROMPT = list(range(32, 32 + 80))
-TOGETHER = "three requests of one batch decode, each with another adapter or none"
+TOGETHER = "three requests of one batch decode, each with another LoRA or none"
 
 
 def _load(t, **paths):
@@ -40,25 +40,25 @@ def _same_prompt_thrice(t):
         assert not known or r.cached_tokens == 64
         assert said.setdefault(lora, r.output_ids) == r.output_ids
         yield from t.run_until_idle()
-    assert len(set(said.values())) == 3, "an adapter changes nothing"
+    assert len(set(said.values())) == 3, "a LoRA changes nothing"
 
 
 @scripted(ONE_STAGE)
-def test_equal_prompts_of_two_adapters_share_nothing(t):
+def test_equal_prompts_of_two_loras_share_nothing(t):
     yield from _same_prompt_thrice(t)
 
 
 @scripted(FOUR_STAGES)
-def test_equal_prompts_of_two_adapters_share_nothing_on_four_stages(t):
+def test_equal_prompts_of_two_loras_share_nothing_on_four_stages(t):
     yield from _same_prompt_thrice(t)
 
 
-GUESSED = "guesses for a request of an adapter are in flight"
+GUESSED = "guesses for a request of a LoRA are in flight"
 
 
 @scripted(GUESSING, must_reach=[GUESSED])
-def test_a_model_that_guesses_knows_no_adapter(t):
-    """What is said is the adapter's all the same."""
+def test_a_model_that_guesses_knows_no_lora(t):
+    """What is said is the LoRA's all the same."""
     yield from _load(t, x="embedded-lora:1")
     rs = [t.start_req(prompt_ids=PROMPT, max_new_tokens=9, lora=lora) for lora in (None, "x")]
     while not all(r.finished for r in rs):
@@ -69,7 +69,7 @@ def test_a_model_that_guesses_knows_no_adapter(t):
 
 
 @scripted(ONE_STAGE)
-def test_the_logprobs_of_a_prompt_are_those_of_its_adapter(t):
+def test_the_logprobs_of_a_prompt_are_those_of_its_lora(t):
     yield from _load(t, x="embedded-lora:1", y="embedded-lora:2")
     told = {}
     for lora in (None, "x", "y"):
@@ -79,16 +79,16 @@ def test_the_logprobs_of_a_prompt_are_those_of_its_adapter(t):
         yield from t.run_until_finished(r)
         told[lora] = tuple(one.logprob for one in r.prompt_logprobs)
     assert [len(logprobs) for logprobs in told.values()] == [71, 71, 71]
-    assert len(set(told.values())) == 3, "an adapter changes nothing"
+    assert len(set(told.values())) == 3, "a LoRA changes nothing"
 
 
 @scripted(ONE_STAGE, must_reach=[TOGETHER])
-def test_a_batch_of_several_adapters_says_what_each_says_alone(t):
+def test_a_batch_of_several_loras_says_what_each_says_alone(t):
     yield from _together(t, each=1)
 
 
 @scripted(FOUR_STAGES, must_reach=[TOGETHER])
-def test_a_batch_of_several_adapters_says_what_each_says_alone_on_four_stages(t):
+def test_a_batch_of_several_loras_says_what_each_says_alone_on_four_stages(t):
     yield from _together(t, each=4)
 
 
@@ -121,7 +121,7 @@ def test_a_name_with_other_weights_begins_anew(t):
 
 
 @scripted(ONE_STAGE)
-def test_adapters_stay_when_the_weights_are_updated(t):
+def test_loras_stay_when_the_weights_are_updated(t):
     yield from _load(t, x="embedded-lora:1")
     before = t.start_req(prompt_ids=PROMPT, max_new_tokens=6, lora="x")
     yield from t.run_until_finished(before)

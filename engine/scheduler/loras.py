@@ -11,31 +11,31 @@ from dataclasses import dataclass
 
 from engine.limits import Limits
 from engine.memory import KVMemory
-from engine.messages import CallAnswer, LoadAdapter, UnloadAdapter
-from engine.plan import AdapterChange, Microbatch
-from engine.scheduler.adapter import Adapter
+from engine.messages import CallAnswer, LoadLora, UnloadLora
+from engine.plan import LoraChange, Microbatch
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
+from engine.scheduler.lora import Lora
 from engine.scheduler.policy import policy_named
 from engine.scheduler.request import Place, Request
 
-__all__ = ["Adapters"]
+__all__ = ["Loras"]
 
-AdapterCall = LoadAdapter | UnloadAdapter
+LoraCall = LoadLora | UnloadLora
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """The change that is in flight: ``victim`` makes room for ``adapter``; without a call it is for requests."""
+    """The change that is in flight: ``victim`` makes room for ``lora``; without a call it is for requests."""
 
-    call: AdapterCall | None
-    adapter: Adapter
-    change: AdapterChange
-    victim: Adapter | None = None
+    call: LoraCall | None
+    lora: Lora
+    change: LoraChange
+    victim: Lora | None = None
 
 
-class Adapters:
+class Loras:
     """``known`` are those that requests may ask for, by name; at most ``max_loras`` of them are resident.
 
     ``deadline``, in seconds, is when the unload that waits gives up; None when none waits. With ``is_postponed`` the
@@ -49,19 +49,19 @@ class Adapters:
         self._counters = counters
         self._grammars = grammars
         self._policy = policy_named(limits.schedule_policy)
-        self.known = {name: Adapter(name=name, path=path) for name, path in limits.loras}
+        self.known = {name: Lora(name=name, path=path) for name, path in limits.loras}
         # Calls that were accepted and are not launched yet.
-        self._due: list[AdapterCall] = []
+        self._due: list[LoraCall] = []
         self._launched: _Launched | None = None
-        self._deferred: UnloadAdapter | None = None
+        self._deferred: UnloadLora | None = None
         self.deadline: float | None = None
         self._has_landed = False
         self.is_postponed = False
 
     @property
     def resident(self) -> int:
-        """How many adapters the stages hold for requests."""
-        return sum([adapter.version > 0 for adapter in self.known.values()])
+        """How many LoRAs the stages hold for requests."""
+        return sum([lora.version > 0 for lora in self.known.values()])
 
     @property
     def is_at_rest(self) -> bool:
@@ -74,20 +74,20 @@ class Adapters:
         return bool(self._due) and self._launched is None
 
     def why_unknown(self, name: str) -> str | None:
-        """Why no request may ask for the adapter of this name; None when one may."""
-        adapter = self.known.get(name)
-        if adapter is None:
+        """Why no request may ask for the LoRA of this name; None when one may."""
+        lora = self.known.get(name)
+        if lora is None:
             there = ", ".join(map(repr, self.known)) or "none"
-            return f"the adapter must be loaded, got {name!r}, and loaded are {there}; POST /v1/load_lora_adapter"
-        return f"the adapter {name!r} is being unloaded; load it again" if adapter.leaving else None
+            return f"the LoRA must be loaded, got {name!r}, and loaded are {there}; POST /v1/load_lora_adapter"
+        return f"the LoRA {name!r} is being unloaded; load it again" if lora.leaving else None
 
     # -- calls --
 
-    def ask(self, call: AdapterCall, now: float) -> CallAnswer | None:
+    def ask(self, call: LoraCall, now: float) -> CallAnswer | None:
         """Refuse a call, or defer it; None when its answer comes later."""
         if not self._most:
-            return _refusal(call, "this server holds no adapters; start it with --max-loras N or --lora NAME=PATH")
-        return self._ask_load(call) if isinstance(call, LoadAdapter) else self._ask_unload(call, now)
+            return _refusal(call, "this server holds no LoRAs; start it with --max-loras N or --lora NAME=PATH")
+        return self._ask_load(call) if isinstance(call, LoadLora) else self._ask_unload(call, now)
 
     def answer_due(self, now: float) -> CallAnswer | None:
         """The refusal of the unload that waits, if its time is up; it is due for launch once nothing uses it."""
@@ -105,25 +105,25 @@ class Adapters:
         self.known[call.name].leaving = False
         return _refusal(call, f"{call.name!r} is still in use after {call.timeout_s} s: {self._counts(users)}")
 
-    def _ask_load(self, call: LoadAdapter) -> CallAnswer | None:
+    def _ask_load(self, call: LoadLora) -> CallAnswer | None:
         coming = [one.call for one in (self._launched,) if one is not None]
         if call.name in self.known or any(one is not None and one.name == call.name for one in (*self._due, *coming)):
-            return _refusal(call, f"the adapter {call.name!r} has already been loaded; unload it first", fault="name")
+            return _refusal(call, f"the LoRA {call.name!r} has already been loaded; unload it first", fault="name")
         self._due.append(call)
         return None
 
-    def _ask_unload(self, call: UnloadAdapter, now: float) -> CallAnswer | None:
-        adapter = self.known.get(call.name)
-        if adapter is None:
-            return _refusal(call, f"the adapter {call.name!r} cannot be found", not_found=True, fault="name")
-        if adapter.leaving:
-            return _refusal(call, f"the adapter {call.name!r} is being unloaded by another call")
-        users = self._users_of(adapter)
+    def _ask_unload(self, call: UnloadLora, now: float) -> CallAnswer | None:
+        lora = self.known.get(call.name)
+        if lora is None:
+            return _refusal(call, f"the LoRA {call.name!r} cannot be found", not_found=True, fault="name")
+        if lora.leaving:
+            return _refusal(call, f"the LoRA {call.name!r} is being unloaded by another call")
+        users = self._users_of(lora)
         if users and call.timeout_s is None:
             return _refusal(call, f"{call.name!r} is in use: {self._counts(users)}")
         if users and self._deferred is not None:
             return _refusal(call, f"{call.name!r} is in use, and another unload waits: {self._counts(users)}")
-        adapter.leaving = True
+        lora.leaving = True
         if users:
             assert call.timeout_s is not None
             self._deferred, self.deadline = call, now + call.timeout_s
@@ -133,7 +133,7 @@ class Adapters:
 
     # -- changes --
 
-    def next_change(self, *, has_slot: bool) -> AdapterChange | None:
+    def next_change(self, *, has_slot: bool) -> LoraChange | None:
         """What the stages are to load or drop next, if something is due: calls in order, then what requests wait for.
 
         In the step in which a change comes back none is launched for requests: those that waited for it go first.
@@ -143,7 +143,7 @@ class Adapters:
             return None
         if self._due:
             self._launched = self._of_call(self._due.pop(0))
-        elif self._books.paused is None and any(request.lacks_adapter for request in self._startable):
+        elif self._books.paused is None and any(request.lacks_lora for request in self._startable):
             self.is_postponed = has_landed
             self._launched = None if has_landed else self._of_requests()
         if self._launched is None:
@@ -156,29 +156,29 @@ class Adapters:
     def finish(self, error: str | None) -> CallAnswer | None:
         """All stages have changed, or with ``error`` none has; the answer to the call that asked for it, if one did."""
         launched, self._launched, self._has_landed = self._launched, None, True
-        assert launched is not None, "a change of adapters came back that was never launched"
-        call, adapter, change = launched.call, launched.adapter, launched.change
+        assert launched is not None, "a change of LoRAs came back that was never launched"
+        call, lora, change = launched.call, launched.lora, launched.change
         if error is not None:
             if change.path is None:
-                adapter.leaving = False
+                lora.leaving = False
             if launched.victim is not None:
                 launched.victim.version = change.drop
             return None if call is None else _refusal(call, error, fault=None if change.path is None else "path")
         if change.path is None:
-            del self.known[adapter.name]
+            del self.known[lora.name]
             return _answer(change, "removed", call)
-        self.known[adapter.name] = adapter
-        adapter.version = 0 if change.drop == change.version else change.version
-        adapter.used = self._counters.forward_ct
+        self.known[lora.name] = lora
+        lora.version = 0 if change.drop == change.version else change.version
+        lora.used = self._counters.forward_ct
         self._counters.lora_loads += 1
         self._counters.lora_evictions += launched.victim is not None
         return _answer(change, "added", call)
 
     def left_without(self, control: Microbatch) -> list[Request]:
-        """The requests for which an adapter was to be loaded, and could not."""
-        assert control.adapter is not None
-        adapter = self.known[control.adapter.name]
-        return [request for request in self._books.waiting if request.lora is adapter]
+        """The requests for which a LoRA was to be loaded, and could not."""
+        assert control.lora is not None
+        lora = self.known[control.lora.name]
+        return [request for request in self._books.waiting if request.lora is lora]
 
     def give_up(self, why: str) -> list[CallAnswer]:
         """Give up every call: nothing can be launched any more, and nothing will come back."""
@@ -188,21 +188,21 @@ class Adapters:
         self._launched = self._deferred = self.deadline = None
         return [_refusal(call, why) for call in calls]
 
-    def _of_call(self, call: AdapterCall) -> _Launched:
-        if isinstance(call, UnloadAdapter):
-            adapter = self.known[call.name]
-            return _Launched(call, adapter, AdapterChange(adapter.name, drop=adapter.version))
-        adapter = Adapter(name=call.name, path=call.path)
+    def _of_call(self, call: LoraCall) -> _Launched:
+        if isinstance(call, UnloadLora):
+            lora = self.known[call.name]
+            return _Launched(call, lora, LoraChange(lora.name, drop=lora.version))
+        lora = Lora(name=call.name, path=call.path)
         wanted = {request.lora for request in self._startable if request.lora is not None}
         has_place, victim = self._place_for(wanted)
-        return self._load(call, adapter, victim, is_kept=has_place)
+        return self._load(call, lora, victim, is_kept=has_place)
 
     def _of_requests(self) -> _Launched | None:
-        """Load the adapter of the first request that lacks one, if there is a place for it.
+        """Load the LoRA of the first request that lacks one, if there is a place for it.
 
         One that a request before it waits for makes no room: the two would be loaded in turn for ever.
         """
-        wanted: set[Adapter] = set()
+        wanted: set[Lora] = set()
         for request in self._policy.order(self._startable, self._memory):
             if request.lora is None:
                 continue
@@ -212,13 +212,13 @@ class Adapters:
             wanted.add(request.lora)
         return None
 
-    def _load(self, call: LoadAdapter | None, adapter: Adapter, victim: Adapter | None, *, is_kept: bool) -> _Launched:
+    def _load(self, call: LoadLora | None, lora: Lora, victim: Lora | None, *, is_kept: bool) -> _Launched:
         version = self._counters.lora_loads + 1
         drop = version if not is_kept else 0 if victim is None else victim.version
-        return _Launched(call, adapter, AdapterChange(adapter.name, version, adapter.path, drop), victim)
+        return _Launched(call, lora, LoraChange(lora.name, version, lora.path, drop), victim)
 
-    def _place_for(self, wanted: Collection[Adapter]) -> tuple[bool, Adapter | None]:
-        """Whether one more adapter can be resident, and which other one must make room for it."""
+    def _place_for(self, wanted: Collection[Lora]) -> tuple[bool, Lora | None]:
+        """Whether one more LoRA can be resident, and which other one must make room for it."""
         if self.resident < self._most:
             return True, None
         in_use = {request.lora for request in self._books.live() if request.lease is not None}
@@ -228,13 +228,13 @@ class Adapters:
 
     @property
     def _startable(self) -> Sequence[Request]:
-        """Those that may ask for their adapters: one whose grammar is still being compiled does not."""
+        """Those that may ask for their LoRAs: one whose grammar is still being compiled does not."""
         return self._grammars.startable(self._books.waiting)
 
     # -- who uses one --
 
-    def _users_of(self, adapter: Adapter) -> list[Request]:
-        return [request for request in self._books.live() if request.lora is adapter]
+    def _users_of(self, lora: Lora) -> list[Request]:
+        return [request for request in self._books.live() if request.lora is lora]
 
     def _counts(self, users: Sequence[Request]) -> str:
         """How many of these are where, and in how many microbatches in flight they are."""
@@ -251,14 +251,14 @@ def _requests_in(launched: Launched) -> set[Request]:
     return set(launched.requests)
 
 
-def _answer(change: AdapterChange, what: str, call: AdapterCall | None) -> CallAnswer | None:
+def _answer(change: LoraChange, what: str, call: LoraCall | None) -> CallAnswer | None:
     if call is None:
         return None
     message = f"Success: LoRA adapter {change.name!r} {what} successfully."
     return CallAnswer(call_id=call.call_id, ok=True, message=message)
 
 
-def _refusal(call: AdapterCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
-    what = "load" if isinstance(call, LoadAdapter) else "unload"
-    message = f"adapter {what} refused: {why}"
+def _refusal(call: LoraCall, why: str, *, not_found: bool = False, fault: str | None = None) -> CallAnswer:
+    what = "load" if isinstance(call, LoadLora) else "unload"
+    message = f"LoRA {what} refused: {why}"
     return CallAnswer(call_id=call.call_id, ok=False, message=message, not_found=not_found, fault=fault)
