@@ -2,11 +2,6 @@
 # Another model: docker run ... -v /models:/models lockstep serve --model /models/NAME
 FROM python:3.11-slim
 
-# The compiler is for --compile, which makes kernels for the machine that it runs on.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
-
 # The default build of torch brings CUDA. For an index that has builds for CPUs: --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL
 # Extras of pyproject.toml: --build-arg EXTRAS=openvino, or EXTRAS=openvino,ray
@@ -27,7 +22,7 @@ COPY scripted ./scripted
 COPY ci ./ci
 RUN pip install --no-cache-dir --no-deps .
 
-# Recordings and traces go to /srv, unless a flag says otherwise; compiled kernels and models to the user's home.
+# Recordings and traces go to /srv, unless a flag says otherwise; converted models to the user's home.
 RUN useradd --create-home engine && chown engine /srv
 USER engine
 WORKDIR /srv

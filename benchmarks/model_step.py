@@ -1,4 +1,4 @@
-"""How long one step of the model takes on a CPU: transformers' forward, the lean one, compiled kernels, OpenVINO.
+"""How long one step of the model takes on a CPU: transformers' forward, the lean one, OpenVINO.
 
 A step is what a stage does for a microbatch: page tables, attention metadata, all layers, sampling. They take turns in
 one process, step by step. CPU time is shown: on a busy machine wall time is that of the others.
@@ -42,14 +42,13 @@ PAGES_A_ROW = 20
 class ModelStepBench:
     """One runner of all layers, and the steps that are measured."""
 
-    def __init__(self, folder: Path, *, lean: bool, compiled: bool = False, openvino: bool = False) -> None:
+    def __init__(self, folder: Path, *, lean: bool, openvino: bool = False) -> None:
         config = EngineConfig(
             model=str(folder),
             device="cpu",
             backend="openvino" if openvino else "torch",
             page_size=PAGE_TOKENS,
             max_total_tokens=max(BATCHES) * PAGES_A_ROW * PAGE_TOKENS,
-            compile=compiled,
         )
         facts = ModelFacts(
             name="bench", vocab_size=VOCABULARY, context_length=8192, num_layers=LAYERS, kv_bytes_per_token=4096
@@ -122,7 +121,6 @@ def main() -> None:
             benches = {
                 "transformers": ModelStepBench(Path(folder), lean=False),
                 "lean": ModelStepBench(Path(folder), lean=True),
-                "compiled": ModelStepBench(Path(folder), lean=True, compiled=True),
             }
             if importlib.util.find_spec("openvino") is not None:
                 benches["openvino"] = ModelStepBench(Path(folder), lean=False, openvino=True)

@@ -107,13 +107,6 @@ class EngineConfig(BaseModel):
         "first; 'auto': varlen where the device and the model can, else sdpa",
     )
 
-    compile: bool = Field(
-        False, description="decode with kernels that this machine's C++ compiler makes at the first start (CPU only)"
-    )
-    compile_dir: str = Field(
-        "", description="where compiled kernels are kept; unset: lockstep/kernels in the user's cache folder"
-    )
-
     chunked_prefill_size: int = Field(
         512, ge=CHUNKING_OFF, description="most prompt tokens in one prefill microbatch; -1: prompts are never split"
     )
@@ -344,8 +337,6 @@ def why_not_openvino_settings(config: EngineConfig) -> str | None:
         return "dtype must be float32 or bfloat16 for OpenVINO, got 'float16'; use bfloat16"
     if config.cuda_graphs == "on":
         return "cuda_graphs must be 'off' or 'auto' for OpenVINO, which computes on CPUs, got 'on'; leave it out"
-    if config.compile:
-        return "compile must be off for OpenVINO, which brings kernels of its own, got True; leave it out"
     if config.attention_backend != "auto":
         return f"attention_backend must be 'auto' for OpenVINO, got {config.attention_backend!r}; leave it out"
     if config.most_loras:

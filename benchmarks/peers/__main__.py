@@ -41,7 +41,7 @@ _WORKLOADS: Final = {
     "S": Workload(output_tokens=64, requests_a_client=2),
     "M": Workload(output_tokens=32, requests_a_client=1),
 }
-_OWN: Final = ("openvino", "torch", "compile", "offline")
+_OWN: Final = ("openvino", "torch", "offline")
 _RESULTS: Final = Path("out/peers.json")
 # The module has no main of its own.
 _TRANSFORMERS_SERVE: Final = "from transformers.cli.transformers import main; main()"
@@ -178,9 +178,6 @@ def _served_peers(arguments: argparse.Namespace, folder: Path, scratch: Path) ->
             )
     if "torch" in arguments.own:
         yield ServedPeer(name="lockstep, torch", command=(*own, "--backend", "torch"))
-    if "compile" in arguments.own:
-        command = (*own, "--backend", "torch", "--compile")
-        yield ServedPeer(name="lockstep, torch --compile", command=command, environment=kept)
     if arguments.vllm_python is not None:
         server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", arguments.dtype)
         limits = ("--max-model-len", str(_CONTEXT_TOKENS))

@@ -43,8 +43,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "ray_address",
         "ray_cpus_per_stage",
         "attention_backend",
-        "compile",
-        "compile_dir",
     ),
     SCHEDULING: (),
     "KV cache": ("page_size", "max_total_tokens", "max_window_tokens", "radix_cache", "kv_sanitizer"),

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +25,6 @@ from engine.model.cuda_graphs import DecodeGraphs, cuda_recorder, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import PRODUCTS, LeanDecoder, why_not_lean
 from engine.model.lora import BatchLoras, StageLoras
-from engine.model.native import NativeAttention, NativeKernels
-from engine.model.native_build import NativeUnavailableError, default_folder
 from engine.model.prompt_logprobs import ScoreTaker, scored_rows, slices_of
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad, StageFacts, StageSlice, attach
 from engine.model.varlen import VarlenAttention, why_not_varlen
@@ -105,13 +102,13 @@ class StageModel:
                 f"{exc}; lower max_total_tokens"
             ) from exc
         self._attention = attention.StageAttention(self.pool)
-        kernels = None if varlen else self._native_kernels(config, head_dim)
-        self._paged = [
-            self._layer_attention(windowed[:index].count(kind), kernels, windowed=kind)
+        layer_attention = VarlenAttention if varlen else attention.LayerAttention
+        self._paged: list[attention.PagedAttention] = [
+            layer_attention(self._attention, windowed[:index].count(kind), windowed=kind)
             for index, kind in enumerate(windowed)
         ]
-        for layer, layer_attention in zip(self._decoder.layers, self._paged, strict=True):
-            attach(layer, layer_attention)
+        for layer, paged in zip(self._decoder.layers, self._paged, strict=True):
+            attach(layer, paged)
         self.lora: StageLoras | None = None
         if limits.max_loras:
             self.lora = StageLoras(
@@ -249,28 +246,6 @@ class StageModel:
         if reason is not None and self.device.type == "cuda":
             _log.info("attention gathers its keys: %s", reason)
         return reason is None
-
-    def _native_kernels(self, config: EngineConfig, head_dim: int) -> NativeKernels | None:
-        """The compiled kernels, if they are wanted and can be had; a model is served without them otherwise."""
-        if not config.compile:
-            return None
-        if self.device.type != "cpu":
-            _log.warning("nothing is compiled: the kernels are for CPUs, and the device is %s", self.device)
-            return None
-        try:
-            return NativeKernels(Path(config.compile_dir or default_folder()), head_dim)
-        except NativeUnavailableError as exc:
-            _log.warning("nothing is compiled, and the eager forward computes: %s", exc)
-            return None
-
-    def _layer_attention(
-        self, layer: int, kernels: NativeKernels | None, *, windowed: bool
-    ) -> attention.PagedAttention:
-        if self.pool.pages_first:
-            return VarlenAttention(self._attention, layer, windowed=windowed)
-        if kernels is not None:
-            return NativeAttention(self._attention, layer, kernels, windowed=windowed)
-        return attention.LayerAttention(self._attention, layer, windowed=windowed)
 
     @torch.inference_mode()
     def _warm_up(self) -> None:

@@ -42,7 +42,7 @@ def test_an_interrupted_command_says_so_in_one_line(body: str, status: int, said
     assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize("package", ["engine", "scripted", "ci", "benchmarks", "tools.mutation"])
+@pytest.mark.parametrize("package", ["engine", "scripted", "ci", "benchmarks"])
 def test_a_command_is_interruptible_before_its_costly_imports(package: str) -> None:
     """What is imported before that cannot end in order, so it must be little."""
     program = f"import {package}, sys; print(sorted({{'pydantic', 'typer', 'rich', 'torch'}} & set(sys.modules)))"

@@ -109,7 +109,6 @@ def test_another_architecture_is_computed_by_torch(
         ({"page_size": 16}, r"page_size must be a multiple of 32 for OpenVINO, .* got 16; use 32"),
         ({"dtype": "float16"}, r"dtype must be float32 or bfloat16 .* got 'float16'"),
         ({"device": "cuda"}, r"device must be 'cpu' for OpenVINO, got 'cuda'"),
-        ({"compile": True}, r"compile must be off for OpenVINO"),
         ({"attention_backend": "sdpa"}, r"attention_backend must be 'auto' for OpenVINO, got 'sdpa'"),
     ],
 )

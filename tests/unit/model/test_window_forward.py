@@ -95,19 +95,6 @@ def test_the_kernel_over_page_tables_reads_the_window_pool_too(
         _assert_equal(chain.logits(*parts), [expected[0][stop - 1], expected[1][other]])
 
 
-def test_the_compiled_kernel_reads_the_window_pool_too(
-    tmp_path: Path,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
-) -> None:
-    """B18: where there is no compiler, the eager backend does."""
-    ids, expected = reference("mistral_window")
-    chain = chain_of(checkpoint_of("mistral_window"), chunked_prefill_size=9, compile=True, compile_dir=str(tmp_path))
-    chain.logits(chain.segment(0, ids[0, :9].tolist()))
-    for first in range(9, LENGTHS[0]):
-        _assert_equal(chain.logits(chain.segment(0, ids[0, first : first + 1].tolist())), [expected[0][first]])
-
-
 def test_layers_that_all_have_a_window_cost_nothing_in_the_page_pool(checkpoint_of: Callable[[str], Path]) -> None:
     """B18"""
     pool = chain_of(checkpoint_of("mistral_window")).runners[0]._model.pool

@@ -1,1 +1,0 @@
-"""The mutation score of the pure core: how many small changes of it does each suite notice? ``docs/mutation.md``."""
