@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,36 +23,17 @@ from engine.errors import StartupError
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.event_stream import PART_WRITER
 from engine.frontend.responses import RETRY_AFTER_S
+from engine.process.logs import OncePerMinute
 from engine.settings import ServerSettings
 
-__all__ = ["Connection", "ConnectionBounds", "OncePerMinute", "quiet_logs", "quiet_resource_errors"]
+__all__ = ["Connection", "ConnectionBounds", "quiet_resource_errors"]
 
 # File descriptors that connections leave alone: sockets to the scheduler and to the processes that read long bodies,
 # files that are opened for a moment, and the connection that is refused for lack of room.
 RESERVED_FILES = 32
 FEWEST_CONNECTIONS = 4
-LOG_INTERVAL_S = 60.0
 
 logger = logging.getLogger(__name__)
-
-
-class OncePerMinute(logging.Filter):
-    """Lets one log line of each kind through a minute: no client can fill the disk."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._last: dict[object, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is the first of its kind for a minute. Errors are never held back."""
-        if record.levelno >= logging.ERROR:
-            return True
-        now = self._clock()
-        if now - self._last.get(record.msg, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
-            return False
-        self._last[record.msg] = now
-        return True
 
 
 class ConnectionBounds:
@@ -201,15 +181,9 @@ class Connection(H11Protocol):
             self._sending = None
 
 
-def quiet_logs() -> None:
-    """Drop the log lines that clients cause in this process, except the first of each kind in a minute."""
-    for quiet in (logger, logging.getLogger("uvicorn.error")):
-        quiet.addFilter(OncePerMinute())
-
-
 def quiet_resource_errors() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     """An exception handler for an event loop: it reports a lack of file descriptors once a minute."""
-    lines = OncePerMinute()
+    lines = OncePerMinute([logger.name])
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), OSError) or "socket" not in context:

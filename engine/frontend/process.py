@@ -18,7 +18,7 @@ import uvicorn
 from engine.errors import ProcessDiedError
 from engine.frontend.app import build_app
 from engine.frontend.auth import Access
-from engine.frontend.connection import Connection, ConnectionBounds, quiet_logs, quiet_resource_errors
+from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
 from engine.frontend.context import FrontEnd
 from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
@@ -30,7 +30,7 @@ from engine.frontend.served_model import ServedModel
 from engine.frontend.token_answers import TokenAnswers, token_works
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
-from engine.process.control import SUPERVISOR, Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
+from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
 from engine.process.death import DeathReport
 from engine.process.logs import failure_line
 from engine.process.private_dir import PrivateDir
@@ -65,7 +65,7 @@ def run_frontend(
     try:
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
-        if exc.process == SUPERVISOR:  # No other process is left to clear up.
+        if control.is_cut:  # No other process is left to clear up.
             _clear_up(settings, folder, exc)
         raise
     finally:
@@ -194,7 +194,6 @@ async def _serve(
     loop.add_reader(control.fileno(), life.listen)
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.set_exception_handler(quiet_resource_errors())
-    quiet_logs()
     server = _Server(_uvicorn_config(front), lambda: control.send(Ready(about=front.dialect.about())))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))

@@ -66,11 +66,11 @@ class Child(WatchedProcess):
             logger.warning("dropped what is no message of the %s process: %s", self.name, exc)
         except (EOFError, ConnectionError):
             # Only the process itself holds the other end, so this is its end, a moment before it can be reaped.
-            self._reap()
+            self.reap(wait=True)
         except OSError as exc:
             # A frame longer than any message: nothing after it can be read, not even the process's end.
             self.end(f"its control pipe broke: {exc}")
-            self._reap()
+            self.reap(wait=True)
         else:
             self._take(message)
             return message
@@ -104,9 +104,12 @@ class Child(WatchedProcess):
         """Close the supervisor's end of the pipe."""
         self._connection.close()
 
-    def _reap(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        self.status = os.waitstatus_to_exitcode(status)
+    def reap(self, *, wait: bool = False) -> bool:
+        """Note its exit status if it has ended; with ``wait`` it is about to. Whether it has ended."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
 
 
 def fork_child(name: str, main: ChildMain, *, keep: Sequence[int] = (), outlives_supervisor: bool = False) -> Child:

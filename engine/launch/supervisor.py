@@ -20,7 +20,7 @@ from pathlib import Path
 from engine.errors import EngineError, StartupError
 from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
-from engine.launch.child import fork_child
+from engine.launch.child import Child, fork_child
 from engine.launch.culprit import first_death, is_culprit
 from engine.launch.descriptors import require_descriptors
 from engine.launch.imports import import_frontend, import_models, limit_imports
@@ -36,6 +36,7 @@ from engine.process.control import (
     SUPERVISOR,
     Control,
     Drain,
+    Dying,
     ProcessDied,
     Serving,
     Shutdown,
@@ -63,6 +64,7 @@ DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
 CULPRIT_WAIT_S = 0.1
+REAP_INTERVAL_S = 0.01
 # After all this: a cluster of one node, which was started for this server, ends in one or two.
 RAY_END_S = 10.0
 
@@ -90,7 +92,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         folder = PrivateDir(private_dir)
         meeting = place.open(settings, folder) if place is not None else None
     except EngineError as exc:
-        _report(_failed_start(exc), private_dir, settings)
+        _report(_own_failure(str(exc)), private_dir, settings)
         return EXIT_FAILED
     view = HarnessView(announce) if announce is not None else OperatorView(settings, facts, limits, started)
     try:
@@ -99,8 +101,8 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
         folder.remove()
 
 
-def _failed_start(exc: EngineError) -> DeathReport:
-    return DeathReport(process=SUPERVISOR, pid=os.getpid(), cause=str(exc), when=time.time(), exit_code=EXIT_FAILED)
+def _own_failure(cause: str) -> DeathReport:
+    return DeathReport(process=SUPERVISOR, pid=os.getpid(), cause=cause, when=time.time(), exit_code=EXIT_FAILED)
 
 
 def _report(report: DeathReport, private_dir: Path | None, settings: ServerSettings) -> None:
@@ -145,19 +147,27 @@ class _Supervisor:
         with SignalWatch() as signals:
             self._selector.register(signals, selectors.EVENT_READ, functools.partial(self._on_signal, signals))
             try:
-                if self._meeting is None:
-                    self._fork_stages()
-                elif (status := self._gather(self._meeting)) is not None:
-                    return status
-                self._start()
-                return self._watch()
+                return self._serve()
+            except BaseException as exc:  # noqa: BLE001 - its processes and their clients must hear of any end
+                return self._fail_by_defect(exc)
             finally:
-                self._take_down(Shutdown(), grace_s=0.0)
                 if self._meeting is not None:
                     self._meeting.close()
                 self._selector.close()
 
     # ---- start ----
+
+    def _serve(self) -> int:
+        if self._meeting is None:
+            self._fork_stages()
+            status = None
+        else:
+            status = self._gather(self._meeting)
+        if status is None:
+            self._start()
+            status = self._watch()
+        self._take_down(Shutdown(), grace_s=0.0)
+        return status
 
     def _fork_stages(self) -> None:
         for stage in range(self._limits.pp_size) if self._limits.pp_size > 1 else range(0):
@@ -361,13 +371,30 @@ class _Supervisor:
 
     def _fail_start(self, exc: EngineError) -> int:
         self._take_down(Shutdown(), grace_s=0.0)
-        self._leave(_failed_start(exc))
+        self._leave(_own_failure(str(exc)))
         return EXIT_FAILED
 
     def _fail_by_death(self) -> int:
         report = self._first_death()
         self._leave(report)
         self._take_down(ProcessDied(process=report.process, cause=report.cause, node=report.node), DEATH_GRACE_S)
+        return EXIT_FAILED
+
+    def _fail_by_defect(self, exc: BaseException) -> int:
+        """End the server because this process cannot go on. What has failed may fail again: no event is looked at."""
+        dying = Dying.of(exc)
+        cause = dying.error if dying.expected else dying.traceback
+        self._leave(_own_failure(cause))
+        self._tell(ProcessDied(process=SUPERVISOR, cause=cause))
+        engine = self._engine()
+        for some, grace_s in ((engine, DEATH_GRACE_S + TERMINATE_GRACE_S), (self._alive(), RAY_END_S)):
+            forked = [child for child in some if isinstance(child, Child)]
+            deadline = time.monotonic() + grace_s
+            while (left := [child for child in forked if not child.reap()]) and time.monotonic() < deadline:
+                time.sleep(REAP_INTERVAL_S)
+            self._signal([*left], signal.SIGKILL)
+            for child in left:
+                child.reap(wait=True)
         return EXIT_FAILED
 
     def _first_death(self) -> DeathReport:

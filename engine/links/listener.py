@@ -1,11 +1,12 @@
 """The listening end: takes connections, and hands on only those whose peers have proved the run's secret.
 
 Never waits for a peer: any number of them may be slow, silent or malformed, each within bounds of time and bytes.
-A peer without proof is dropped with one line in the log.
+A peer without proof is dropped, with at most one line a minute in the log of a server.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -26,6 +27,7 @@ PROOF_TIMEOUT_S: Final = 5.0
 # More than the machines of any engine. Beyond it the oldest gives way, so that silent peers keep no other out.
 MAX_UNPROVED: Final = 64
 _BACKLOG: Final = 64
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,8 @@ class LinkListener:
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept(now)
-            elif (link := self._hear(self._unproved[fd])) is not None:
+            # One that was found readable may have given way to a new one in the same look.
+            elif (one := self._unproved.get(fd)) is not None and (link := self._hear(one)) is not None:
                 links.append(link)
         for late in [one for one in self._unproved.values() if one.due <= now]:
             self._drop(late, f"it did not send its proof within {PROOF_TIMEOUT_S} s")
@@ -129,11 +132,15 @@ class LinkListener:
     def _accept(self, now: float) -> None:
         try:
             connection, address = self._listener.accept()
-        except OSError:  # it is gone already, or there are no descriptors left for it
+        except OSError as exc:
+            # It is gone already, or there is no descriptor for it. It would keep the listener readable for ever.
+            if exc.errno in _NO_DESCRIPTOR and self._unproved:
+                self._drop_oldest()
+                self._accept(now)
             return
         one = _Unproved(connection, str(Endpoint(*address[:2])), Challenge(self._secret), now + PROOF_TIMEOUT_S)
         if len(self._unproved) >= MAX_UNPROVED:
-            self._drop(next(iter(self._unproved.values())), "too many others came after it")
+            self._drop_oldest()
         connection.setblocking(False)
         self._unproved[connection.fileno()] = one
         self._epoll.register(connection, select.EPOLLIN)
@@ -167,6 +174,9 @@ class LinkListener:
         self._forget(one)
         one.connection.setblocking(True)
         return Link(one.connection, claim, one.peer)
+
+    def _drop_oldest(self) -> None:
+        self._drop(next(iter(self._unproved.values())), "too many others came after it")
 
     def _drop(self, one: _Unproved, why: str) -> None:
         logger.warning("dropped the peer at %s, which has not proved to be of this run: %s", one.peer, why)

@@ -103,9 +103,11 @@ class StageChannels:
         """Wait until something happens, and return the frames that came whole: none, too, and when the time is up."""
         frames: list[bytes] = []
         for fd, events in self._epoll.poll(timeout_s):
-            end = self._by_fd.get(fd)
-            if end is None:
+            if self._handed is not None and fd == self._handed.fileno():
                 self._take_handed()
+                continue
+            end = self._by_fd.get(fd)
+            if end is None:  # gone by what came before it in the same look
                 continue
             if end.connection is None:
                 self._accept(end)

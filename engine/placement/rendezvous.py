@@ -117,8 +117,9 @@ class Rendezvous:
                     self._take(link, now)
             elif fd in self._arriving:
                 self._hear(self._arriving[fd], now)
-            else:
-                self._look_at(next(one for one in self._joined if one.fileno() == fd))
+            # What was found readable may be gone by what came before it in the same look.
+            elif (one := next((one for one in self._joined if one.fileno() == fd), None)) is not None:
+                self._look_at(one)
 
     def tend(self, now: float) -> float | None:
         """Drop connections that are late. Returns when to call this again."""

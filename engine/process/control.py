@@ -147,10 +147,14 @@ def decode_child_message(data: bytes) -> ChildMessage:
 
 
 class Control:
-    """A process's end of its control pipe. ``fileno()`` is readable when the supervisor spoke or is gone."""
+    """A process's end of its control pipe. ``fileno()`` is readable when the supervisor spoke or is gone.
+
+    ``is_cut`` says that it is gone, and clears up nothing any more.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.is_cut = False
 
     def fileno(self) -> int:
         """The file descriptor to wait on."""
@@ -176,6 +180,7 @@ class Control:
             logger.warning("dropped what is no message of the supervisor: %s", exc)
             return None
         except (EOFError, OSError) as exc:
+            self.is_cut = True
             raise ProcessDiedError(SUPERVISOR, "its control pipe closed without a shutdown message") from exc
 
     def wait_until_serving(self, timeout_s: float) -> Serving:

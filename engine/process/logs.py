@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import msgspec
 
 from engine.settings import ServerSettings
 
-__all__ = ["REQUEST_LOGGER", "JsonFormatter", "configure_logging", "failure_line", "fields_of"]
+__all__ = ["REQUEST_LOGGER", "JsonFormatter", "OncePerMinute", "configure_logging", "failure_line", "fields_of"]
 
 # One line a request, written by the front end. On and off by a setting of its own.
 REQUEST_LOGGER: Final = "engine.requests"
 TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(processName)s %(name)s: %(message)s"
 _FIELDS: Final = "fields"
+# What strangers and clients can cause lines of.
+EXPOSED_LOGGERS: Final = ("engine.frontend.connection", "engine.links.listener", "uvicorn.error")
+LOG_INTERVAL_S: Final = 60.0
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,6 +42,33 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=repr).decode()
+
+
+class OncePerMinute(logging.Filter):
+    """Lets one line of each kind through a minute, with the number of those held back: no client can fill the disk.
+
+    ``loggers`` are those that it looks at; the lines of all others pass, and so do errors.
+    """
+
+    def __init__(self, loggers: Collection[str] = EXPOSED_LOGGERS, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._loggers = loggers
+        self._clock = clock
+        self._last: dict[object, float] = {}
+        self._held: Counter[object] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line may pass."""
+        if record.name not in self._loggers or record.levelno >= logging.ERROR:
+            return True
+        now, kind = self._clock(), record.msg
+        if now - self._last.get(kind, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
+            self._held[kind] += 1
+            return False
+        self._last[kind] = now
+        if held := self._held.pop(kind, 0):
+            record.msg = f"{kind}; {held} more of this kind since the last line"
+        return True
 
 
 def fields_of(**fields: object) -> dict[str, dict[str, object]]:
@@ -60,5 +92,6 @@ def configure_logging(settings: ServerSettings) -> None:
         formatter = logging.Formatter(TEXT_FORMAT, "%Y-%m-%dT%H:%M:%S")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
+    handler.addFilter(OncePerMinute())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger(REQUEST_LOGGER).setLevel(logging.INFO if settings.log_requests else logging.CRITICAL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,16 +17,14 @@ from uvicorn.server import ServerState
 
 from engine.errors import StartupError
 from engine.frontend.connection import (
-    LOG_INTERVAL_S,
     RESERVED_FILES,
     Connection,
     ConnectionBounds,
-    OncePerMinute,
-    quiet_logs,
     quiet_resource_errors,
 )
 from engine.frontend.event_stream import PART_WRITER
 from engine.frontend.process import KEEP_ALIVE_S, _uvicorn_config
+from engine.process.logs import OncePerMinute
 from engine.settings import ServerSettings
 
 PATIENCE_S = 5.0
@@ -261,14 +258,8 @@ def test_one_connection_too_many_is_told_and_the_log_says_it_once(caplog: pytest
         for _, writer in held:
             writer.close()
 
-    loggers = [logging.getLogger(name) for name in ("engine.frontend.connection", "uvicorn.error")]
-    before = [list(logger.filters) for logger in loggers]
-    quiet_logs()
-    try:
-        serve(scene, max_connections=3)
-    finally:
-        for logger, filters in zip(loggers, before, strict=True):
-            logger.filters[:] = filters
+    caplog.handler.addFilter(OncePerMinute())
+    serve(scene, max_connections=3)
     assert len([record for record in caplog.records if "max_connections=3" in record.getMessage()]) == 1
 
 
@@ -292,21 +283,6 @@ def test_connections_leave_file_descriptors_for_the_rest(monkeypatch: pytest.Mon
     assert ConnectionBounds(ServerSettings(max_connections=9999)).most < 1024
     with pytest.raises(StartupError, match="raise it with 'ulimit -n'"):
         limit(RESERVED_FILES)
-
-
-def test_a_line_of_a_kind_passes_once_a_minute() -> None:
-    now = 0.0
-    lines = OncePerMinute(lambda: now)
-
-    def passes(text: str, level: int = logging.WARNING) -> bool:
-        return lines.filter(logging.LogRecord("x", level, "", 0, text, (), None))
-
-    assert passes("a")
-    assert not passes("a")
-    assert passes("b")
-    now = LOG_INTERVAL_S
-    assert passes("a")
-    assert all(passes("c", logging.ERROR) for _ in range(3))
 
 
 def test_that_no_file_is_left_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -265,11 +265,13 @@ class _Forked:
         self.is_closed = True
 
 
-@pytest.mark.parametrize(("died", "cleared"), [(SUPERVISOR, True), ("stage-0", False), (None, False)])
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("died", [SUPERVISOR, None])
 def test_a_run_ends_with_its_reader_and_clears_up_after_the_supervisor_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, died: str | None, cleared: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, died: str | None, cut: bool
 ) -> None:
     reading, clearing = _Forked(), []
+    control = SimpleNamespace(is_cut=cut)
 
     async def serve(*_: object) -> None:
         if died is not None:
@@ -280,11 +282,11 @@ def test_a_run_ends_with_its_reader_and_clears_up_after_the_supervisor_alone(
     monkeypatch.setattr(process, "_serve", serve)
     monkeypatch.setattr(process, "_clear_up", lambda *_: clearing.append(1))
     settings = ServerSettings()
-    arguments = cast(Connection, None), settings, Limits.of(settings, EMBEDDED_FACTS), cast(socket.socket, None)
+    arguments = cast(Control, control), settings, Limits.of(settings, EMBEDDED_FACTS), cast(socket.socket, None)
     if died is None:
-        process.run_frontend(cast(Any, arguments[0]), *arguments[1:], PrivateDir(tmp_path))
+        process.run_frontend(*arguments, PrivateDir(tmp_path))
     else:
         with pytest.raises(ProcessDiedError):
-            process.run_frontend(cast(Any, arguments[0]), *arguments[1:], PrivateDir(tmp_path))
+            process.run_frontend(*arguments, PrivateDir(tmp_path))
     assert reading.is_closed
-    assert bool(clearing) is cleared
+    assert bool(clearing) is (cut and died is not None), "a supervisor that says why it ends clears up itself"

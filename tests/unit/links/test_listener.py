@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import select
 import socket
@@ -179,3 +180,56 @@ def test_what_does_not_listen_yet_refuses_and_what_never_speaks_is_given_up(monk
     ):
         bound_at(endpoint, "--listen")
     bound.close()
+
+
+def test_peers_that_speak_while_others_take_their_place_break_nothing(gate: LinkListener) -> None:
+    """A05: one look at the sockets finds new peers and words of old ones, which the new ones have pushed out.
+
+    131 connections of one byte ended a server of joined stages: the oldest was dropped, and heard after that.
+    """
+    first = [raw(gate) for _ in range(MAX_UNPROVED)]
+    while gate_size(gate) < MAX_UNPROVED:
+        take(gate)
+    later = [raw(gate) for _ in range(MAX_UNPROVED // 2)]
+    for peer in (*first, *later):
+        peer.sendall(b"L")
+    for _ in later:
+        assert take(gate) == []
+    assert gate_size(gate) == MAX_UNPROVED
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(address(gate).connect)
+        take_one(gate).connection.close()
+        connecting.result(WAIT_S).close()
+    for peer in (*first, *later):
+        peer.close()
+
+
+def test_peers_that_take_all_descriptors_give_way(gate: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A05: else the listener stays readable without a way to take what is there, and its owner never sleeps."""
+    silent = [raw(gate) for _ in range(3)]
+    for _ in silent:
+        take(gate)
+    newest = raw(gate)
+    accept, tries = gate._listener.accept, []
+
+    class Scarce:
+        def __getattr__(self, name: str) -> object:
+            return getattr(listener_socket, name)
+
+        def accept(self) -> object:
+            tries.append(gate_size(gate))
+            if tries[-1] == len(silent):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return accept()
+
+    listener_socket = gate._listener
+    monkeypatch.setattr(gate, "_listener", Scarce())
+    take(gate)
+    assert tries == [len(silent), len(silent) - 1]
+    assert len(newest.recv(GREETING_BYTES)) == GREETING_BYTES
+    for peer in (*silent, newest):
+        peer.close()
+
+
+def gate_size(gate: LinkListener) -> int:
+    return len(gate._unproved)

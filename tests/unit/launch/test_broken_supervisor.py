@@ -1,0 +1,84 @@
+"""A supervisor with a defect: whatever it is, its processes are told of it, and nothing is left."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.errors import ProcessDiedError
+from engine.launch import supervisor
+from engine.launch.announcement import HarnessView
+from engine.launch.child import fork_child
+from engine.launch.listener import bind_listener
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.process.control import Control, ProcessDied, Ready
+from engine.process.death import read_death_report
+from engine.process.private_dir import PrivateDir
+from engine.settings import ServerSettings
+
+PATIENCE_S = 5.0
+
+
+def ends_when_told(folder: Path, name: str, control: Control) -> None:
+    control.send(Ready())
+    control.wait_until_serving(PATIENCE_S)
+    death = control.receive(PATIENCE_S)
+    assert isinstance(death, ProcessDied), death
+    # As a front end that has told its clients does, and a scheduler.
+    (folder / name).write_text(f"{death.process}: {death.cause}")
+    raise ProcessDiedError(death.process, death.cause)
+
+
+def hangs(control: Control) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control.send(Ready())
+    time.sleep(10 * PATIENCE_S)
+
+
+def test_a_defect_of_the_supervisor_is_told_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A06: the supervisor took itself for told to stop, and cut every stream without a word. What fails fails again."""
+    broken: list[bool] = []
+    mains: dict[str, Callable[[Control], None]] = {
+        name: functools.partial(ends_when_told, tmp_path, name) for name in (supervisor.SCHEDULER, supervisor.FRONTEND)
+    }
+    mains["stage-0"] = hangs
+
+    def start(self: Any) -> None:
+        for name, main in mains.items():
+            self._adopt(fork_child(name, main))
+
+    def tend(self: Any, now: float) -> None:
+        if broken:
+            raise KeyError("a defect")
+
+    def serving(_: object) -> None:
+        broken.append(True)
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    monkeypatch.setattr(supervisor._Supervisor, "_start", start)
+    monkeypatch.setattr(supervisor._Supervisor, "_tend", tend)
+    settings = ServerSettings(port=0)
+    limits = Limits.of(settings, EMBEDDED_FACTS)
+    with bind_listener("127.0.0.1", 0) as listener:
+        one = supervisor._Supervisor(
+            settings, EMBEDDED_FACTS, limits, listener, PrivateDir(tmp_path), HarnessView(serving)
+        )
+        assert one.run() == 1
+    for name in (supervisor.SCHEDULER, supervisor.FRONTEND):
+        assert (tmp_path / name).read_text().startswith("supervisor: Traceback")
+    report = read_death_report(tmp_path)
+    assert report is not None
+    assert (report.process, report.pid, report.exit_code) == ("supervisor", os.getpid(), 1)
+    assert "KeyError: 'a defect'" in report.cause
+    assert capfd.readouterr().err.count("error: Traceback") == 1
+    assert not [child for child in psutil.Process().children() if child.pid in {c.pid for c in one._children}]
