@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scripted.core.tokens import tokens_alone
 from scripted.core.violation import Violation
 from scripted.sdk.messages import Add, Answer, Refused, Share, Tokens
-from scripted.sdk.tokens import tokens_alone
 
 __all__ = ["Account", "Life"]
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from scripted.core.tokens import START, guesses, links_of, next_token
 from scripted.core.violation import Violation
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, BatchResult, Event, FlushCache, Share, Stepped
-from scripted.sdk.tokens import START, guesses, link, next_token
 
 __all__ = ["SimulatedRunner"]
 
@@ -37,9 +37,8 @@ class _Tokens:
         self.extend(prompt)
 
     def extend(self, ids: Sequence[int]) -> None:
-        for token in ids:
-            self.ids.append(token)
-            self.fingerprints.append(link(self.fingerprints[-1], token))
+        self.ids += ids
+        self.fingerprints += links_of(self.fingerprints[-1], ids)[1:]
 
     def cut(self, count: int) -> None:
         """Forget all but the first ``count``."""
@@ -177,8 +176,8 @@ class SimulatedRunner:
                 f"{list(share.block_ids)}"
             )
         fingerprints = tokens.fingerprints[share.start + 1 : end + 1]
-        for guess in share.draft_ids:
-            fingerprints.append(link(fingerprints[-1], guess))
+        if drafts:
+            fingerprints += links_of(fingerprints[-1], share.draft_ids)[1:]
         for position, fingerprint in enumerate(fingerprints, share.start):
             index, slot = divmod(position, self._size)
             block = self._blocks.setdefault(share.block_ids[index], [0] * self._size)

@@ -111,6 +111,7 @@ PURE = (
     "engine.instruments",
     "engine.scheduler",
     "engine.integrity",
+    "scripted.core.tokens",
     "scripted.adapters.lockstep.simulated.grammar",
     "scripted.adapters.lockstep.simulated.model",
     "scripted.adapters.lockstep.simulated.pipeline",

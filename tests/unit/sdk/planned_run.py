@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from scripted.core.prompts import prompt_ids
+from scripted.core.tokens import tokens_alone
 from scripted.sdk import Abort, Add, Answer, Batch, Capabilities, Limits, Share, Stepped, Tokens
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
-from scripted.sdk.tokens import tokens_alone
 
 LIMITS = Limits(block_size=4, blocks=8, batch_tokens=16, batch_requests=3, context_tokens=32, depth=2)
 

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.messages import Grammar, GrammarKind
+from scripted.core.tokens import FIRST_TOKEN, TOKENS
 
 __all__ = ["DEAD_END", "SimulatedGrammar", "regex_before_dead_end"]
 
-# Printable ASCII, as all tokens of the simulated model are.
-_FIRST: Final = 33
-_COUNT: Final = 94
 _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
 _ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
@@ -66,7 +64,7 @@ def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:
     parts = []
     for place in range(1 + value % _MADE_UP_PLACES):
         first = value // (place + 7)
-        tokens = [_FIRST + (first + offset) % _COUNT for offset in range(_MADE_UP_TOKENS)]
+        tokens = [FIRST_TOKEN + (first + offset) % TOKENS for offset in range(_MADE_UP_TOKENS)]
         parts.append((tuple(sorted(tokens)), 1))
     return parts
 

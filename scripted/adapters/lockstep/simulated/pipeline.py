@@ -35,18 +35,14 @@ from engine.pipeline.wire import StageView
 from engine.plan import Copies, ForwardMode, GrammarOrder, LoraChange, Microbatch, SamplingSpec, Segment
 from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
-    CHAIN,
-    FIRST_TOKEN,
-    MASK,
-    START,
     alphabet_of,
     choose,
     has_penalty,
-    links_of,
     logprob_of,
     prompt_logprobs_of,
     salt_of,
 )
+from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, START, links_of
 
 __all__ = ["SimulatedPipeline"]
 

@@ -1,0 +1,81 @@
+"""The model of every simulated device: a token is a function of all tokens before it, by a fingerprint of their KV.
+
+Pure functions, equal in every process. A fingerprint stands for all tokens up to a position, as KV does, so what the
+model says depends on what was really read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = [
+    "CHAIN",
+    "FIRST_TOKEN",
+    "MASK",
+    "MIX",
+    "START",
+    "TOKENS",
+    "guesses",
+    "links_of",
+    "next_token",
+    "tokens_alone",
+]
+
+# Fingerprints have 30 bits, one digit of Python's integers: a link of the chain costs 60 % of one with 64 bits.
+MASK: Final = 2**30 - 1
+# Multipliers of the PCG (32 bits) and SplitMix64 generators; any odd ones would do.
+CHAIN: Final = 747_796_405
+MIX: Final = 0xBF58476D1CE4E5B9
+# The fingerprint before the first token.
+START: Final = 0x1E3779B9
+# Tokens are printable ASCII, so that their text is one character each and no special token is ever emitted.
+FIRST_TOKEN: Final = 33
+TOKENS: Final = 94
+# A chain over fewer tokens than this is made faster than it is found again.
+_PROMPT_TOKENS: Final = 16
+_PROMPTS_KEPT: Final = 1024
+
+
+def links_of(fingerprint: int, tokens: Sequence[int]) -> list[int]:
+    """The fingerprint, and the one after each token. Not to be changed: some are handed out again."""
+    return (_chain if len(tokens) < _PROMPT_TOKENS else _chain_of_prompt)(fingerprint, tokens)
+
+
+def _chain(fingerprint: int, tokens: Sequence[int]) -> list[int]:
+    # Half the price of a function call a token, and the tokens of prompts are most of what a simulated step costs.
+    return [fingerprint, *[fingerprint := (fingerprint * CHAIN + token + 1) & MASK for token in tokens]]
+
+
+# The runs of a search begin alike: most of their prompts have been computed before.
+_chain_of_prompt: Final = functools.lru_cache(maxsize=_PROMPTS_KEPT)(_chain)
+
+
+def next_token(fingerprint: int, alphabet: int = TOKENS) -> int:
+    """What the model says after the tokens of this fingerprint."""
+    return FIRST_TOKEN + (fingerprint * MIX >> 40) % alphabet
+
+
+def guesses(fingerprint: int, count: int) -> tuple[int, ...]:
+    """``count`` guesses at what comes next: the first few are right, how many depends on the fingerprint."""
+    right, made = fingerprint % (count + 1), []
+    for place in range(count):
+        token = next_token(fingerprint)
+        made.append(token if place < right else FIRST_TOKEN + (token - FIRST_TOKEN + 1) % TOKENS)
+        fingerprint = links_of(fingerprint, made[-1:])[-1]
+    return tuple(made)
+
+
+@functools.lru_cache(maxsize=4096)
+def tokens_alone(prompt: tuple[int, ...], max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Every token of a request that nothing disturbs, the stop token included."""
+    fingerprint = links_of(START, prompt)[-1]
+    said: list[int] = []
+    while len(said) < max_new_tokens:
+        token = next_token(fingerprint)
+        said.append(token)
+        if token in stop_token_ids:
+            break
+        fingerprint = links_of(fingerprint, (token,))[-1]
+    return tuple(said)
