@@ -6,7 +6,7 @@ is born in the front end, waits in the gate, and becomes an event of exactly one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -58,6 +58,7 @@ __all__ = [
     "decode_pipeline_event",
     "decode_reply",
     "encode",
+    "ended_by",
 ]
 
 
@@ -381,6 +382,17 @@ class EvictCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 OperatorEvent = SetPressure | ReleasePressure | EvictCache
 Event = ClientMessage | PipelineEvent | OperatorEvent
+
+
+def ended_by(message: Event, live: Collection[str]) -> tuple[str, ...]:
+    """The live rids whose requests a message ends; they are free for requests that are sent after it."""
+    match message:
+        case Abort():
+            return (message.rid,) if message.rid in live else ()
+        case AbortAll() | PauseGeneration(mode=PauseMode.ABORT):
+            return tuple(live)
+    return ()
+
 
 # ---- replies: from the scheduler to the front end ----
 

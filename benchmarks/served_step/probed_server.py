@@ -57,7 +57,7 @@ PARTS: Final = (
     Part(
         "frontend",
         "orders: bodies, tokenizing",
-        ("engine.frontend.orders:completion_order", "engine.frontend.orders:chat_order"),
+        ("engine.frontend.routes.generation:completion_order", "engine.frontend.routes.generation:chat_order"),
     ),
     Part(
         "frontend",
@@ -66,7 +66,7 @@ PARTS: Final = (
     ),
     Part("frontend", "text of tokens", ("engine.frontend.answer:Answer.piece",)),
     Part("frontend", "metrics", ("engine.frontend.metrics:RequestTimes.note",)),
-    Part("frontend", "events as JSON", ("engine.frontend.responses:_joined", "engine.frontend.event_stream:_joined")),
+    Part("frontend", "events as JSON", ("engine.frontend.sessions:_events",)),
     Part("frontend", "HTTP framing", ("h11:Connection.send",)),
     Part("frontend", "writing to sockets", ("asyncio.selector_events:_SelectorSocketTransport.write",)),
 )

@@ -1,22 +1,26 @@
 """What a client sees of one request: text, ids and counts, made from the scheduler's outputs as they come.
 
-Owns the request's text: detokenizer, stop strings, what was shown. Pure: sends nothing and waits for nothing, so that
-the simulated server shows what the real one does.
+Owns the request's text: the tokens whose text is not final, stop strings and what is held back for them, what was
+shown; and the logprobs of its prompt. Pure: sends nothing and waits for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from engine.frontend.detokenizer import Decoder, Detokenizer
-from engine.frontend.input_logprobs import InputLogprobs, joined_inputs
-from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
-from engine.frontend.stop_strings import StopScanner
-from engine.messages import FinishReason, Generate, TokenLogprob, TokenOutput
+from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
+from engine.messages import FinishReason, Generate, PromptLogprob, TokenLogprob, TokenOutput
 
-__all__ = ["Answer", "is_shown", "joined"]
+__all__ = ["REPLACEMENT", "Answer", "Decoder", "Detokenizer", "InputLogprobs", "StopScanner", "is_shown", "joined"]
+
+REPLACEMENT = "\ufffd"
+# An unfinished UTF-8 character has at most three of its four bytes, and shows as at most one replacement for each.
+MAX_UNFINISHED = 3
+
+_Entry = TypeVar("_Entry")
 
 
 class Answer:
@@ -92,7 +96,7 @@ def joined(pieces: Sequence[GenerateAnswer]) -> GenerateAnswer:
     meta = pieces[-1].meta_info
     if meta.output_logprobs is not msgspec.UNSET:
         meta = msgspec.structs.replace(meta, output_logprobs=tuple(_joined_logprobs(pieces)))
-    if inputs := joined_inputs(pieces):
+    if inputs := _joined_inputs(pieces):
         meta = msgspec.structs.replace(meta, **inputs)
     return GenerateAnswer(
         text="".join(piece.text for piece in pieces),
@@ -110,3 +114,170 @@ def _logprobs(ids: tuple[int, ...], logprobs: tuple[TokenLogprob | None, ...]) -
 def _joined_logprobs(pieces: Sequence[GenerateAnswer]) -> list[OutputLogprob]:
     entries = [piece.meta_info.output_logprobs for piece in pieces]
     return [entry for part in entries if isinstance(part, tuple) for entry in part]
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        ...
+
+
+class Detokenizer:
+    """One output's text so far.
+
+    The window is two segments that each began where all text before was final: the settled one, whose text was given
+    out and which only lends its context (some tokenizers drop a leading space), and the open one.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._settled: list[int] = []
+        self._context = ""
+        self._open: list[int] = []
+        self._shown = 0
+
+    def push(self, token_id: int) -> str:
+        """Add one token; return the text that became final, which may be empty."""
+        self._open.append(token_id)
+        text = self._window_text()
+        if text is None:
+            return ""
+        final = len(text) - _unfinished(text)
+        delta = text[self._shown : final]
+        self._shown = max(self._shown, final)
+        if final == len(text):
+            self._settle()
+        return delta
+
+    def flush(self) -> str:
+        """The text that was not final, once it is known that no more tokens come: replacements for cut characters."""
+        text = self._decode([*self._settled, *self._open])
+        delta = text[self._shown :]
+        self._settle()
+        return delta
+
+    def _window_text(self) -> str | None:
+        """The text of both segments; None while the open one must not be read yet.
+
+        Tokenizers that fall back to bytes read neighbouring byte tokens as one: an unfinished character then spoils the
+        finished one before it, until it is whole itself. One that never gets whole is read without its context.
+        """
+        text = self._decode([*self._settled, *self._open])
+        if text.startswith(self._context):
+            return text
+        if len(self._open) <= MAX_UNFINISHED:
+            return None
+        self._shown -= len(self._context)
+        self._settled, self._context = [], ""
+        return self._decode(self._open)
+
+    def _settle(self) -> None:
+        """Close the open segment. One without text (special tokens) gives no context, so the older one is kept too."""
+        settled = self._open
+        context = self._decode(settled)
+        if not context:
+            settled = [*self._settled, *self._open]
+            context = self._decode(settled)
+        self._settled, self._open, self._context = settled, [], context
+        self._shown = len(self._context)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._decoder.decode(ids, skip_special_tokens=True)
+
+
+def _unfinished(text: str) -> int:
+    """How many characters at the end may still change when more bytes come."""
+    return min(MAX_UNFINISHED, len(text) - len(text.rstrip(REPLACEMENT)))
+
+
+class StopScanner:
+    """Passes text through until a stop string ends in it. What comes out does not depend on how the text is cut."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Take text in, give the text that is safe to show out. After a match nothing comes out any more."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return text
+        seen = self._held + text
+        found = self._first_match(seen)
+        if found is not None:
+            start, self.matched = found
+            self._held = ""
+            return seen[:start]
+        safe = len(seen) - self._partial_length(seen)
+        self._held = seen[safe:]
+        return seen[:safe]
+
+    def flush(self) -> str:
+        """What was held back, once it is known that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, seen: str) -> tuple[int, str] | None:
+        """The match that ends first: the one that a reader character by character would meet."""
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := seen.find(stop)) >= 0]
+        if not matches:
+            return None
+        _, start, stop = min(matches)
+        return start, stop
+
+    def _partial_length(self, seen: str) -> int:
+        """The length of the longest tail of the text that may be the beginning of a stop string."""
+        for length in range(min(len(seen), self._longest - 1), 0, -1):
+            tail = seen[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class InputLogprobs:
+    """What is told of one prompt so far."""
+
+    def __init__(self, message: Generate) -> None:
+        self._ids = message.prompt_ids
+        self._wants_top = message.prompt_top_logprobs_num > 0
+        self._next = message.prompt_logprobs_from
+
+    def fields(self, part: Sequence[PromptLogprob], *, begins: bool) -> dict[str, Any]:
+        """The fields of ``MetaInfo`` for the next part, which may be empty; the one that begins has a null in front."""
+        values: list[PromptLogprob | None] = [*([None] if begins else ()), *part]
+        ids = self._ids[self._next : self._next + len(values)]
+        self._next += len(values)
+        fields: dict[str, Any] = {
+            "input_token_logprobs": tuple(
+                [(None if one is None else one.logprob, token, None) for one, token in zip(values, ids, strict=True)]
+            ),
+            "input_token_ranks": tuple([None if one is None else one.rank for one in values]),
+        }
+        if self._wants_top:
+            fields["input_top_logprobs"] = tuple([None if one is None else _top(one) for one in values])
+        return fields
+
+
+def _joined_inputs(pieces: Sequence[GenerateAnswer]) -> dict[str, Any]:
+    """The same fields of all pieces of an answer together; none where none were asked for."""
+    metas = [piece.meta_info for piece in pieces]
+    fields: dict[str, Any] = {}
+    if metas[-1].input_token_logprobs is not msgspec.UNSET:
+        fields["input_token_logprobs"] = _chained([meta.input_token_logprobs for meta in metas])
+        fields["input_token_ranks"] = _chained([meta.input_token_ranks for meta in metas])
+    if metas[-1].input_top_logprobs is not msgspec.UNSET:
+        fields["input_top_logprobs"] = _chained([meta.input_top_logprobs for meta in metas])
+    return fields
+
+
+def _chained(parts: Sequence[tuple[_Entry, ...] | msgspec.UnsetType]) -> tuple[_Entry, ...]:
+    return tuple([entry for part in parts if isinstance(part, tuple) for entry in part])
+
+
+def _top(one: PromptLogprob) -> tuple[InputTopLogprob, ...]:
+    return tuple([(logprob, token, None) for token, logprob in one.top])

@@ -15,42 +15,64 @@ from starlette.requests import ClientDisconnect
 
 from engine import __version__
 from engine.clock import MonotonicClock
-from engine.frontend.context import FrontEnd
+from engine.frontend.auth import Access
+from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
+from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.grammar_check import GrammarCheck
 from engine.frontend.host_check import HostCheck
+from engine.frontend.long_bodies import BodyWork, LongBodies
+from engine.frontend.metrics import Metrics
+from engine.frontend.origins import Origins
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
+from engine.frontend.requests import ServedModel
 from engine.frontend.responses import error_answer
 from engine.frontend.routes.administration import add_administration
-from engine.frontend.routes.generation import add_generation, add_models
-from engine.frontend.routes.information import add_health, add_information
-from engine.frontend.routes.tokenization import add_tokenization
+from engine.frontend.routes.generation import GenerationRoutes, order_works
+from engine.frontend.routes.information import ServerState, add_health, add_information, add_models
+from engine.frontend.routes.tokens import add_tokenization, token_works
+from engine.settings import ServerSettings
 
-__all__ = ["build_app"]
+__all__ = ["body_works", "build_app"]
 
 
-def build_app(front: FrontEnd) -> FastAPI:
-    """The application over an engine's front end."""
+def build_app(
+    settings: ServerSettings,
+    served: ServedModel,
+    client: EngineClient,
+    access: Access,
+    long_bodies: LongBodies,
+    state: ServerState,
+) -> FastAPI:
+    """The application over an engine. ``long_bodies`` must know ``body_works``."""
     # The page at /docs comes with its scripts: a server without a way to the internet shows it too.
     app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
-    description = Description()
-    add_health(app, front, description)
-    clients = APIRouter(dependencies=[Depends(front.access.admit_client)])
-    add_generation(clients, front, description)
-    add_models(clients, front, description)
-    add_tokenization(clients, front, description)
-    add_information(clients, front, description)
-    operators = APIRouter(dependencies=[Depends(front.origins.admit), Depends(front.access.admit_operator)])
-    add_administration(operators, front, description)
+    description, clock = Description(), MonotonicClock()
+    metrics, bodies = Metrics(served.model_name, clock), BodyReader(settings.max_body_bytes)
+    grammars = GrammarCheck(served.limits, clock, metrics.grammar_check.observe)
+    add_health(app, client, state, description)
+    clients = APIRouter(dependencies=[Depends(access.admit_client)])
+    GenerationRoutes(served, client, bodies, long_bodies, grammars, metrics).add_to(clients, description)
+    add_models(clients, served, state, description)
+    add_tokenization(clients, served, bodies, long_bodies, description)
+    add_information(clients, settings, served, client, metrics, state, description)
+    operators = APIRouter(dependencies=[Depends(Origins(settings.origins).admit), Depends(access.admit_operator)])
+    add_administration(operators, settings, client, state, description)
     for router in (clients, operators):
         app.include_router(router)
     _add_error_answers(app, {getattr(route, "path", "") for part in (app, clients, operators) for route in part.routes})
     description.install(app)
-    _add_cors(app, f"{front.settings.cors_origins},{front.settings.operator_origins}")
-    if front.access.loopback:
-        app.add_middleware(HostCheck, hosts=front.settings.hosts)
-    app.add_middleware(RequestLog, clock=MonotonicClock())
+    _add_cors(app, f"{settings.cors_origins},{settings.operator_origins}")
+    if access.loopback:
+        app.add_middleware(HostCheck, hosts=settings.hosts)
+    app.add_middleware(RequestLog, clock=clock)
     return app
+
+
+def body_works(served: ServedModel) -> dict[str, BodyWork]:
+    """What the process of a long body does, by the kind of body."""
+    return order_works(served) | token_works(served)
 
 
 def _add_cors(app: FastAPI, listed: str) -> None:

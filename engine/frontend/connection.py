@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from engine.errors import StartupError
 from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.event_stream import PART_WRITER
 from engine.frontend.responses import RETRY_AFTER_S
+from engine.frontend.routes.generation import PART_WRITER
 from engine.process.logs import OncePerMinute
 from engine.settings import ServerSettings
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.clock import Clock
 from engine.frontend.errors import ApiError
-from engine.frontend.order import Order
+from engine.frontend.requests import Order
 from engine.grammar import Fault, fault_of
 from engine.limits import Limits
 from engine.messages import Grammar

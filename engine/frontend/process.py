@@ -14,20 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from engine.errors import ProcessDiedError
-from engine.frontend.app import build_app
+from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.connection import Connection, ConnectionBounds, quiet_resource_errors
-from engine.frontend.context import FrontEnd
 from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.long_bodies import LongBodies, body_work
-from engine.frontend.orders import OrderTaker, order_works
-from engine.frontend.served_model import ServedModel
-from engine.frontend.token_answers import TokenAnswers, token_works
+from engine.frontend.requests import ServedModel
+from engine.frontend.routes.information import ServerState
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import Limits
 from engine.process.control import Control, Drain, Drained, ProcessDied, Ready, Serving, Shutdown
@@ -61,7 +60,7 @@ def run_frontend(
     tokenizer, template = load_tokenizer(settings)
     dialect = Dialect.of(settings, template.text)
     served = ServedModel(tokenizer, template, limits, settings.model_name, dialect)
-    reading = ForkedWork.start(READER, body_work(order_works(served) | token_works(served)))
+    reading = ForkedWork.start(READER, body_work(body_works(served)))
     try:
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
@@ -121,9 +120,10 @@ class _Server(uvicorn.Server):
 class _Life:
     """Applies the supervisor's messages to the front end."""
 
-    def __init__(self, control: Control, front: FrontEnd) -> None:
+    def __init__(self, control: Control, client: EngineClient, state: ServerState) -> None:
         self._control = control
-        self._front = front
+        self._client = client
+        self._state = state
         self.over = asyncio.Event()
         self.death: ProcessDiedError | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -137,12 +137,12 @@ class _Life:
             return
         match message:
             case Serving():
-                self._front.pids = message.pids
-                self._front.serving = True
+                self._state.pids = message.pids
+                self._state.serving = True
             case ProcessDied():
                 self._die(ProcessDiedError(message.process, message.cause, message.node))
             case Drain():
-                self._front.client.close_to_requests(ApiError.unavailable("the server is draining; ask another one"))
+                self._client.sessions.close(ApiError.unavailable("the server is draining; ask another one"))
                 self._draining = asyncio.create_task(self._drain())
             case None:
                 return
@@ -155,7 +155,7 @@ class _Life:
         self._die(ProcessDiedError(READER, "it closed its socket to the front end"))
 
     async def _drain(self) -> None:
-        await self._front.client.wait_quiet()
+        await self._client.wait_quiet()
         self._control.send(Drained())
 
     def _die(self, death: ProcessDiedError) -> None:
@@ -164,7 +164,7 @@ class _Life:
 
     def _end(self, reason: ApiError) -> None:
         asyncio.get_running_loop().remove_reader(self._control.fileno())
-        self._front.client.break_off(reason)
+        self._client.break_off(reason)
         self.over.set()
 
 
@@ -178,23 +178,14 @@ async def _serve(
 ) -> None:
     client = EngineClient(folder.path)
     access = Access.of(settings, listener.getsockname()[0])
-    long_bodies = LongBodies(reading.run)
-    front = FrontEnd(
-        settings=settings,
-        limits=served.limits,
-        tokenizer=served.tokenizer,
-        client=client,
-        access=access,
-        orders=OrderTaker(served, long_bodies),
-        token_answers=TokenAnswers(served, long_bodies),
-        dialect=served.dialect,
-    )
-    life = _Life(control, front)
+    state = ServerState(dict(served.limits.loras))
+    app = build_app(settings, served, client, access, LongBodies(reading.run), state)
+    life = _Life(control, client, state)
     loop = asyncio.get_running_loop()
     loop.add_reader(control.fileno(), life.listen)
     loop.add_reader(reading.fileno(), life.lose_reader, reading)
     loop.set_exception_handler(quiet_resource_errors())
-    server = _Server(_uvicorn_config(front), lambda: control.send(Ready(about=front.dialect.about())))
+    server = _Server(_uvicorn_config(app, settings), lambda: control.send(Ready(about=served.dialect.about())))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))
         delivering = tasks.create_task(client.deliver_replies())
@@ -209,10 +200,10 @@ async def _serve(
         raise life.death
 
 
-def _uvicorn_config(front: FrontEnd) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(front),
-        http=Connection.under(ConnectionBounds(front.settings)),
+        app,
+        http=Connection.under(ConnectionBounds(settings)),
         ws="none",
         lifespan="off",
         log_config=None,

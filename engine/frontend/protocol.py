@@ -1,24 +1,36 @@
-"""The native protocol: the typed and checked bodies and answers of each route.
+"""The native protocol: the typed and checked bodies and answers of each route, and fields that both protocols have.
 
-Owns shapes and the rules of single fields; what depends on the model is checked at admission. Unknown fields
-are refused: a parameter is honoured or answered with 400, never ignored.
+Owns shapes and the rules of single fields; what depends on the model is checked at admission, and whether a grammar can
+be followed beside the event loop. Unknown fields are refused: a parameter is honoured or answered with 400.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError, from_json
 
 from engine.config import MAX_LORA_NAME_CHARS
-from engine.frontend.errors import FieldError
-from engine.frontend.grammar_fields import GrammarText, Schema, grammar_among
+from engine.frontend.errors import ApiError, FieldError
 from engine.frontend.invalid_body import invalid_body
-from engine.grammar import schema_grammar
+from engine.grammar import MAX_GRAMMAR_CHARS, schema_grammar
 from engine.messages import FinishReason, Grammar, GrammarKind, PauseMode, SamplingParams
 
 __all__ = [
+    "MAX_CALL_TIMEOUT_S",
     "MAX_INT32",
     "MAX_RID_CHARS",
     "MAX_STOP_CHARS",
@@ -27,23 +39,35 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "AbortBody",
     "Body",
+    "Choices",
     "GenerateAnswer",
     "GenerateBody",
+    "GrammarText",
     "InputLogprob",
     "InputTopLogprob",
+    "JsonObjectFormat",
+    "JsonSchemaFormat",
     "LoadLoraBody",
     "LogitBias",
     "MetaInfo",
+    "NullableBody",
     "OutputLogprob",
     "PauseBody",
     "SamplingBody",
+    "Schema",
     "StopString",
     "StrictBody",
+    "StructuredOutputs",
+    "TextFormat",
     "TimeLimit",
     "TokenIds",
     "UnloadLoraBody",
     "UpdateWeightsBody",
+    "choice_grammar",
+    "grammar_among",
     "parse_body",
+    "read_timeout",
+    "timeout_of",
 ]
 
 MAX_RID_CHARS = 256
@@ -60,11 +84,36 @@ MAX_CALL_TIMEOUT_S = 3600.0
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_INT32 = 2**31 - 1
 
+MAX_CHOICES = 1024
+MAX_NAME_CHARS = 64
+MAX_DESCRIPTION_CHARS = 4096
+# Any object: all that json_object promises.
+_ANY_OBJECT = {"type": "object"}
+
 _DEFAULTS = SamplingParams()
 
 LoraName = Annotated[str, Field(min_length=1, max_length=MAX_LORA_NAME_CHARS)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+def _require_json(text: str) -> str:
+    """Raise PydanticKnownError for a text that is no JSON, or is nested deeper than a body may be."""
+    try:
+        from_json(text)
+    except ValueError as exc:
+        raise PydanticKnownError("json_invalid", {"error": str(exc)}) from exc
+    return text
+
+
+# As an object, or as its text.
+Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES), Field(fail_fast=True)
+]
 
 
 def _token_id_of(key: object) -> object:
@@ -92,6 +141,108 @@ class StrictBody(BaseModel):
     """A body that accepts only its own fields, each of its own type: "1" is no number and 1 is no boolean."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class NullableBody(StrictBody):
+    """A body in which null stands for a field's default, as the OpenAI protocol has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in data.items() if value is not None or name not in known}
+
+
+def choice_grammar(choices: list[str]) -> Grammar:
+    """The grammar of exactly one of these texts."""
+    return Grammar(GrammarKind.CHOICE, json.dumps(choices, ensure_ascii=False))
+
+
+def grammar_among(grammars: Mapping[str, Grammar | None]) -> tuple[str, Grammar] | None:
+    """The one that is given, with its field; None when none is. Raises ValueError for more than one."""
+    given = [(field, grammar) for field, grammar in grammars.items() if grammar is not None]
+    if len(given) > 1:
+        names = " and ".join(field for field, _ in given)
+        raise ValueError(f"at most one field may say what the output must be, got {names}; send one of them")
+    return given[0] if given else None
+
+
+class TextFormat(NullableBody):
+    """``response_format`` of plain text."""
+
+    type: Literal["text"]
+
+    @property
+    def grammar(self) -> None:
+        """Anything may be said."""
+
+
+class JsonObjectFormat(NullableBody):
+    """``response_format`` of some JSON object."""
+
+    type: Literal["json_object"]
+
+    @property
+    def grammar(self) -> Grammar:
+        """Any object."""
+        return schema_grammar(_ANY_OBJECT)
+
+
+class NamedSchema(NullableBody):
+    """The schema of a ``response_format``. It is followed with ``strict`` and without; name and text change nothing."""
+
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
+    json_schema: dict[str, JsonValue] | bool = Field(default=True, alias="schema")
+    strict: bool = Field(default=True, description="every schema is followed strictly")
+
+
+class JsonSchemaFormat(NullableBody):
+    """``response_format`` of JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def grammar(self) -> Grammar:
+        """Its schema."""
+        return schema_grammar(self.json_schema.json_schema)
+
+
+class StructuredOutputs(NullableBody):
+    """``structured_outputs``: exactly one of the first five."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = Field(None, description="in GBNF or Lark")
+    json_object: bool | None = None
+    disable_any_whitespace: Literal[False] = Field(default=False, description="not honoured: only false")
+    disable_additional_properties: Literal[False] = Field(default=False, description="not honoured: only false")
+    whitespace_pattern: None = Field(None, description="not honoured: only null")
+    structural_tag: None = Field(None, description="not honoured: only null")
+
+    @model_validator(mode="after")
+    def _there_is_one(self) -> Self:
+        if grammar_among(self.grammars) is None:
+            raise ValueError(
+                f"structured_outputs must hold one of {', '.join(self.grammars)}, got none of them; name one or leave "
+                "structured_outputs out"
+            )
+        return self
+
+    @property
+    def grammars(self) -> dict[str, Grammar | None]:
+        """What each of its fields says, by the field."""
+        return {
+            "structured_outputs.json": None if self.json_ is None else schema_grammar(self.json_),
+            "structured_outputs.regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+            "structured_outputs.choice": None if self.choice is None else choice_grammar(self.choice),
+            "structured_outputs.grammar": None if self.grammar is None else Grammar(GrammarKind.EBNF, self.grammar),
+            "structured_outputs.json_object": schema_grammar(_ANY_OBJECT) if self.json_object else None,
+        }
 
 
 class SamplingBody(StrictBody):
@@ -299,3 +450,24 @@ def parse_body(model: type[Body], data: bytes) -> Body:
         return model.model_validate_json(data or b"{}")
     except ValidationError as exc:
         raise invalid_body(exc, model) from exc
+
+
+def read_timeout(query: Mapping[str, str], maximum_s: float) -> float | None:
+    """The ``timeout`` of a query in seconds. Raises ApiError (400)."""
+    unknown = set(query) - {"timeout"}
+    if unknown:
+        message = f"the only parameter here is timeout, got {', '.join(sorted(unknown))}; remove it"
+        raise ApiError.invalid(message, param=min(unknown))
+    text = query.get("timeout")
+    return None if text is None else timeout_of(text, maximum_s)
+
+
+def timeout_of(text: str, maximum_s: float) -> float:
+    """A time in seconds. Raises ApiError (400)."""
+    try:
+        timeout_s = float(text)
+    except ValueError as exc:
+        raise ApiError.invalid(f"timeout must be a number of seconds, got {text!r}", param="timeout") from exc
+    if not 0 <= timeout_s <= maximum_s:
+        raise ApiError.invalid(f"timeout must be from 0 to {maximum_s:g} seconds, got {text}", param="timeout")
+    return timeout_s

@@ -1,60 +1,20 @@
-"""One HTTP request: the answer sent whole or as a stream of events.
-
-Owns disconnects; knows no protocol: shapes turn pieces into what their clients expect.
-"""
+"""Answers that are sent at once: errors, and small bodies of JSON."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
+from fastapi import Response
 
-from engine.frontend.choices import Choices
-from engine.frontend.context import FrontEnd
-from engine.frontend.detokenizer import Decoder
 from engine.frontend.errors import ApiError
-from engine.frontend.event_stream import EventStream, Shape
-from engine.frontend.order import Order
 from engine.frontend.request_log import REQUEST_ID_HEADER, current_record
 
-__all__ = ["JSON_TYPE", "RETRY_AFTER_S", "error_answer", "json_answer", "respond"]
+__all__ = ["JSON_TYPE", "RETRY_AFTER_S", "error_answer", "json_answer"]
 
 # When a client that found the queue full may ask again: by then a request or two have ended.
 RETRY_AFTER_S = "1"
 JSON_TYPE = "application/json"
-
-
-async def respond(
-    request: Request,
-    front: FrontEnd,
-    order: Order,
-    shape: Shape,
-    *,
-    decoder: Decoder | None = None,
-) -> Response:
-    """Send an order's requests to the engine and show their answers. Raises ApiError when one is refused or fails.
-
-    ``decoder`` gives them their texts, by default the tokenizer.
-    Raises ClientDisconnect when the client left before all were sent, once those that were sent have ended.
-    """
-    choices = Choices(front.client, decoder or front.tokenizer, front.metrics, order)
-    watch = asyncio.create_task(_abort_on_disconnect(request, choices))
-    try:
-        if not await choices.send():
-            await choices.whole()
-            raise ClientDisconnect
-        if not order.stream:
-            answers = await choices.whole()
-            watch.cancel()
-            return json_answer(shape.whole(answers))
-        # The status of a stream waits for the first output, so that a refusal gets its own.
-        return EventStream(choices, shape, await choices.next_pieces(), watch)
-    except ApiError:
-        watch.cancel()
-        raise
 
 
 def error_answer(
@@ -78,10 +38,3 @@ def json_answer(
 ) -> Response:
     """An answer with a JSON body."""
     return Response(msgspec.json.encode(data), status, headers, JSON_TYPE)
-
-
-async def _abort_on_disconnect(request: Request, choices: Choices) -> None:
-    """Abort the request as soon as its client goes away. Its body was read, so nothing else can come."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
-    choices.abort()

@@ -1,29 +1,26 @@
-"""Single tokens as text and as bytes, for logprobs: a token may be a part of a character and then has no text.
+"""The texts of single tokens, for logprobs, and of special tokens that an answer's parser looks for.
 
-Owns the rule by which such a token is named. Looks at one token at a time; the text of an output is the detokenizer's.
+A token may be a part of a character and then has no text: it is named by its bytes. The text of an output is the
+answer's.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from engine.frontend.detokenizer import REPLACEMENT
+from engine.frontend.answer import REPLACEMENT, Decoder
 
-__all__ = ["TokenTexts", "Vocabulary"]
+__all__ = ["AddedToken", "AddedTokens", "MarkerDecoders", "TokenTexts", "Vocabulary"]
 
 CACHED_TOKENS = 65_536
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Vocabulary(Protocol):
-    """The part of a tokenizer that is needed here."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
-        ...
+class Vocabulary(Decoder, Protocol):
+    """The part of a tokenizer that knows single tokens."""
 
     def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the tokenizer's own name
         """A token's piece as the vocabulary spells it."""
@@ -57,6 +54,51 @@ class TokenTexts:
         if piece and all(character in alphabet for character in piece):
             return bytes(alphabet[character] for character in piece)
         return text.encode()
+
+
+class AddedToken(Protocol):
+    """A token that was added to a vocabulary."""
+
+    content: str
+    special: bool
+
+
+class AddedTokens(Decoder, Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def get_added_tokens_decoder(self) -> Mapping[int, AddedToken]:
+        """The tokens that were added to the vocabulary, by id."""
+        ...
+
+
+class _MarkerDecoder:
+    """Leaves the other special tokens out before the library decodes the rest as one text."""
+
+    def __init__(self, tokenizer: Decoder, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        shown = [token_id for token_id in ids if token_id not in self._hidden] if skip_special_tokens else ids
+        return self._tokenizer.decode(shown, skip_special_tokens=False)
+
+
+class MarkerDecoders:
+    """Decoders of one tokenizer, one for each set of markers."""
+
+    def __init__(self, tokenizer: AddedTokens) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._made: dict[tuple[str, ...], Decoder] = {}
+
+    def showing(self, markers: tuple[str, ...]) -> Decoder:
+        """A decoder that shows these markers; the tokenizer itself when none of them is a special token."""
+        if markers not in self._made:
+            hidden = frozenset(token_id for token_id, text in self._special.items() if text not in markers)
+            shows_all = len(hidden) == len(self._special)
+            self._made[markers] = self._tokenizer if shows_all else _MarkerDecoder(self._tokenizer, hidden)
+        return self._made[markers]
 
 
 @functools.cache

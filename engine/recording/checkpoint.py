@@ -93,8 +93,7 @@ def restored(limits: Limits, checkpoint: Checkpoint) -> Scheduler:
     if scheduler.memory.host is not None:
         restore_host(scheduler.memory.host, checkpoint.host)
     scheduler.loras.known = {
-        one.name: Lora(name=one.name, path=one.path, version=one.version, used=one.used)
-        for one in checkpoint.loras
+        one.name: Lora(name=one.name, path=one.path, version=one.version, used=one.used) for one in checkpoint.loras
     }
     audit(scheduler)
     if scheduler.stats() != stats:

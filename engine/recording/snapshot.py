@@ -69,9 +69,7 @@ def restore_tree(memory: KVMemory, snapshot: TreeSnapshot) -> None:
         memory.pages.hold(run.pages)
         memory.pages.cache(run.pages)
         parent = nodes[run.parent]
-        node = nodes[run.id] = Node(
-            run.id, snapshot.generation, run.tokens, list(run.pages), parent, lora=run.lora
-        )
+        node = nodes[run.id] = Node(run.id, snapshot.generation, run.tokens, list(run.pages), parent, lora=run.lora)
         parent.children[node.key(memory.pages.page_size)] = node
         node.hit_count, node.last_used = run.hit_count, run.last_used
     memory.tree.become(root, [*nodes.values()][1:], next_id=snapshot.next_id, tick=snapshot.tick)

@@ -12,18 +12,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from engine.frontend.errors import FieldError
-from engine.frontend.grammar_fields import (
-    Choices,
-    GrammarText,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    Schema,
-    StructuredOutputs,
-    TextFormat,
-    choice_grammar,
-    grammar_among,
-)
-from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.openai.tool_bodies import (
     MAX_CALL_ID_CHARS,
     MAX_TOOLS,
@@ -40,11 +28,21 @@ from engine.frontend.protocol import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
+    Choices,
+    GrammarText,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     LogitBias,
+    NullableBody,
+    Schema,
     StopString,
     StrictBody,
+    StructuredOutputs,
+    TextFormat,
     TimeLimit,
     TokenIds,
+    choice_grammar,
+    grammar_among,
 )
 from engine.grammar import schema_grammar
 from engine.messages import Grammar, GrammarKind, SamplingParams

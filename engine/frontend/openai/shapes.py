@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from engine.frontend.detokenizer import Decoder, Detokenizer
+from engine.frontend.answer import Decoder, Detokenizer
 from engine.frontend.openai.answers import (
     ChatAnswer,
     ChatChoice,
@@ -25,15 +26,16 @@ from engine.frontend.openai.answers import (
     CompletionDetails,
     CompletionLogprobs,
     PromptDetails,
+    PromptTokenLogprob,
     TopLogprob,
     Usage,
 )
-from engine.frontend.openai.prompt_logprobs import EchoOffsets, echoed, ranked
 from engine.frontend.openai.spoken import SpokenChoice
-from engine.frontend.protocol import GenerateAnswer, MetaInfo, OutputLogprob
-from engine.frontend.token_texts import TokenTexts, Vocabulary
+from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
+from engine.frontend.requests import Order, ServedModel
+from engine.frontend.token_texts import TokenTexts
 
-__all__ = ["ChatShape", "CompletionShape"]
+__all__ = ["ChatShape", "CompletionShape", "EchoOffsets", "echoed", "ranked"]
 
 
 class _Counts:
@@ -66,39 +68,25 @@ class _Counts:
 
 
 class CompletionShape:
-    """Answers of ``/v1/completions``. ``echo`` are the prompts' texts, where each choice is to begin with its own.
+    """Answers of ``/v1/completions``. Where prompts are echoed each choice begins with its own."""
 
-    ``top_logprobs`` and ``prompt_logprobs`` are how many of the most likely tokens are shown, of an echoed prompt and
-    of a prompt that is ranked.
-    """
-
-    def __init__(
-        self,
-        rid: str,
-        model: str,
-        tokenizer: Vocabulary,
-        *,
-        n: int,
-        logprobs: bool,
-        include_usage: bool,
-        echo: Sequence[str] = (),
-        top_logprobs: int = 0,
-        prompt_logprobs: int | None = None,
-    ) -> None:
-        self._rid = rid
-        self._model = model
-        self._tokenizer = tokenizer
-        self._n = n
-        self._echo = {index: echo[index // n] for index in range(len(echo) * n)}
-        self._texts = TokenTexts(tokenizer)
-        self._top_logprobs = top_logprobs
-        self._prompt_logprobs = prompt_logprobs
-        self._echo_offsets: dict[int, EchoOffsets] = {}
-        if logprobs:
-            self._echo_offsets = {index: EchoOffsets(tokenizer, self._texts, one) for index, one in self._echo.items()}
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._counts = _Counts(n)
+    def __init__(self, order: Order, served: ServedModel) -> None:
+        self._rid = order.rid
+        self._model = order.lora or served.model_name
+        self._tokenizer = served.tokenizer
+        self._n = order.n
+        self._echo = {index: order.echo[index // order.n] for index in range(len(order.echo) * order.n)}
+        self._texts = TokenTexts(served.tokenizer)
+        self._top_logprobs = order.top_logprobs
+        self._prompt_logprobs = order.prompt_logprobs
+        self._logprobs = order.logprobs
+        self._echo_offsets = {
+            index: EchoOffsets(served.tokenizer, self._texts, one)
+            for index, one in self._echo.items()
+            if order.logprobs
+        }
+        self._include_usage = order.include_usage
+        self._counts = _Counts(order.n)
         self._offsets: dict[int, _Offsets] = {}
         self._created_s = int(time.time())
 
@@ -162,27 +150,16 @@ class CompletionShape:
 class ChatShape:
     """Answers of ``/v1/chat/completions``. ``new_choice`` makes what finds the parts of one; None: there are none."""
 
-    def __init__(
-        self,
-        rid: str,
-        model: str,
-        tokenizer: Vocabulary,
-        *,
-        n: int,
-        logprobs: bool,
-        include_usage: bool,
-        prompt_logprobs: int | None = None,
-        new_choice: Callable[[], SpokenChoice] | None = None,
-    ) -> None:
-        self._prompt_logprobs = prompt_logprobs
-        self._rid = rid
-        self._model = model
-        self._texts = TokenTexts(tokenizer)
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+    def __init__(self, order: Order, served: ServedModel, new_choice: Callable[[], SpokenChoice] | None = None) -> None:
+        self._rid = order.rid
+        self._model = order.lora or served.model_name
+        self._texts = TokenTexts(served.tokenizer)
+        self._prompt_logprobs = order.prompt_logprobs
+        self._logprobs = order.logprobs
+        self._include_usage = order.include_usage
         self._new_choice = new_choice
         self._choices: dict[int, SpokenChoice] = {}
-        self._counts = _Counts(n)
+        self._counts = _Counts(order.n)
         self._begun: set[int] = set()
         self._created_s = int(time.time())
 
@@ -304,3 +281,76 @@ class _Offsets:
 def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
     entries = piece.meta_info.output_logprobs
     return entries if isinstance(entries, tuple) else ()
+
+
+RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
+
+
+class _PromptEntry(NamedTuple):
+    """One token of a prompt. The first one of a prompt has neither logprob nor rank."""
+
+    token_id: int
+    logprob: float | None
+    rank: int | None
+    top: tuple[InputTopLogprob, ...]
+
+
+class EchoOffsets:
+    """Where each token of one prompt begins in its text, whose end is that of the last."""
+
+    def __init__(self, decoder: Decoder, texts: TokenTexts, echo: str) -> None:
+        self._detokenizer = Detokenizer(decoder)
+        self._texts = texts
+        self._echo = echo
+        self._chars = 0
+
+    def before(self, token_id: int) -> int:
+        """The offset of the next token, in characters."""
+        offset = self._chars
+        text = self._detokenizer.push(token_id)
+        if not text:
+            # A special token has text only where its client spelled it out.
+            spelled = self._texts.text_of(token_id)
+            text = spelled if self._echo.startswith(spelled, offset) else ""
+        self._chars = min(offset + len(text), len(self._echo))
+        return offset
+
+
+def echoed(answer: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> CompletionLogprobs:
+    """The logprobs of an echoed prompt, or of a part of it, with ``most`` of the most likely tokens."""
+    entries = list(_prompt_entries(answer))
+    text_of = texts.text_of
+    return CompletionLogprobs(
+        tokens=[text_of(entry.token_id) for entry in entries],
+        token_logprobs=[entry.logprob for entry in entries],
+        top_logprobs=[
+            None if entry.logprob is None else {text_of(token): logprob for logprob, token, _ in entry.top[:most]}
+            for entry in entries
+        ],
+        text_offset=[offsets.before(entry.token_id) for entry in entries],
+    )
+
+
+def ranked(answer: GenerateAnswer, most: int, texts: TokenTexts) -> RankedPrompt:
+    """For each token of a prompt its logprob and those of the ``most`` most likely ones, by token id."""
+    return [None if entry.logprob is None else _ranked_entry(entry, most, texts) for entry in _prompt_entries(answer)]
+
+
+def _ranked_entry(entry: _PromptEntry, most: int, texts: TokenTexts) -> dict[str, PromptTokenLogprob]:
+    said = (entry.token_id, entry.logprob, entry.rank)
+    best = [(token, logprob, rank) for rank, (logprob, token, _) in enumerate(entry.top[:most], 1)]
+    ranked_tokens: dict[str, PromptTokenLogprob] = {}
+    for token, logprob, rank in (said, *best):
+        if logprob is not None and rank is not None:
+            text = texts.text_of(token)
+            ranked_tokens[str(token)] = PromptTokenLogprob(logprob=logprob, rank=rank, decoded_token=text)
+    return ranked_tokens
+
+
+def _prompt_entries(answer: GenerateAnswer) -> Iterator[_PromptEntry]:
+    meta = answer.meta_info
+    values = meta.input_token_logprobs or ()
+    ranks = meta.input_token_ranks or ()
+    tops = meta.input_top_logprobs or ((),) * len(values)
+    for (logprob, token, _), rank, top in zip(values, ranks, tops, strict=True):
+        yield _PromptEntry(token, logprob, rank, top or ())

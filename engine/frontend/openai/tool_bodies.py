@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
 from engine.frontend.errors import FieldError
-from engine.frontend.openai.nullable import NullableBody
+from engine.frontend.protocol import NullableBody
 from engine.frontend.tools.call_grammar import OfferedTool
 
 __all__ = [

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from engine.frontend.body_reader import BodyReader
-from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
 from engine.frontend.origins import require_json
 from engine.frontend.protocol import (
@@ -26,9 +26,10 @@ from engine.frontend.protocol import (
     UnloadLoraBody,
     UpdateWeightsBody,
     parse_body,
+    read_timeout,
 )
-from engine.frontend.routes.queries import read_timeout
-from engine.frontend.served_model import check_lora_name
+from engine.frontend.requests import check_lora_name
+from engine.frontend.routes.information import ServerState
 from engine.messages import (
     Abort,
     AbortAll,
@@ -43,6 +44,7 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
+from engine.settings import ServerSettings
 
 __all__ = ["add_administration"]
 
@@ -57,13 +59,15 @@ FLUSH_QUERY = (("timeout", MAX_CALL_TIMEOUT_S, "seconds to wait for the engine t
 class Administration:
     """What the operators' routes do: read a body, ask the scheduler, answer with its words."""
 
-    def __init__(self, front: FrontEnd) -> None:
-        self._front = front
-        self._bodies = BodyReader(min(MAX_BODY_BYTES, front.settings.max_body_bytes))
+    def __init__(self, settings: ServerSettings, client: EngineClient, state: ServerState) -> None:
+        self._settings = settings
+        self._client = client
+        self._state = state
+        self._bodies = BodyReader(min(MAX_BODY_BYTES, settings.max_body_bytes))
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the prefix cache; refused with the counts unless nothing owns memory or is in flight."""
-        timeout_s = read_timeout(request, MAX_CALL_TIMEOUT_S)
+        timeout_s = read_timeout(request.query_params, MAX_CALL_TIMEOUT_S)
         return await self._ask(lambda call_id: FlushCache(call_id=call_id, timeout_s=timeout_s))
 
     async def update_weights_from_disk(self, request: Request) -> Response:
@@ -76,27 +80,27 @@ class Administration:
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter, which requests then ask for as a model."""
         body = await self._read(request, LoadLoraBody)
-        check_lora_name(body.lora_name, self._front.model_name)
-        answer = await self._front.client.call(
+        check_lora_name(body.lora_name, self._settings.model_name)
+        answer = await self._client.call(
             lambda call_id: LoadLora(call_id=call_id, name=body.lora_name, path=body.lora_path)
         )
         if answer.ok:
-            self._front.loras[body.lora_name] = body.lora_path
+            self._state.loras[body.lora_name] = body.lora_path
         return _response(answer, **LORA_FIELDS)
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """Unload a LoRA adapter; refused with the counts while requests use it."""
         body = await self._read(request, UnloadLoraBody)
-        answer = await self._front.client.call(
+        answer = await self._client.call(
             lambda call_id: UnloadLora(call_id=call_id, name=body.lora_name, timeout_s=body.timeout)
         )
         if answer.ok:
-            self._front.loras.pop(body.lora_name, None)
+            self._state.loras.pop(body.lora_name, None)
         return _response(answer, **LORA_FIELDS)
 
     async def start_profile(self) -> Response:
         """Have every stage profile itself into a new folder of profile_dir."""
-        folder = new_trace_folder(self._front.settings.profile_dir)
+        folder = new_trace_folder(self._settings.profile_dir)
         return await self._ask(lambda call_id: StartProfile(call_id=call_id, folder=folder))
 
     async def stop_profile(self) -> Response:
@@ -127,12 +131,14 @@ class Administration:
             return parse_body(model, data)
 
     async def _ask(self, message: Callable[[str], ClientMessage]) -> Response:
-        return _response(await self._front.client.call(message))
+        return _response(await self._client.call(message))
 
 
-def add_administration(router: APIRouter, front: FrontEnd, description: Description) -> None:
+def add_administration(
+    router: APIRouter, settings: ServerSettings, client: EngineClient, state: ServerState, description: Description
+) -> None:
     """Add the operators' routes."""
-    admin = Administration(front)
+    admin = Administration(settings, client, state)
 
     def post(path: str, handler: Callable[..., Awaitable[Response]], **about: Any) -> None:
         router.post(path, **description.route(tag=ADMIN, **about))(handler)

@@ -1,144 +1,290 @@
 """Routes that generate: the native one and those of the OpenAI protocol.
 
-The first and the last place of a request's life. Statuses and streams belong to the responses, shapes to the protocols.
+A body becomes an order, the order a session, the session an answer, whole or as a stream of server-sent events. Owns
+disconnects and how a stream is written; what an answer is belongs to the session, shapes to the protocols.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final, Protocol
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from engine.frontend.context import FrontEnd
+from engine.frontend.answer import Decoder
+from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
+from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
-from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, ModelCard, ModelList
+from engine.frontend.grammar_check import GrammarCheck
+from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
+from engine.frontend.metrics import Metrics
+from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.requests import require_model
+from engine.frontend.openai.requests import chat_order, completion_order
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.openai.spoken import SpokenChoice
-from engine.frontend.orders import CHAT, COMPLETION, NATIVE
 from engine.frontend.protocol import GenerateAnswer, GenerateBody
 from engine.frontend.reasoning import END
-from engine.frontend.responses import json_answer, respond
+from engine.frontend.request_log import current_record
+from engine.frontend.requests import Order, ServedModel, native_order, packed, unpacked
+from engine.frontend.responses import JSON_TYPE
+from engine.frontend.sessions import NativeShape, Session, Shape
+from engine.frontend.token_texts import MarkerDecoders
 
-__all__ = ["add_generation", "add_models"]
+__all__ = ["CHAT", "COMPLETION", "NATIVE", "PART_WRITER", "GenerationRoutes", "PartWriter", "order_works", "orders_of"]
 
+NATIVE = "native"
+COMPLETION = "completion"
+CHAT = "chat"
 OPENAI = "openai"
 ERRORS = (404, 409, 429, 500, 504)
+# The extension of a request's scope under which a connection offers to write.
+PART_WRITER: Final = "lockstep.part_writer"
 
 
-class NativeShape:
-    """Answers of ``/generate``: pieces as they are."""
-
-    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
-        (answer,) = answers
-        return answer
-
-    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002 - there is one
-        return (piece,)
-
-    def last_events(self) -> Iterable[msgspec.Struct]:
-        return ()
+def order_works(served: ServedModel) -> dict[str, BodyWork]:
+    """What becomes of long bodies, by the kind of order."""
+    return {kind: functools.partial(packed, take=take) for kind, take in orders_of(served).items()}
 
 
-def add_generation(router: APIRouter, front: FrontEnd, description: Description) -> None:
-    """Add the routes that generate."""
+def orders_of(served: ServedModel) -> Mapping[str, Callable[[bytes], Order]]:
+    """What makes an order of a body, by the kind of order."""
+    return {
+        NATIVE: functools.partial(native_order, served=served),
+        COMPLETION: functools.partial(completion_order, served=served),
+        CHAT: functools.partial(chat_order, served=served),
+    }
 
-    @router.post(
-        "/generate",
-        **description.route(
+
+class GenerationRoutes:
+    """Takes orders and answers them. ``long_bodies`` must know ``order_works``."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        client: EngineClient,
+        bodies: BodyReader,
+        long_bodies: LongBodies,
+        grammars: GrammarCheck,
+        metrics: Metrics,
+    ) -> None:
+        self._served = served
+        self._client = client
+        self._bodies = bodies
+        self._long_bodies = long_bodies
+        self._grammars = grammars
+        self._metrics = metrics
+        self._orders = orders_of(served)
+        self._decoders = MarkerDecoders(served.tokenizer)
+
+    def add_to(self, router: APIRouter, description: Description) -> None:
+        """Add the routes."""
+        native = description.route(
             body=GenerateBody, answer=GenerateAnswer, event=GenerateAnswer, errors=(409, 429, 500, 504), tag=NATIVE
-        ),
-    )
-    async def generate(request: Request) -> Response:
-        """Generate from a text or token ids."""
-        order = await front.take_order(NATIVE, request)
-        return await respond(request, front, order, NativeShape())
-
-    @router.post(
-        "/v1/completions",
-        **description.route(
+        )
+        router.post("/generate", **native)(self.generate)
+        completions = description.route(
             body=CompletionBody, answer=CompletionAnswer, event=CompletionAnswer, errors=ERRORS, tag=OPENAI
-        ),
-    )
-    async def completions(request: Request) -> Response:
+        )
+        router.post("/v1/completions", **completions)(self.completions)
+        chats = description.route(body=ChatBody, answer=ChatAnswer, event=ChatChunk, errors=ERRORS, tag=OPENAI)
+        router.post("/v1/chat/completions", **chats)(self.chat_completions)
+        router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))(self.embeddings)
+
+    async def generate(self, request: Request) -> Response:
+        """Generate from a text or token ids."""
+        order = await self.take_order(NATIVE, request)
+        return await self._respond(request, order, NativeShape())
+
+    async def completions(self, request: Request) -> Response:
         """Complete one or more prompts."""
-        order = await front.take_order(COMPLETION, request)
-        shape = CompletionShape(
-            order.rid,
-            order.lora or front.model_name,
-            front.tokenizer,
-            n=order.n,
-            logprobs=order.logprobs,
-            include_usage=order.include_usage,
-            echo=order.echo,
-            top_logprobs=order.top_logprobs,
-            prompt_logprobs=order.prompt_logprobs,
-        )
-        return await respond(request, front, order, shape)
+        order = await self.take_order(COMPLETION, request)
+        return await self._respond(request, order, CompletionShape(order, self._served))
 
-    @router.post(
-        "/v1/chat/completions",
-        **description.route(body=ChatBody, answer=ChatAnswer, event=ChatChunk, errors=ERRORS, tag=OPENAI),
-    )
-    async def chat_completions(request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        order = await front.take_order(CHAT, request)
-        shape = ChatShape(
-            order.rid,
-            order.lora or front.model_name,
-            front.tokenizer,
-            n=order.n,
-            logprobs=order.logprobs,
-            include_usage=order.include_usage,
-            prompt_logprobs=order.prompt_logprobs,
-            new_choice=None if order.parsing is None else functools.partial(_spoken_choice, front, order.parsing),
-        )
-        decoder = front.decoder_of(order.parsing)
-        return await respond(request, front, order, shape, decoder=decoder)
+        order = await self.take_order(CHAT, request)
+        parsing = order.parsing
+        if parsing is None:
+            return await self._respond(request, order, ChatShape(order, self._served))
+        shape = ChatShape(order, self._served, functools.partial(self._spoken_choice, parsing))
+        # An answer's text has the markers in it that it is looked through for.
+        return await self._respond(request, order, shape, self._decoders.showing(self._served.dialect.markers(parsing)))
 
-    @router.post("/v1/embeddings", **description.route(errors=(400,), tag=OPENAI))
-    async def embeddings() -> Response:
+    async def embeddings(self) -> Response:
         """Refuse: the model is there to generate, and its hidden states are no embeddings that it was trained for."""
         raise ApiError.invalid(
-            f"embeddings need a model that was trained for them, and {front.model_name!r} is one that generates text; "
-            "serve an embedding model with another engine, or use /v1/completions here",
+            f"embeddings need a model that was trained for them, and {self._served.model_name!r} is one that generates "
+            "text; serve an embedding model with another engine, or use /v1/completions here",
             param="model",
         )
 
+    async def take_order(self, kind: str, request: Request) -> Order:
+        """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
+        async with self._bodies.body_of(request) as data:
+            is_long = len(data) > LONG_BODY_BYTES
+            taken = await self._long_bodies.work_on(kind, data) if is_long else self._orders[kind](data)
+        order = taken if isinstance(taken, Order) else await unpacked(taken)
+        await self._grammars.look(order)
+        return order
 
-def _spoken_choice(front: FrontEnd, parsing: Parsing) -> SpokenChoice:
-    end_of_reasoning = None if parsing.reasoning is None else front.tokenizer.token_to_id(END)
-    parser, new_id = front.dialect.parser(parsing), front.dialect.new_call_id
-    count = front.metrics.count_call
-    return SpokenChoice(parser, new_id, count, named=parsing.named, end_of_reasoning=end_of_reasoning)
+    async def _respond(self, request: Request, order: Order, shape: Shape, decoder: Decoder | None = None) -> Response:
+        """Send an order's requests to the engine and show their answers. Raises ApiError when one is refused or fails.
 
+        ``decoder`` gives them their texts, by default the tokenizer. Raises ClientDisconnect when the client left
+        before all were sent, once those that were sent have ended.
+        """
+        record = current_record()
+        session = Session(
+            self._client.sessions,
+            order,
+            shape,
+            decoder or self._served.tokenizer,
+            observe=lambda: self._metrics.begin().note,
+            request_id=None if record is None else record.request_id,
+        )
+        watch = asyncio.create_task(_abort_on_disconnect(request, session))
+        try:
+            while session.send_some():
+                await asyncio.sleep(0)
+            if order.stream and not session.is_cut_short:
+                # The status of a stream waits for the first output, so that a refusal gets its own.
+                return EventStream(session, await _first_part(session), watch)
+            await _collected(session)
+        except BaseException:
+            session.abort()
+            watch.cancel()
+            raise
+        watch.cancel()
+        if session.is_cut_short:
+            raise ClientDisconnect
+        return Response(session.body(), media_type=JSON_TYPE)
 
-def add_models(router: APIRouter, front: FrontEnd, description: Description) -> None:
-    """Add the routes that say which model is served."""
-
-    def card(lora: str | None = None) -> ModelCard:
-        return ModelCard(
-            id=lora or front.model_name,
-            created=front.created_s,
-            max_model_len=front.limits.context_length,
-            parent=UNSET if lora is None else front.model_name,
+    def _spoken_choice(self, parsing: Parsing) -> SpokenChoice:
+        dialect = self._served.dialect
+        end_of_reasoning = None if parsing.reasoning is None else self._served.tokenizer.token_to_id(END)
+        return SpokenChoice(
+            dialect.parser(parsing),
+            dialect.new_call_id,
+            self._metrics.count_call,
+            named=parsing.named,
+            end_of_reasoning=end_of_reasoning,
         )
 
-    @router.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
-    async def models() -> Response:
-        """List the served model and its LoRAs."""
-        return json_answer(ModelList(data=[card(), *map(card, front.loras)]))
 
-    @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
-    async def model_card(model: str) -> Response:
-        """Describe the served model, or one of its LoRAs."""
-        if model in front.loras:
-            return json_answer(card(model))
-        require_model(model, front.model_name)
-        return json_answer(card())
+async def _abort_on_disconnect(request: Request, session: Session) -> None:
+    """Abort the request as soon as its client goes away. Its body was read, so nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+    session.abort()
+
+
+async def _collected(session: Session) -> None:
+    """Wait for the whole answer. Raises ApiError."""
+    while not session.collect():
+        await _news_of(session)
+
+
+async def _first_part(session: Session) -> bytes:
+    """Wait for the part that begins a stream. Raises ApiError."""
+    while not (part := session.part()) and not session.has_begun:
+        await _news_of(session)
+    return part
+
+
+async def _news_of(session: Session) -> None:
+    """Wait for an output."""
+    if session.has_more:
+        return
+    came = asyncio.Event()
+    session.on_output = came.set
+    await came.wait()
+
+
+class PartWriter(Protocol):
+    """Writes parts of a body that has begun, without a coroutine."""
+
+    @property
+    def has_room(self) -> bool:
+        """False while the client takes nothing, and parts would pile up."""
+        ...
+
+    def write_part(self, data: bytes) -> None:
+        """Write the next part; what is written to a client that is gone is lost."""
+        ...
+
+
+class EventStream(StreamingResponse):
+    """A stream that a client's disconnect does not cancel. ``first`` is the part that was taken already.
+
+    ``watch`` aborts the request then, and the stream ends with it; cancelled first, it would forget the request before
+    the scheduler does. What has come is written from a callback, in one write, where the connection takes it; the
+    stream's task is woken only to wait for room and to end.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, session: Session, first: bytes, watch: asyncio.Task[None]) -> None:
+        super().__init__(self._parts(first))
+        self._session = session
+        self._watch = watch
+        self._writer: PartWriter | None = None
+        self._waiting: asyncio.Future[bytes] | None = None
+        # A turn of the event loop is asked for, in which the stream goes on.
+        self._is_due = False
+        self._loop = asyncio.get_running_loop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the events; a client that is gone takes none, and that is no error."""
+        self._writer = scope.get("extensions", {}).get(PART_WRITER)
+        await self.stream_response(send)
+
+    async def _parts(self, first: bytes) -> AsyncIterator[bytes]:
+        """What the task sends: the first part, what there was no room for, the last part."""
+        try:
+            yield first
+            while not self._session.is_told:
+                yield await self._next_part()
+        finally:
+            self._watch.cancel()
+
+    async def _next_part(self) -> bytes:
+        """Wait for a part that is not written at once."""
+        self._waiting = self._loop.create_future()
+        self._session.on_output = self._ask_for_turn
+        if self._session.has_more:
+            self._ask_for_turn()
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = None
+
+    def _ask_for_turn(self) -> None:
+        """Go on when the loop turns: all that comes until then goes with it."""
+        if not self._is_due and self._waiting is not None:
+            self._is_due = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_due = False
+        if self._waiting is None or self._waiting.done():
+            return
+        try:
+            part = self._session.part()
+        except Exception as exc:  # noqa: BLE001 - whatever goes wrong ends the stream's task, as it would inside of it
+            self._waiting.set_exception(exc)
+            return
+        if self._session.is_told or (part and (self._writer is None or not self._writer.has_room)):
+            self._waiting.set_result(part)
+            return
+        if part and self._writer is not None:
+            self._writer.write_part(part)
+        if self._session.has_more:
+            self._ask_for_turn()

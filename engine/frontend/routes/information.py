@@ -1,6 +1,9 @@
-"""Routes that tell: health, the model, the server. None of them needs a running loop."""
+"""Routes that tell: health, the models, the server. None of them needs a running loop."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -8,23 +11,52 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import __version__
-from engine.frontend.context import FrontEnd
 from engine.frontend.description import Description
+from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
+from engine.frontend.metrics import Metrics
+from engine.frontend.openai.answers import ModelCard, ModelList
+from engine.frontend.openai.requests import require_model
+from engine.frontend.protocol import read_timeout
+from engine.frontend.requests import ServedModel
 from engine.frontend.responses import json_answer
-from engine.frontend.routes.queries import read_timeout
 from engine.limits import Limits
 from engine.messages import EngineStats
+from engine.settings import ServerSettings
 
-__all__ = ["Load", "ModelInfo", "ServerInfo", "VersionInfo", "add_health", "add_information"]
+__all__ = [
+    "Load",
+    "ModelInfo",
+    "ServerInfo",
+    "ServerState",
+    "VersionInfo",
+    "add_health",
+    "add_information",
+    "add_models",
+]
 
 INFORMATION = "information"
+OPENAI = "openai"
 # The loop answers between two steps; one that is frozen or very busy does not keep an operator waiting.
 STATS_TIMEOUT_S = 1.0
 MAX_STATS_TIMEOUT_S = 60.0
 INFO_QUERY = (("timeout", MAX_STATS_TIMEOUT_S, "seconds to wait for the scheduler's counters; 0: do not ask for them"),)
 # What /server_info does not show: keys, and the free text of a harness.
 HIDDEN_SETTINGS = frozenset({"api_key", "admin_key", "gate_options"})
+
+
+@dataclass
+class ServerState:
+    """What changes while a server runs. ``pids`` are the engine's processes by name, known once all are ready.
+
+    ``loras`` are the paths of those that were loaded and not unloaded, by name, as the scheduler has answered.
+    ``created_s`` is the start in seconds since the epoch.
+    """
+
+    loras: dict[str, str]
+    serving: bool = False
+    pids: dict[str, int] = field(default_factory=dict)
+    created_s: int = field(default_factory=lambda: int(time.time()))
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,20 +131,53 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def add_health(app: FastAPI, front: FrontEnd, description: Description) -> None:
+def add_health(app: FastAPI, client: EngineClient, state: ServerState, description: Description) -> None:
     """Add the probe, which needs no key."""
 
     @app.get("/health", **description.route(tag=INFORMATION))
     async def health() -> Response:
         """Say whether requests can be served: 200 or 503."""
-        if front.client.closed is not None:
-            raise front.client.closed
-        if not front.serving:
+        if client.sessions.closed is not None:
+            raise client.sessions.closed
+        if not state.serving:
             raise ApiError.unavailable("the server is starting; ask again until it is ready")
         return PlainTextResponse("ok")
 
 
-def add_information(router: APIRouter, front: FrontEnd, description: Description) -> None:
+def add_models(router: APIRouter, served: ServedModel, state: ServerState, description: Description) -> None:
+    """Add the routes of the OpenAI protocol that say which models are served."""
+
+    def card(lora: str | None = None) -> ModelCard:
+        return ModelCard(
+            id=lora or served.model_name,
+            created=state.created_s,
+            max_model_len=served.limits.context_length,
+            parent=msgspec.UNSET if lora is None else served.model_name,
+        )
+
+    @router.get("/v1/models", **description.route(answer=ModelList, tag=OPENAI))
+    async def models() -> Response:
+        """List the served model and its LoRAs."""
+        return json_answer(ModelList(data=[card(), *map(card, state.loras)]))
+
+    @router.get("/v1/models/{model:path}", **description.route(answer=ModelCard, errors=(404,), tag=OPENAI))
+    async def model_card(model: str) -> Response:
+        """Describe the served model, or one of its LoRAs."""
+        if model in state.loras:
+            return json_answer(card(model))
+        require_model(model, served.model_name)
+        return json_answer(card())
+
+
+def add_information(
+    router: APIRouter,
+    settings: ServerSettings,
+    served: ServedModel,
+    client: EngineClient,
+    metrics: Metrics,
+    state: ServerState,
+    description: Description,
+) -> None:
     """Add the routes that tell."""
 
     @router.get("/version", **description.route(answer=VersionInfo, tag=INFORMATION))
@@ -123,15 +188,15 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
     @router.get("/model_info", **description.route(answer=ModelInfo, tag=INFORMATION))
     async def model_info() -> Response:
         """Describe the model."""
-        limits = front.limits
+        limits = served.limits
         return json_answer(
             ModelInfo(
-                model=front.settings.model,
+                model=settings.model,
                 vocab_size=limits.vocab_size,
                 context_length=limits.context_length,
                 max_total_tokens=limits.total_pages * limits.page_size,
                 eos_token_ids=limits.eos_token_ids,
-                **front.dialect.about(),
+                **served.dialect.about(),
             )
         )
 
@@ -140,31 +205,31 @@ def add_information(router: APIRouter, front: FrontEnd, description: Description
     )
     async def server_info(request: Request) -> Response:
         """Describe the server: settings without secrets, processes, counters."""
-        asked_s = read_timeout(request, MAX_STATS_TIMEOUT_S)
+        asked_s = read_timeout(request.query_params, MAX_STATS_TIMEOUT_S)
         timeout_s = STATS_TIMEOUT_S if asked_s is None else asked_s
-        open_calls = front.client.open_calls  # Without the question that this one asks.
+        open_calls = client.open_calls  # Without the question that this one asks.
         return json_answer(
             ServerInfo(
                 version=__version__,
-                settings=front.settings.model_dump(mode="json", exclude=set(HIDDEN_SETTINGS)),
-                limits=front.limits,
-                processes=front.pids,
-                open_requests=front.client.open_requests,
+                settings=settings.model_dump(mode="json", exclude=set(HIDDEN_SETTINGS)),
+                limits=served.limits,
+                processes=state.pids,
+                open_requests=client.sessions.open_requests,
                 open_calls=open_calls,
-                stats=await front.client.stats(timeout_s) if timeout_s else None,
+                stats=await client.stats(timeout_s) if timeout_s else None,
             )
         )
 
     @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
     async def get_load() -> Response:
         """Tell a router how much work is here: SGLang's fields, in a list of one. 503 when the scheduler is silent."""
-        stats = await front.client.stats(STATS_TIMEOUT_S)
+        stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
             raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; ask again")
         return json_answer([Load.of(stats)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
-    async def metrics() -> Response:
+    async def prometheus() -> Response:
         """Tell Prometheus what is measured; complete only while the scheduler answers."""
-        text = front.metrics.text(await front.client.stats(STATS_TIMEOUT_S))
+        text = metrics.text(await client.stats(STATS_TIMEOUT_S))
         return Response(text, media_type=CONTENT_TYPE_LATEST)

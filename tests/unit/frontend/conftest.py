@@ -15,15 +15,14 @@ import zmq.asyncio
 from jinja2.exceptions import TemplateError
 from real_servers import RealServer, running
 
-from engine.frontend.app import build_app
+from engine.frontend.app import body_works, build_app
 from engine.frontend.auth import Access
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.context import FrontEnd
+from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.long_bodies import LongBodies, body_work
-from engine.frontend.orders import OrderTaker, order_works
-from engine.frontend.served_model import ServedModel
-from engine.frontend.token_answers import TokenAnswers, token_works
+from engine.frontend.requests import ServedModel
+from engine.frontend.routes.information import ServerState
 from engine.launch.preload import PreloadedParent
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import ClientMessage, Reply, decode_client_message, encode
@@ -110,20 +109,17 @@ class Stage:
         self.template_source = TemplateSource()
         # What a process of its own does in a server.
         self.long_bodies: list[bytes] = []
-        served = ServedModel(self.tokenizer, ChatTemplate(self.template_source), self.limits, self.settings.model_name)
-        self.work_elsewhere = body_work(order_works(served) | token_works(served))
+        self.state = ServerState(dict(self.limits.loras), serving=True)
+        self._access = Access.of(self.settings, address)
+        self.serve(PLAIN)
+
+    def serve(self, dialect: Dialect) -> None:
+        """Have a front end that knows a dialect."""
+        template, name = ChatTemplate(self.template_source), self.settings.model_name
+        self.served = ServedModel(self.tokenizer, template, self.limits, name, dialect)
+        self.work_elsewhere = body_work(body_works(self.served))
         long_bodies = LongBodies(self._work_on_long_body)
-        self.front = FrontEnd(
-            settings=self.settings,
-            limits=self.limits,
-            tokenizer=self.tokenizer,
-            client=self.client,
-            access=Access.of(self.settings, address),
-            orders=OrderTaker(served, long_bodies),
-            token_answers=TokenAnswers(served, long_bodies),
-            serving=True,
-        )
-        self.app = build_app(self.front)
+        self.app = build_app(self.settings, self.served, self.client, self._access, long_bodies, self.state)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://127.0.0.1")
 
     async def _work_on_long_body(self, question: bytes) -> bytes:

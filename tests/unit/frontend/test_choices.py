@@ -8,8 +8,8 @@ import json
 import pytest
 from connections import Connection
 
-from engine.frontend import choices
-from engine.frontend.engine_client import OpenRequest
+from engine.frontend import sessions
+from engine.frontend.sessions import HandOver, Request
 from engine.messages import (
     Abort,
     ContinueGeneration,
@@ -38,9 +38,9 @@ def test_refusal_of_one_choice_aborts_the_other_and_has_its_status(play, stream:
         assert await stage.scheduler.receive() == Abort(rid="r-0")
         response = await answer
         assert (response.status_code, response.json()["error"]["message"]) == (429, "full")
-        assert stage.client.open_requests == 1
+        assert stage.client.sessions.open_requests == 1
         await stage.scheduler.reply(TokenOutput(rid="r-0", finish_reason=FinishReason.ABORT))
-        while stage.client.open_requests:
+        while stage.client.sessions.open_requests:
             await asyncio.sleep(0)
 
     play(scene)
@@ -222,29 +222,29 @@ def test_the_choices_that_a_client_did_not_wait_for_are_never_sent(
     play, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """C05: the loop turns between the choices of a long prompt, and the client may leave there."""
-    monkeypatch.setattr(choices, "TOKENS_A_TURN", 3)
+    monkeypatch.setattr(sessions, "TOKENS_A_TURN", 3)
 
     async def scene(stage) -> None:
         body = {"prompt": [1, 2, 3], "rid": "r", "n": 5, "stream": stream}
         connection = Connection(stage.app, body, "/v1/completions")
-        start = stage.client.start
+        start = stage.client.sessions.start
 
-        def start_and_leave(message: Generate) -> OpenRequest:
+        def start_and_leave(message: Generate, hand_over: HandOver) -> Request:
             if message.rid == "r-1":
                 connection.gone.set()
-            return start(message)
+            return start(message, hand_over)
 
-        stage.client.start = start_and_leave
+        stage.client.sessions.start = start_and_leave
         request_task = asyncio.create_task(connection.run())
         messages = [await stage.scheduler.receive() for _ in range(4)]
         assert [type(message) for message in messages] == [Generate, Generate, Abort, Abort]
         assert [message.rid for message in messages] == ["r-0", "r-1", "r-0", "r-1"]
-        assert stage.client.open_requests == 2
+        assert stage.client.sessions.open_requests == 2
         for rid in ("r-0", "r-1"):
             assert not request_task.done()
             await stage.scheduler.reply(TokenOutput(rid=rid, finish_reason=FinishReason.ABORT))
         await request_task
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
         # The next thing that the scheduler hears is not a third choice.
         call = asyncio.create_task(stage.http.post("/continue_generation"))
         assert isinstance(await stage.scheduler.receive(), ContinueGeneration)
@@ -259,18 +259,18 @@ def test_the_loop_turns_between_the_choices_of_a_long_prompt(
     play, monkeypatch: pytest.MonkeyPatch, tokens_a_turn: int, turns: int
 ) -> None:
     """64 choices of 131,072 tokens kept every stream waiting for 50 ms; their order is the same."""
-    monkeypatch.setattr(choices, "TOKENS_A_TURN", tokens_a_turn)
+    monkeypatch.setattr(sessions, "TOKENS_A_TURN", tokens_a_turn)
 
     async def scene(stage) -> None:
         sent_in: list[int] = []
         turn = 0
-        start = stage.client.start
+        start = stage.client.sessions.start
 
-        def start_and_note(message: Generate) -> OpenRequest:
+        def start_and_note(message: Generate, hand_over: HandOver) -> Request:
             sent_in.append(turn)
-            return start(message)
+            return start(message, hand_over)
 
-        stage.client.start = start_and_note
+        stage.client.sessions.start = start_and_note
         answer = _post(stage, prompt=[1, 2, 3], n=5, max_tokens=1)
         while len(sent_in) < 5:
             turn += 1
@@ -299,6 +299,6 @@ def test_disconnect_aborts_every_choice(play, stream: bool) -> None:
         for rid in ("r-0", "r-1"):
             await stage.scheduler.reply(TokenOutput(rid=rid, finish_reason=FinishReason.ABORT))
         await request_task
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)

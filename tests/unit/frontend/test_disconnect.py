@@ -23,10 +23,10 @@ def test_disconnect_aborts_at_once(play, stream: bool, tokens_before: int) -> No
             await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(97,), completion_tokens=number + 1))
         connection.gone.set()
         assert await stage.scheduler.receive() == Abort(rid="r")
-        assert stage.client.open_requests == 1
+        assert stage.client.sessions.open_requests == 1
         await stage.scheduler.reply(TokenOutput(rid="r", finish_reason=FinishReason.ABORT))
         await request_task
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 
@@ -67,7 +67,7 @@ def test_a_client_that_leaves_during_its_upload_is_no_error(play, caplog: pytest
 
         connection._receive = receive
         await connection.run()
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
     assert caplog.records == []

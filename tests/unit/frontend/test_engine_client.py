@@ -47,7 +47,7 @@ def test_a_stop_string_that_meets_the_length_limit_ends_the_answer_once(play, pi
             said = b"".join(pieces)
             assert body["output_ids"] == list(said[: said.index(b"st") + 2])
             assert body["text"] == b"".join(pieces).partition(b"st")[0].decode()
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 
@@ -62,13 +62,15 @@ def test_an_abort_that_comes_too_late_leaves_nothing_open(play) -> None:
         assert await stage.scheduler.receive() == Abort(rid="r", finish_reason=FinishReason.STOP)
         await stage.scheduler.reply(_output(b"b", done=3, reason=FinishReason.LENGTH))
         assert (await answer).json()["meta_info"]["finish_reason"] == "stop"
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
         again = asyncio.create_task(stage.http.post("/generate", json=_request(stream=False)))
         assert isinstance(await stage.scheduler.receive(), Generate), "the rid is free again"
-        assert not stage.client._quiet.is_set()
+        quiet = asyncio.create_task(stage.client.wait_quiet())
+        await asyncio.sleep(0)
+        assert not quiet.done()
         await stage.scheduler.reply(_output(b"b", done=1, reason=FinishReason.LENGTH))
         assert (await again).status_code == 200
-        await stage.client.wait_quiet()
+        await quiet
 
     play(scene)
 

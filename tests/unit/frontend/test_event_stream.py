@@ -9,8 +9,8 @@ import logging
 import pytest
 from connections import Connection
 
-from engine.frontend.choices import OUTPUTS_A_TURN
-from engine.frontend.event_stream import PART_WRITER
+from engine.frontend.routes.generation import PART_WRITER
+from engine.frontend.sessions import OUTPUTS_A_TURN
 from engine.messages import FinishReason, Generate, TokenOutput
 
 
@@ -120,7 +120,7 @@ def test_a_client_that_takes_nothing_holds_its_own_outputs_alone(play) -> None:
         await _until(lambda: _sent(connection))
         count = 3 * OUTPUTS_A_TURN
         await stage.scheduler.reply(*(_output(number) for number in range(1, count)), _output(count, last=True))
-        await _until(lambda: not stage.client.open_requests)
+        await _until(lambda: not stage.client.sessions.open_requests)
         assert (len(_sent(connection)), writer.written) == (1, [])
         room.set()
         await request_task

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.frontend.answer import Answer, is_shown, joined
-from engine.frontend.detokenizer import Decoder
+from engine.frontend.answer import Answer, Decoder, is_shown, joined
 from engine.frontend.errors import ApiError
-from engine.frontend.openai.prompt_logprobs import EchoOffsets, echoed, ranked
-from engine.frontend.served_model import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
+from engine.frontend.openai.shapes import EchoOffsets, echoed, ranked
+from engine.frontend.requests import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
 from engine.frontend.token_texts import TokenTexts
 from engine.messages import FinishReason, Generate, PromptLogprob, SamplingParams, TokenOutput
 

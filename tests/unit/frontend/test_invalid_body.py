@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
 from engine.frontend.invalid_body import MAX_COMPARED_CHARS, MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
-from engine.frontend.openai.tokens import TokenizeBody
 from engine.frontend.protocol import AbortBody, GenerateBody, parse_body
+from engine.frontend.routes.tokens import TokenizeBody
 
 MANY = 100_000
 

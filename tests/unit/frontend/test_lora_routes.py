@@ -72,7 +72,7 @@ def test_a_server_without_loras_finds_none(play, path: str, body: dict[str, Any]
     async def scene(stage) -> None:
         response = await stage.http.post(path, json=body)
         assert response.status_code == 404
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 

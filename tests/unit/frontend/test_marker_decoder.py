@@ -8,8 +8,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.frontend.detokenizer import Detokenizer
-from engine.frontend.marker_decoder import MarkerDecoders
+from engine.frontend.answer import Detokenizer
+from engine.frontend.token_texts import MarkerDecoders
 
 SPECIAL = ("[TOOL_CALLS]", "<|eot|>")
 

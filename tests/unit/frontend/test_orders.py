@@ -13,10 +13,9 @@ from engine.frontend.dialect import Dialect
 from engine.frontend.errors import ApiError
 from engine.frontend.forked_work import WorkLostError
 from engine.frontend.long_bodies import LONG_BODY_BYTES, LongBodies, body_work
-from engine.frontend.order import Order, unpacked
-from engine.frontend.orders import CHAT, COMPLETION, NATIVE, OrderTaker, order_works
 from engine.frontend.protocol import GenerateBody
-from engine.frontend.served_model import ServedModel
+from engine.frontend.requests import Order, ServedModel, request_of, unpacked
+from engine.frontend.routes.generation import CHAT, COMPLETION, NATIVE, order_works, orders_of
 from engine.frontend.tokenizer import load_tokenizer
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, TokenOutput
@@ -39,11 +38,8 @@ def served() -> ServedModel:
 
 
 def inline(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
-    async def never(_: bytes) -> bytes:
-        raise AssertionError
-
     try:
-        return OrderTaker(served, LongBodies(never))._orders[kind](body)
+        return orders_of(served)[kind](body)
     except ApiError as exc:
         return exc
 
@@ -117,7 +113,7 @@ def test_a_prompt_is_packed_once_for_all_its_choices(served: ServedModel) -> Non
 def test_tokens_are_those_of_the_tokenizer_in_full(served: ServedModel) -> None:
     """Without offsets it is a faster function of the library, and the same ids."""
     text = "The quick \u20ac brown\n\n fox \U0001f98a <|im_end|> x" * 20
-    message = served.request(GenerateBody(text=text))
+    message = request_of(GenerateBody(text=text), served)
     assert message.prompt_ids == tuple(served.tokenizer.encode(text).ids)
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from real_servers import RealServer, running
 
-from engine.frontend.engine_client import EngineClient
+from engine.frontend.sessions import Sessions
 from engine.launch.preload import PreloadedParent
 from engine.messages import FinishReason, TokenOutput
 from engine.process.logs import REQUEST_LOGGER, JsonFormatter, fields_of
@@ -76,7 +76,7 @@ def test_id_is_in_the_error_of_a_stream_and_of_a_bug(play, monkeypatch: pytest.M
         def bug(*_: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(EngineClient, "start", bug)
+        monkeypatch.setattr(Sessions, "start", bug)
         transport = httpx.ASGITransport(stage.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=stage.http.base_url) as http:
             response = await http.post("/generate", json={"text": "x"}, headers=headers)
@@ -126,7 +126,7 @@ def test_probes_are_logged_when_they_fail_only(play, lines) -> None:
     async def scene(stage) -> None:
         await stage.http.get("/health")
         assert _messages(lines) == []
-        stage.front.serving = False
+        stage.state.serving = False
         await stage.http.get("/health")
 
     play(scene)

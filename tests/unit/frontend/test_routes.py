@@ -67,7 +67,7 @@ def test_answer_in_one(play) -> None:
                 "cached_tokens": 1,
             },
         }
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 
@@ -204,7 +204,7 @@ def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, statu
         assert response.status_code == status
         assert response.json()["error"]["message"] == "because 5 > 4"
         assert response.headers.get("retry-after") == ("1" if status == 429 else None)
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 
@@ -274,7 +274,7 @@ def test_health_waits_for_all_processes(play) -> None:
     """C06"""
 
     async def scene(stage) -> None:
-        stage.front.serving = False
+        stage.state.serving = False
         assert (await stage.http.get("/health")).status_code == 503
 
     play(scene)
@@ -301,7 +301,7 @@ def test_what_never_fits_does_not_reach_the_scheduler(play, body: Any, param: st
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (400, param, 400)
         assert all(part in error["message"] for part in parts), error["message"]
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene, context_length=64, max_total_tokens=32)
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.bodies import ChatBody
-from engine.frontend.openai.tokens import TokenizeBody
 from engine.frontend.protocol import parse_body
+from engine.frontend.routes.tokens import TokenizeBody
 
 USER = {"role": "user", "content": "x"}
 

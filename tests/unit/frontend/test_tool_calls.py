@@ -11,9 +11,7 @@ import pytest
 from connections import Connection
 
 from engine.frontend.dialect import Dialect
-from engine.frontend.orders import OrderTaker
 from engine.frontend.reasoning import QWEN3
-from engine.frontend.served_model import ServedModel
 from engine.frontend.tools.families import FAMILIES
 from engine.messages import Abort, FinishReason, Generate, TokenOutput
 
@@ -26,11 +24,7 @@ def speaking(stage, *, family: str | None = "hermes", reasoning: str | None = No
     """Have the front end parse answers, with a template that knows tools or does not."""
     stage.template_source.chat_template = template
     found = FAMILIES.get(family or "")
-    dialect = Dialect(family=found, reasoning=reasoning, form=None if found is None else found.form)
-    served = stage.front.orders._orders["chat"].keywords["served"]
-    served = ServedModel(served.tokenizer, served.template, served.limits, served.model_name, dialect)
-    stage.front.dialect = dialect
-    stage.front.orders = OrderTaker(served, stage.front.orders._long_bodies)
+    stage.serve(Dialect(family=found, reasoning=reasoning, form=None if found is None else found.form))
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -78,7 +72,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_call(play, tokens_before: int) 
         assert await stage.scheduler.receive() == Abort(rid="r")
         await stage.scheduler.reply(TokenOutput(rid="r", finish_reason=FinishReason.ABORT))
         await request_task
-        assert stage.client.open_requests == 0
+        assert stage.client.sessions.open_requests == 0
 
     play(scene)
 
@@ -125,8 +119,10 @@ def test_why_an_answer_ended_and_what_there_is_of_it(play, stream: bool, text: s
     play(scene)
 
 
-def test_calls_are_counted_whole_or_cut(play) -> None:
+def test_calls_are_counted_whole_or_cut(play, monkeypatch: pytest.MonkeyPatch) -> None:
     """C06: one that another one follows before it was whole, and one that the end cut."""
+
+    monkeypatch.setattr("engine.frontend.routes.information.STATS_TIMEOUT_S", 0.01)
 
     async def scene(stage) -> None:
         speaking(stage)
@@ -135,7 +131,7 @@ def test_calls_are_counted_whole_or_cut(play) -> None:
         cut = '<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>'
         await stage.scheduler.reply(said(CALL + CALL + cut + CALL[:44], end=FinishReason.LENGTH))
         assert len((await answer).json()["choices"][0]["message"]["tool_calls"]) == 4
-        counted = stage.front.metrics.text(None).decode()
+        counted = (await stage.http.get("/metrics")).text
         for end, count in (("whole", 2), ("cut", 2)):
             assert f'engine_tool_calls_total{{end="{end}",model_name="embedded"}} {count}.0' in counted
 

@@ -18,7 +18,7 @@ STAGED = EngineConfig(pp_size=2, chunked_prefill_size=64, kv_sanitizer=True)
 # stages to do.
 KEEPERS = """
 import os
-from engine.frontend import engine_client
+from engine.frontend import engine_client, sessions
 from engine.model import sampling
 from engine.pipeline import staged
 
@@ -27,7 +27,7 @@ class Kept(dict):
         return self.get(key, default)
 
 start_client = engine_client.EngineClient.__init__
-start_call = engine_client.EngineClient.start
+start_call = sessions.Sessions.start
 adopt = sampling.Sampler.adopt
 note = staged.StagedPipeline._note_completion
 
@@ -36,10 +36,10 @@ def start_and_keep(client, private_dir):
     if KEPT == "answered calls":
         client._calls = Kept()
 
-def start_and_open(client, message):
+def start_and_open(held, message, hand_over):
     if KEPT == "a descriptor":
         os.dup(0)
-    return start_call(client, message)
+    return start_call(held, message, hand_over)
 
 def adopt_and_keep(sampler, segment):
     adopt(sampler, segment)
@@ -52,7 +52,7 @@ def note_and_keep(pipeline, completion):
         pipeline._awaited[min(0, *pipeline._awaited, 0) - 1] = completion.microbatch_id
 
 engine_client.EngineClient.__init__ = start_and_keep
-engine_client.EngineClient.start = start_and_open
+sessions.Sessions.start = start_and_open
 sampling.Sampler.adopt = adopt_and_keep
 staged.StagedPipeline._note_completion = note_and_keep
 """

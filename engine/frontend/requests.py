@@ -1,39 +1,74 @@
-"""The served model, as bodies are checked against it: tokenizes prompts and refuses what it can never serve.
+"""From a body to an order: the requests that it stands for, checked against the served model and tokenized.
 
-Asks the same rule as the scheduler for what never fits, so that both refuse alike and nothing is queued in vain.
+Asks the same rule as the scheduler for what never fits, so that both refuse alike and nothing is queued in vain. Owns
+the form in which an order passes between processes: small whatever the body was, because prompts fit into the context.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.dialect import PLAIN, Dialect
+from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.protocol import GenerateBody
+from engine.frontend.protocol import GenerateBody, parse_body
 from engine.limits import Limits
-from engine.messages import Generate
+from engine.messages import Generate, Grammar
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = [
     "MAX_PROMPT_LOGPROBS",
+    "Order",
     "ServedModel",
     "check_fits",
     "check_lora_name",
     "check_prompt_logprobs",
     "check_vocabulary",
-    "lora_of",
+    "native_order",
+    "packed",
     "request_of",
     "tokenize",
+    "unpacked",
 ]
 
 # An answer that is sent whole is kept until its end: this is 200 MB of them.
 MAX_PROMPT_LOGPROBS = 1 << 20
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of an answer, all choices of the first prompt before those of the next.
+
+    ``n`` is the number of choices for each prompt; ``logprobs`` and ``include_usage`` say what the answer shows,
+    ``echo`` the prompts' texts that its choices begin with. ``top_logprobs`` and ``prompt_logprobs`` are how many of
+    the most likely tokens a completion's logprobs and those of its prompt show. ``grammar_field`` is the field that
+    says what the output must be, if one does: all requests have the same grammar, in their sampling.
+    ``parsing`` is what the answers are looked through for. ``grammar_parts`` are parts of the grammar that the client
+    wrote, with their places in the body, for an error that names one. ``lora`` is the
+    LoRA that was asked for as the model, ``lora_field`` the field that asks for one.
+    """
+
+    rid: str
+    messages: tuple[Generate, ...]
+    stream: bool
+    n: int = 1
+    logprobs: bool = False
+    include_usage: bool = False
+    echo: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    grammar_field: str | None = None
+    parsing: Parsing | None = None
+    grammar_parts: tuple[tuple[str, Grammar], ...] = ()
+    lora: str | None = None
+    lora_field: str = "model"
 
 
 @dataclass(frozen=True)
@@ -63,14 +98,20 @@ class ServedModel:
         """No longer text can have as few tokens as the context has room for."""
         return self.longest_token_chars * self.limits.context_length
 
-    def request(self, body: GenerateBody) -> Generate:
-        """The request that a body stands for. Raises ApiError (400) with the numbers when it can never run here."""
-        prompt_ids = tuple(body.input_ids or ()) if body.text is None else tokenize(self, body.text, param="text")
-        return request_of(body, prompt_ids, self.limits)
+
+def native_order(data: bytes, served: ServedModel) -> Order:
+    """The order of a body of ``/generate``. Raises ApiError."""
+    body = parse_body(GenerateBody, data)
+    message = request_of(body, served)
+    grammar = body.sampling_params.grammar
+    field = None if grammar is None else f"sampling_params.{grammar[0]}"
+    return Order(rid=message.rid, messages=(message,), stream=body.stream, grammar_field=field, lora_field="lora_path")
 
 
-def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) -> Generate:
-    """The request of a body whose prompt is tokenized. Raises ApiError (400) as ``ServedModel.request`` does."""
+def request_of(body: GenerateBody, served: ServedModel) -> Generate:
+    """The request that a native body stands for. Raises ApiError (400) with the numbers when it can never run here."""
+    limits = served.limits
+    prompt_ids = tuple(body.input_ids or ()) if body.text is None else tokenize(served, body.text, param="text")
     check_vocabulary(prompt_ids, limits.vocab_size, "input_ids")
     check_vocabulary(body.sampling_params.stop_token_ids, limits.vocab_size, "sampling_params.stop_token_ids")
     check_vocabulary(tuple(body.sampling_params.logit_bias), limits.vocab_size, "sampling_params.logit_bias")
@@ -94,13 +135,13 @@ def request_of(body: GenerateBody, prompt_ids: tuple[int, ...], limits: Limits) 
         prompt_top_logprobs_num=body.top_logprobs_num if start >= 0 else 0,
         timeout_s=body.timeout_s,
         waiting_timeout_s=body.waiting_timeout_s,
-        lora=lora_of(body.lora_path, limits),
+        lora=_lora_of(body.lora_path, limits),
     )
     check_prompt_logprobs([message], "logprob_start_len")
     return message
 
 
-def lora_of(name: str | None, limits: Limits) -> str | None:
+def _lora_of(name: str | None, limits: Limits) -> str | None:
     """The LoRA that a client asks for by name. Raises ApiError (404) on a server that holds none.
 
     Whether there is one of this name is for the scheduler to say, in the order in which it sees loads and requests.
@@ -178,3 +219,35 @@ def check_vocabulary(ids: Sequence[int], vocab_size: int, param: str) -> None:
             f"{param} must be token ids from 0 to {vocab_size - 1}, got {outside}; use the model's own tokenizer",
             param=param,
         )
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """An order without its prompts, and each prompt once."""
+
+    order: Order
+    prompts: tuple[msgspec.Raw, ...]
+
+
+_packed_decoder = msgspec.msgpack.Decoder(_Packed)
+_prompt_decoder = msgspec.msgpack.Decoder(tuple[int, ...])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def packed(data: bytes, take: Callable[[bytes], Order]) -> bytes:
+    """The order that ``take`` makes of a body, as bytes."""
+    order = take(data)
+    prompts = tuple(msgspec.Raw(_encode(message.prompt_ids)) for message in order.messages[:: order.n])
+    bare = tuple(msgspec.structs.replace(message, prompt_ids=()) for message in order.messages)
+    return _encode(_Packed(msgspec.structs.replace(order, messages=bare), prompts))
+
+
+async def unpacked(answer: bytes | memoryview) -> Order:
+    """The order, taken apart in steps between which the event loop turns."""
+    found = _packed_decoder.decode(answer)
+    messages: list[Generate] = []
+    for index, prompt in enumerate(found.prompts):
+        ids = _prompt_decoder.decode(prompt)
+        choices = found.order.messages[index * found.order.n : (index + 1) * found.order.n]
+        messages += [msgspec.structs.replace(message, prompt_ids=ids) for message in choices]
+        await asyncio.sleep(0)
+    return msgspec.structs.replace(found.order, messages=tuple(messages))

@@ -1,31 +1,42 @@
-"""Tokenizing and detokenizing on request: bodies and answers, in the shapes that other engines gave these routes.
+"""Routes from text to token ids and back, in the shapes that other engines gave them. They need no running loop.
 
-Owns which ids a text or a conversation becomes when it is asked for; a prompt becomes the same ones.
+Owns which ids a text or a conversation becomes when it is asked for; a prompt becomes the same ones. A short body is
+worked on at once, a long one in a process of its own, its answer included.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 import msgspec
+from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
+from engine.frontend.body_reader import BodyReader
+from engine.frontend.description import Description
 from engine.frontend.errors import FieldError
+from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
 from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
-from engine.frontend.openai.nullable import NullableBody
 from engine.frontend.openai.requests import requested_lora
 from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
-from engine.frontend.protocol import TokenIds, parse_body
-from engine.frontend.served_model import ServedModel, check_vocabulary, tokenize
+from engine.frontend.protocol import NullableBody, TokenIds, parse_body
+from engine.frontend.requests import ServedModel, check_vocabulary, tokenize
+from engine.frontend.responses import JSON_TYPE
 
 __all__ = [
     "DetokenizeAnswer",
     "DetokenizeBody",
     "TokenizeAnswer",
     "TokenizeBody",
-    "detokenized",
-    "tokenized",
+    "add_tokenization",
+    "token_works",
 ]
+
+TOKENIZE = "tokenize"
+DETOKENIZE = "detokenize"
+TOKENS = "tokens"
 
 
 class TokenizeBody(NullableBody):
@@ -78,7 +89,44 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
+def token_works(served: ServedModel) -> dict[str, BodyWork]:
+    """The JSON of the answer to a body, by the kind of question."""
+    return {
+        TOKENIZE: functools.partial(_json_of, answer=_tokenized, served=served),
+        DETOKENIZE: functools.partial(_json_of, answer=_detokenized, served=served),
+    }
+
+
+def add_tokenization(
+    router: APIRouter, served: ServedModel, bodies: BodyReader, long_bodies: LongBodies, description: Description
+) -> None:
+    """Add the routes of the tokenizer. ``long_bodies`` must know ``token_works``."""
+    works = token_works(served)
+
+    async def answer(kind: str, request: Request) -> Response:
+        async with bodies.body_of(request) as data:
+            is_long = len(data) > LONG_BODY_BYTES
+            said = await long_bodies.work_on(kind, data) if is_long else works[kind](data)
+        return Response(said, media_type=JSON_TYPE)
+
+    @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
+    async def tokenize(request: Request) -> Response:
+        """Say which token ids a text or a conversation becomes."""
+        return await answer(TOKENIZE, request)
+
+    @router.post(
+        "/detokenize", **description.route(body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,), tag=TOKENS)
+    )
+    async def detokenize(request: Request) -> Response:
+        """Say which text token ids are."""
+        return await answer(DETOKENIZE, request)
+
+
+def _json_of(data: bytes, answer: Callable[[bytes, ServedModel], msgspec.Struct], served: ServedModel) -> bytes:
+    return msgspec.json.encode(answer(data, served))
+
+
+def _tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     """The ids of a text or a conversation. Raises ApiError, also when the model has no chat template."""
     body = parse_body(TokenizeBody, data)
     requested_lora(body.model, served)
@@ -97,7 +145,7 @@ def tokenized(data: bytes, served: ServedModel) -> TokenizeAnswer:
     return TokenizeAnswer(count=len(ids), max_model_len=longest, tokens=ids, token_strs=strings)
 
 
-def detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
+def _detokenized(data: bytes, served: ServedModel) -> DetokenizeAnswer:
     """The text of ids. Raises ApiError (400) for the first one that is no token of the model."""
     body = parse_body(DetokenizeBody, data)
     requested_lora(body.model, served)

@@ -1,0 +1,377 @@
+"""What the front end decides about requests: a state machine without an event loop, a socket or a clock.
+
+In go what clients ask for, their disconnects and the scheduler's replies; out come messages to the scheduler and the
+bytes of answers. Owns who has a rid, what a message ends, choices, stop strings and the parts of a stream. The HTTP
+front end and the harness's simulated clients are shells around it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from engine.frontend.answer import Answer, Decoder, is_shown, joined
+from engine.frontend.errors import LORA_PARAM, ApiError, ErrorType
+from engine.frontend.protocol import GenerateAnswer
+from engine.frontend.requests import Order
+from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
+
+__all__ = ["OUTPUTS_A_TURN", "TOKENS_A_TURN", "NativeShape", "Request", "Session", "Sessions", "Shape"]
+
+# Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
+TOKENS_A_TURN: Final = 262_144
+# Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.
+OUTPUTS_A_TURN: Final = 32
+_DONE: Final = b"data: [DONE]\n\n"
+
+IndexedPiece = tuple[int, GenerateAnswer]
+# Takes an output of a request, or why it was refused or broken off. It must not raise.
+HandOver = Callable[[TokenOutput | ApiError], None]
+# Is told of each output as it becomes a piece.
+Observer = Callable[[TokenOutput], None]
+
+
+class Shape(Protocol):
+    """How a protocol shows answers; one object for each HTTP request."""
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+        """The body of an answer in one, from the answers of all choices."""
+        ...
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:
+        """The events of a stream that show one piece of one choice; there may be none."""
+        ...
+
+    def last_events(self) -> Iterable[msgspec.Struct]:
+        """The events after the last piece of the last choice."""
+        ...
+
+
+class NativeShape:
+    """Answers of ``/generate``: pieces as they are."""
+
+    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+        (answer,) = answers
+        return answer
+
+    def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002 - there is one
+        return (piece,)
+
+    def last_events(self) -> Iterable[msgspec.Struct]:
+        return ()
+
+
+class Request:
+    """A request that was sent. It is registered until its terminal reply, whether or not its client is still there."""
+
+    def __init__(self, rid: str, hand_over: HandOver) -> None:
+        self.rid = rid
+        self.hand_over = hand_over
+        self.has_ended = False
+        # A message that ends it was sent: its rid is free for what is sent after that.
+        self.is_ending = False
+
+
+class Sessions:
+    """All requests to one scheduler. ``send`` takes each message for it, in order."""
+
+    def __init__(self, send: Callable[[ClientMessage], None]) -> None:
+        self._send = send
+        self._open: dict[str, Request] = {}
+        # Earlier lives of a rid that is used again before their terminal replies are here, oldest first.
+        self._ending: dict[str, deque[Request]] = {}
+        self._broken: ApiError | None = None
+        self._closed: ApiError | None = None
+
+    @property
+    def broken(self) -> ApiError | None:
+        """Why the engine is gone; None while it is there."""
+        return self._broken
+
+    @property
+    def closed(self) -> ApiError | None:
+        """Why no further request is accepted; None while they are. Open requests may go on."""
+        return self._broken or self._closed
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without a terminal reply."""
+        return len(self._open) + sum(map(len, self._ending.values()))
+
+    def send(self, message: ClientMessage) -> None:
+        """Send a message; the rids of the requests that it ends are free from now on."""
+        for rid in ended_by(message, self._open.keys()):
+            self._open[rid].is_ending = True
+        self._send(message)
+
+    def start(self, message: Generate, hand_over: HandOver) -> Request:
+        """Send a request. Raises ApiError: 409 for a rid that is live, 503 when closed or when the engine is gone."""
+        if self.closed is not None:
+            raise self.closed
+        before = self._open.get(message.rid)
+        if before is not None and not before.is_ending:
+            raise ApiError.rid_is_live(message.rid)
+        if before is not None:
+            self._ending.setdefault(message.rid, deque()).append(before)
+        request = self._open[message.rid] = Request(message.rid, hand_over)
+        self.send(message)
+        return request
+
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ask for the end of a request; it stays registered until the scheduler's terminal reply."""
+        superseded = self._open.get(request.rid) is not request
+        if not request.has_ended and not superseded and self._broken is None:
+            self.send(Abort(rid=request.rid, finish_reason=reason))
+
+    def take(self, reply: TokenOutput | Refusal) -> None:
+        """Hand a reply to its request; replies to requests that are not known are dropped."""
+        rid, is_refusal = reply.rid, isinstance(reply, Refusal)
+        # A refusal is about the newest life: an older one was admitted.
+        older = None if is_refusal else self._ending.get(rid)
+        request = older[0] if older else self._open.get(rid)
+        if request is None:
+            return
+        output = ApiError.of_refusal(reply) if isinstance(reply, Refusal) else reply
+        request.has_ended = isinstance(output, ApiError) or output.finish_reason is not None
+        if request.has_ended and older:
+            older.popleft()
+            if not older:
+                del self._ending[rid]
+        elif request.has_ended:
+            del self._open[rid]
+        request.hand_over(output)
+
+    def break_off(self, reason: ApiError) -> None:
+        """End every open request with an error, and refuse all further ones. The first reason stays."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        requests = [*self._open.values(), *(one for lives in self._ending.values() for one in lives)]
+        self._open.clear()
+        self._ending.clear()
+        for request in requests:
+            request.has_ended = True
+            request.hand_over(reason)
+
+    def close(self, reason: ApiError) -> None:
+        """Refuse all further requests."""
+        self._closed = reason
+
+
+class Session:
+    """The answer to one HTTP request: its choices, sent together, shown as they come, aborted together.
+
+    ``on_output`` is called when an output or a failure has come; what it becomes is asked for by the shell, as ``part``
+    of a stream or as a whole. ``observe`` makes what is told of a choice's outputs.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        order: Order,
+        shape: Shape,
+        decoder: Decoder,
+        *,
+        observe: Callable[[], Observer] = lambda: _ignore,
+        request_id: str | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._order = order
+        self._shape = shape
+        self._decoder = decoder
+        self._observe = observe
+        self._request_id = request_id
+        self._choices: list[_Choice] = []
+        self._outputs: deque[tuple[int, TokenOutput | ApiError]] = deque()
+        self._ended = 0
+        self._has_shown = False
+        self._overdue: list[tuple[int, _TimedOut]] = []
+        self._failure: ApiError | None = None
+        self._kept: list[list[GenerateAnswer]] = []
+        # A stream's status was said with its first pieces; it is over with the last part.
+        self.has_begun = self.is_told = False
+        self.is_aborted = False
+        self.on_output: Callable[[], None] = _nothing
+
+    # -- its requests --
+
+    def send_some(self) -> bool:
+        """Send requests in their order, up to a bound of prompt tokens; True while there are more to send.
+
+        Nothing is sent after ``abort``. Raises ApiError when one is refused: the others are aborted.
+        """
+        tokens = 0
+        while self.is_cut_short and not self.is_aborted:
+            if tokens >= TOKENS_A_TURN:
+                return True
+            index = len(self._choices)
+            message = self._order.messages[index]
+            choice = _Choice(Answer(self._decoder, message), self._observe(), self._order.grammar_field)
+            try:
+                choice.request = self._sessions.start(message, functools.partial(self._take, index))
+            except ApiError:
+                self.abort()
+                raise
+            self._choices.append(choice)
+            tokens += len(message.prompt_ids)
+        return False
+
+    @property
+    def is_cut_short(self) -> bool:
+        """True while requests of the order were not sent."""
+        return len(self._choices) < len(self._order.messages)
+
+    def abort(self) -> None:
+        """Ask the scheduler to end all of them, as when the client left. Those that have ended are left alone."""
+        if self.is_aborted:
+            return
+        self.is_aborted = True
+        for choice in self._choices:
+            self._sessions.abort(choice.request)
+
+    # -- its answer --
+
+    @property
+    def has_more(self) -> bool:
+        """True while ``part`` or ``collect`` would give or raise something at once."""
+        return bool(self._outputs) or self._failure is not None
+
+    @property
+    def is_over(self) -> bool:
+        """True once the last choice has ended, and its last piece was given."""
+        return self._ended == len(self._choices) and not self.has_more
+
+    def part(self) -> bytes:
+        """The events of a stream for what has come, up to a bound, and its end if that is there too; may be empty.
+
+        An error after the first piece is the last event; only a stream that ended in order is closed by ``[DONE]``.
+        Raises ApiError for one before it.
+        """
+        try:
+            pieces = self.pieces()
+            self.has_begun = self.has_begun or bool(pieces)
+            part = _events(event for index, piece in pieces for event in self._shape.events(index, piece))
+            if self.is_over:
+                self.is_told = True
+                part += _events(self._shape.last_events()) + _DONE
+        except ApiError as exc:
+            if not self.has_begun:
+                raise
+            self.is_told = True
+            part = _events([exc.body_for(self._request_id)])
+        return part
+
+    def collect(self) -> bool:
+        """Take in what has come of an answer that is sent whole; True once it is over. Raises ApiError."""
+        self._kept += [[] for _ in range(len(self._choices) - len(self._kept))]
+        for index, piece in self.pieces():
+            self._kept[index].append(piece)
+        return self.is_over
+
+    def body(self) -> bytes:
+        """The whole answer as JSON, of what was collected."""
+        return msgspec.json.encode(self._shape.whole(list(map(joined, self._kept))))
+
+    def pieces(self) -> list[IndexedPiece]:
+        """The pieces that are there, up to a bound, with the index of their choice, in the order in which they came.
+
+        Raises ApiError, after what came before it, when a choice was refused or failed; the others are aborted then. A
+        choice whose time was over before its first token fails the answer only if no other choice has a token.
+        """
+        pieces: list[IndexedPiece] = []
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for _ in range(min(len(self._outputs), OUTPUTS_A_TURN)):
+                pieces += self._shown(*self._outputs.popleft())
+        except ApiError as exc:
+            self._failure = exc
+            self._outputs.clear()
+            self.abort()
+            if not pieces:
+                raise
+        return pieces
+
+    def _take(self, index: int, output: TokenOutput | ApiError) -> None:
+        self._outputs.append((index, output))
+        self.on_output()
+
+    def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
+        """What an output shows. Raises ApiError."""
+        if isinstance(output, ApiError):
+            raise self._named(output)
+        self._ended += output.finish_reason is not None
+        choice = self._choices[index]
+        stopped_before = choice.answer.stop_found
+        try:
+            piece = choice.piece(output)
+            pieces = [(index, piece)] if is_shown(piece) else []
+        except _TimedOut as exc:
+            self._overdue.append((index, exc))
+            pieces = []
+        except ApiError as exc:
+            raise self._named(exc) from exc
+        # A client that left has had its requests aborted.
+        if choice.answer.stop_found and not stopped_before and not self.is_aborted:
+            self._sessions.abort(choice.request, FinishReason.STOP)
+        self._has_shown = self._has_shown or bool(pieces)
+        if self._overdue and self._has_shown:
+            pieces += [(overdue, end.piece) for overdue, end in self._overdue]
+            self._overdue.clear()
+        elif self._overdue and self._ended == len(self._choices):
+            raise self._overdue[0][1]
+        return pieces
+
+    def _named(self, error: ApiError) -> ApiError:
+        """An error of the LoRA, by the field that asked for it."""
+        return error.naming(self._order.lora_field) if error.body.error.param == LORA_PARAM else error
+
+
+class _TimedOut(ApiError):
+    """The time of a request was over before its first token. ``piece`` shows that beside choices that have some."""
+
+    def __init__(self, why: str, piece: GenerateAnswer) -> None:
+        super().__init__(504, ErrorType.TIME_LIMIT, why)
+        self.piece = piece
+
+
+class _Choice:
+    """One request of an answer and its text."""
+
+    request: Request
+
+    def __init__(self, answer: Answer, observe: Observer, grammar_field: str | None) -> None:
+        self.answer = answer
+        self._observe = observe
+        self._grammar_field = grammar_field
+
+    def piece(self, output: TokenOutput) -> GenerateAnswer:
+        """What is new with an output: text and ids are deltas, counts are totals; the last one has a finish reason.
+
+        Raises ApiError when the request was ended by an error or a fault of its own, _TimedOut when its time was over
+        before its first token.
+        """
+        self._observe(output)
+        if output.finish_reason in FAILURES:
+            raise ApiError.of_failure(output, self._grammar_field)
+        piece = self.answer.piece(output)
+        if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
+            raise _TimedOut(output.error or "the time of this request is over", piece)
+        return piece
+
+
+def _events(events: Iterable[msgspec.Struct]) -> bytes:
+    """Server-sent events as they are written."""
+    return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
+
+
+def _ignore(output: TokenOutput) -> None:
+    """Nobody observes it."""
+
+
+def _nothing() -> None:
+    """Outputs wait until they are asked for."""
