@@ -1,6 +1,6 @@
 """Knows when the front end will find a stop string, so that the gate can wait for the abort that follows from it.
 
-Runs the front end's own pure ``Answer``; without this, the step of the abort would depend on how fast it comes.
+Runs the front end's own ``Session``; without this, the step of the abort would depend on how fast it comes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from engine.frontend.answer import Answer
-from engine.frontend.detokenizer import Decoder
-from engine.messages import Reply, TokenOutput
+from engine.frontend.answer import Decoder
+from engine.frontend.errors import ApiError
+from engine.frontend.protocol import GenerateAnswer
+from engine.frontend.requests import Order
+from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.messages import Abort, ClientMessage, Generate, Reply, TokenOutput
 from scripted.rig.handle import RequestHandle
 
 __all__ = ["ByteDecoder", "StopStrings"]
@@ -34,7 +37,7 @@ class StopStrings:
 
     def __init__(self, decoder: Callable[[], Decoder]) -> None:
         self._decoder = decoder
-        self._answers: WeakKeyDictionary[RequestHandle, Answer] = WeakKeyDictionary()
+        self._followed: WeakKeyDictionary[RequestHandle, _Followed] = WeakKeyDictionary()
 
     def follow(self, replies: Sequence[Reply], live: Mapping[str, RequestHandle]) -> tuple[list[Reply], list[str]]:
         """What clients are shown of these replies, and the rids that the front end is going to stop because of them."""
@@ -45,17 +48,31 @@ class StopStrings:
             if not isinstance(reply, TokenOutput) or handle is None or not handle.sampling.stop:
                 shown.append(reply)
                 continue
-            answer = self._answer_of(handle)
-            found_before = answer.stop_found
-            piece = msgspec.structs.replace(reply, token_ids=answer.piece(reply).output_ids, logprobs=())
-            if piece.token_ids or piece.finish_reason is not None:
-                shown.append(piece)
-            newly = answer.stop_found and not found_before and reply.finish_reason is None
-            if newly and not handle.client.dropped:
+            if handle not in self._followed:
+                self._followed[handle] = _Followed(handle.message, self._decoder())
+            pieces, stops = self._followed[handle].take(reply)
+            shown += [msgspec.structs.replace(reply, token_ids=piece.output_ids, logprobs=()) for piece in pieces]
+            if stops and not handle.client.dropped:
                 stopped.append(reply.rid)
         return shown, stopped
 
-    def _answer_of(self, handle: RequestHandle) -> Answer:
-        if handle not in self._answers:
-            self._answers[handle] = Answer(self._decoder(), handle.message)
-        return self._answers[handle]
+
+class _Followed:
+    """The front end's own session of one request, which sends nothing to anybody."""
+
+    def __init__(self, message: Generate, decoder: Decoder) -> None:
+        self._sent: list[ClientMessage] = []
+        self._sessions = Sessions(self._sent.append)
+        order = Order(rid=message.rid, messages=(message,), stream=True)
+        self._session = Session(self._sessions, order, NativeShape(), decoder)
+        self._session.send_some()
+
+    def take(self, output: TokenOutput) -> tuple[list[GenerateAnswer], bool]:
+        """What a client is shown of an output, and whether the front end ends its request because of it."""
+        self._sent.clear()
+        self._sessions.take(output)
+        try:
+            pieces = [piece for _, piece in self._session.pieces()]
+        except ApiError:
+            pieces = []
+        return pieces, any(isinstance(message, Abort) for message in self._sent)

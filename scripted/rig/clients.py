@@ -5,6 +5,7 @@ Filled by what plays the client: real HTTP in the server tier, the simulated fro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -15,7 +16,16 @@ from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.errors import BadCall
 from scripted.rig.values import Listed, Nameless, Status, Word
 
-__all__ = ["FINISH_REASONS", "Call", "Chunk", "ClientView", "Clients", "finish_reason_of"]
+__all__ = [
+    "FINISH_REASONS",
+    "Call",
+    "Chunk",
+    "ClientView",
+    "Clients",
+    "finish_reason_of",
+    "receive_event",
+    "receive_events",
+]
 
 FINISH_REASONS: Final = frozenset(reason.value for reason in FinishReason)
 
@@ -190,3 +200,23 @@ class Clients(Protocol):
     def forget(self) -> None:
         """Drop every connection that is still open, before the next script."""
         ...
+
+
+def receive_events(view: ClientView, part: str | bytes) -> None:
+    """Give a client whole lines of a stream of server-sent events."""
+    text = part.decode() if isinstance(part, bytes) else part
+    for line in text.splitlines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            receive_event(view, line.removeprefix("data: "))
+
+
+def receive_event(view: ClientView, data: str | bytes) -> None:
+    """Give a client one event of a stream, or the body of an answer that was sent whole."""
+    event = json.loads(data)
+    if "error" in event:
+        view.fail(event["error"]["message"], view.status)
+        return
+    meta = event["meta_info"]
+    inputs = tuple(value for value, _, _ in meta.get("input_token_logprobs", ()))
+    ids = tuple(event["output_ids"])
+    view.receive(Chunk(text=event["text"], token_ids=ids, finish_reason=meta["finish_reason"], input_logprobs=inputs))

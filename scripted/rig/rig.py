@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.messages import (
-    Abort,
-    AbortAll,
     ClientMessage,
     Completion,
     Event,
     FlushCache,
     Generate,
     OperatorEvent,
-    PauseGeneration,
-    PauseMode,
     PipelineEvent,
     PipelineFailed,
     Refusal,
     Reply,
+    ended_by,
 )
 from engine.scheduler import Scheduler, Step
 from scripted.core.clock import VirtualClock
@@ -232,12 +229,9 @@ class Rig:
                 break
             if isinstance(other, Generate):
                 taken.add(other.rid)
-            elif isinstance(other, Abort):
-                taken.discard(other.rid)
-                freed.add(other.rid)
-            elif isinstance(other, AbortAll) or (isinstance(other, PauseGeneration) and other.mode is PauseMode.ABORT):
-                taken.clear()
-                freed |= self.scheduler.books.requests.keys()
+            ended = ended_by(other, taken | self.scheduler.books.requests.keys())
+            taken.difference_update(ended)
+            freed.update(ended)
         return frozenset(taken), frozenset(freed)
 
     def _refuse(self, message: Generate) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from engine.frontend.detokenizer import Decoder
+from engine.frontend.answer import Decoder
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
 from engine.pipeline.wire import StageView
 from scripted.rig.clients import Clients

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from typing import Final
 
 from engine.limits import Limits
-from engine.messages import Abort, AbortAll, Event, Generate, PauseGeneration, PauseMode, Refusal, RefusalKind
+from engine.messages import Event, Generate, Refusal, RefusalKind, ended_by
 from scripted.adapters.lockstep.oracle.ledger import Ledger
 from scripted.adapters.lockstep.oracle.life import Life
 from scripted.core.violation import Violation
@@ -37,10 +37,8 @@ def check_refusal(message: Generate, refusal: Refusal, ahead: Iterable[Event], l
     for other in ahead:
         if isinstance(other, Generate):
             live[other.rid] = True
-        elif isinstance(other, Abort):
-            live.pop(other.rid, None)
-        elif isinstance(other, AbortAll) or (isinstance(other, PauseGeneration) and other.mode is PauseMode.ABORT):
-            live.clear()
+        for rid in ended_by(other, live.keys()):
+            del live[rid]
     due = _refusal_of(Life(message, ledger.limits), ledger, live, sum(live.values()))
     if refusal.kind is not due:
         raise Violation(f"{message.rid} is refused as {refusal.kind}, but due is {due}: {refusal.message}")

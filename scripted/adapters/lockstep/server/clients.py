@@ -20,7 +20,7 @@ import httpx
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.errors import NoAnswer
-from scripted.rig.clients import Call, Chunk, ClientView
+from scripted.rig.clients import Call, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
 __all__ = ["HttpClients"]
@@ -163,7 +163,7 @@ class HttpClients:
                     view.status = response.status_code
                     await self._read_events(view, response)
                 else:
-                    _receive(view, await response.aread())
+                    receive_event(view, await response.aread())
                     view.status = response.status_code
         except httpx.HTTPError as exc:
             view.fail(f"the connection broke before the answer ended ({type(exc).__name__})")
@@ -173,9 +173,8 @@ class HttpClients:
 
     async def _read_events(self, view: ClientView, response: httpx.Response) -> None:
         async for line in response.aiter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                _receive(view, line.removeprefix("data: "))
-                self._wake()
+            receive_events(view, f"{line}\n")
+            self._wake()
         if not view.terminal_answers:
             view.fail("the stream ended without a terminal answer")
 
@@ -187,17 +186,6 @@ class HttpClients:
             call.answer(0, f"the connection broke before the answer came ({type(exc).__name__})")
         finally:
             self._wake()
-
-
-def _receive(view: ClientView, data: str | bytes) -> None:
-    event = json.loads(data)
-    if "error" in event:
-        view.fail(event["error"]["message"], view.status)
-        return
-    meta = event["meta_info"]
-    inputs = tuple(value for value, _, _ in meta.get("input_token_logprobs", ()))
-    ids = tuple(event["output_ids"])
-    view.receive(Chunk(text=event["text"], token_ids=ids, finish_reason=meta["finish_reason"], input_logprobs=inputs))
 
 
 def _error_text(body: bytes) -> str:

@@ -19,7 +19,7 @@ import zmq
 
 from engine.config import embedded_seed
 from engine.errors import EngineError, ProcessDiedError
-from engine.frontend.detokenizer import Decoder
+from engine.frontend.answer import Decoder
 from engine.frontend.tokenizer import load_tokenizer
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, PipelineFailed, Reply
 from engine.pipeline.wire import StageView

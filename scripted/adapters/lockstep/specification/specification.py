@@ -261,9 +261,7 @@ class Specification:
     # -- clients --
 
     def _on_generate(self, message: messages.Generate) -> None:
-        refusal = why_refused(
-            message, self.failure, self.live, len(self.waiting), self.limits, self.loras.to_ask_for
-        )
+        refusal = why_refused(message, self.failure, self.live, len(self.waiting), self.limits, self.loras.to_ask_for)
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)

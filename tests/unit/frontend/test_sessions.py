@@ -1,0 +1,149 @@
+"""The front end's decisions without a server: who has a rid, what a message ends, what a client is told and when."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from connections import Connection
+
+import engine.frontend
+from engine.frontend.errors import ApiError
+from engine.frontend.requests import Order
+from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.messages import (
+    Abort,
+    AbortAll,
+    ClientMessage,
+    FinishReason,
+    Generate,
+    PauseGeneration,
+    PauseMode,
+    Refusal,
+    RefusalKind,
+    SamplingParams,
+    TokenOutput,
+    ended_by,
+)
+
+FRONTEND = str(Path(engine.frontend.__file__).parent)
+# The connection (``connection.py``) hands over to the application; a route is reached from there.
+MOST_FILES = 12
+
+
+class Front:
+    """A front end whose scheduler is the test."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.sent: list[ClientMessage] = []
+        self.sessions = Sessions(self.sent.append)
+        self._decoder = decoder
+
+    def open(self, rid: str = "r", *, stop: tuple[str, ...] = ()) -> Session:
+        message = Generate(rid=rid, prompt_ids=(1,), sampling=SamplingParams(stop=stop))
+        session = Session(self.sessions, Order(rid=rid, messages=(message,), stream=True), NativeShape(), self._decoder)
+        assert not session.send_some()
+        return session
+
+
+@pytest.fixture
+def front(byte_tokenizer) -> Front:
+    return Front(byte_tokenizer)
+
+
+def output(text: str = "", *, rid: str = "r", end: FinishReason | None = None) -> TokenOutput:
+    return TokenOutput(rid=rid, token_ids=tuple(text.encode()), finish_reason=end)
+
+
+def test_a_rid_is_free_once_its_request_is_being_ended_and_each_life_gets_its_own_replies(front: Front) -> None:
+    """B05: the scheduler sees the abort before the new request, and answers both in that order."""
+    first = front.open()
+    with pytest.raises(ApiError, match="which is; wait for its end"):
+        front.open()
+    first.abort()
+    second = front.open()
+    front.sessions.take(output("x", end=FinishReason.ABORT))
+    front.sessions.take(output("y"))
+    assert b'"text":"x"' in first.part()
+    assert first.is_told
+    assert b'"text":"y"' in second.part()
+    first.abort()
+    assert [type(message) for message in front.sent] == [Generate, Abort, Generate]
+
+
+def test_a_refusal_is_about_the_newest_life(front: Front) -> None:
+    first = front.open()
+    front.sessions.send(AbortAll(call_id="c"))
+    second = front.open()
+    front.sessions.take(Refusal(rid="r", kind=RefusalKind.BUSY, message="full"))
+    with pytest.raises(ApiError, match="full"):
+        second.part()
+    front.sessions.take(output(end=FinishReason.ABORT))
+    assert b"[DONE]" in first.part()
+    assert front.sessions.open_requests == 0
+
+
+def test_a_stop_string_that_comes_after_its_client_left_sends_nothing_more(front: Front) -> None:
+    """The second abort reached the scheduler in whichever step it came, and could end the rid's next request."""
+    session = front.open(stop=("b",))
+    session.abort()
+    front.sessions.take(output("ab"))
+    session.part()
+    assert front.sent[1:] == [Abort(rid="r")]
+
+
+def test_an_error_is_a_status_before_the_first_piece_and_the_last_event_after_it(front: Front) -> None:
+    early, late = front.open("early"), front.open("late")
+    front.sessions.take(output("a", rid="late"))
+    assert b'"text":"a"' in late.part()
+    front.sessions.break_off(ApiError.unavailable("stage 1 died"))
+    with pytest.raises(ApiError, match="stage 1 died"):
+        early.part()
+    assert b'"error"' in (last := late.part())
+    assert b"[DONE]" not in last
+    assert late.is_told
+
+
+@pytest.mark.parametrize(
+    ("message", "ended"),
+    [
+        (Abort(rid="a"), ("a",)),
+        (Abort(rid="c"), ()),
+        (AbortAll(call_id="c"), ("a", "b")),
+        (PauseGeneration(call_id="c", mode=PauseMode.ABORT), ("a", "b")),
+        (PauseGeneration(call_id="c", mode=PauseMode.RETRACT), ()),
+        (Generate(rid="a", prompt_ids=(1,), sampling=SamplingParams()), ()),
+    ],
+)
+def test_what_a_message_ends_is_said_in_one_place(message: ClientMessage, ended: tuple[str, ...]) -> None:
+    assert ended_by(message, ["a", "b"]) == ended
+
+
+def test_a_streamed_request_goes_through_few_files(play) -> None:
+    """A newcomer can follow it: from the application to the last byte, the connection not counted."""
+
+    async def scene(stage) -> None:
+        files: set[str] = set()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(FRONTEND):
+                files.add(frame.f_code.co_filename.removeprefix(FRONTEND + "/"))
+
+        body = {"text": "x", "rid": "r", "stream": True, "sampling_params": {"stop": ["c"]}}
+        connection = Connection(stage.app, body, "/generate")
+        sys.setprofile(note)
+        try:
+            request = asyncio.create_task(connection.run())
+            await stage.scheduler.receive()
+            await stage.scheduler.reply(output("a"))
+            await stage.scheduler.reply(output("b", end=FinishReason.LENGTH))
+            await request
+        finally:
+            sys.setprofile(None)
+        assert len(files) <= MOST_FILES, sorted(files)
+
+    play(scene)
