@@ -6,8 +6,8 @@ Holds for every route, before any other rule. Knows no keys and no pages.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +16,8 @@ from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.responses import error_answer
 
 __all__ = ["HostCheck"]
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 
 class HostCheck:
@@ -53,11 +55,12 @@ def _refusal(host: str) -> ApiError:
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a Host header, without its port; empty for one that is malformed."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    """The name or address in a Host header, without its port; empty for one that is malformed.
+
+    Read by its own grammar: to a URL's `localhost#x` and `x@localhost` have a host too, and it is localhost.
+    """
+    found = _HOST.fullmatch(host)
+    return (found["address"] or found["name"]).lower().rstrip(".") if found is not None else ""
 
 
 def _is_loopback(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ from uvicorn.server import ServerState
 
 from engine.errors import StartupError
 from engine.frontend.connection import (
+    FREE_CHUNKS,
+    MIN_CHUNK_BYTES,
+    READ_BYTES,
     RESERVED_FILES,
     Connection,
     ConnectionBounds,
@@ -37,8 +41,9 @@ MUCH = 64 * 2**20
 class App:
     """Reads the body, notes what came of it, answers."""
 
-    def __init__(self, answer_bytes: int, early: bool) -> None:
+    def __init__(self, answer_bytes: int, early: bool, status: int = 200) -> None:
         self.seen: list[str] = []
+        self.status = status
         self.answer = b"x" * answer_bytes
         self.early = early
 
@@ -48,7 +53,7 @@ class App:
                 pass
             self.seen.append(message["type"])
         length = str(len(self.answer)).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-length", length)]})
         await send({"type": "http.response.body", "body": self.answer})
         if (await receive())["type"] == "http.disconnect":
             self.seen.append("end")
@@ -301,3 +306,100 @@ def test_that_no_file_is_left_is_said_once(caplog: pytest.LogCaptureFixture) -> 
         "cannot accept a connection: [Errno 24] Too many",
         "a bug",
     ]
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        (CHUNKED + b"\r\n" + b"1\r\nx\r\n" * 40_000, "chunks of a body must have 256 bytes on average"),
+        (CHUNKED + b"\r\n" + b"1\r\nx\r\n" * 600 + b"400\r\n" + b"x" * 1024 + b"\r\n", "chunks of a body must"),
+        (b"POST / HTTP/1.1\r\n" + b"a:\r\n" * 60_000 + b"\r\n", "a header must have at most 128 lines"),
+        (b"POST / HTTP/1.1\r\n" + b"a:\r\n" * 129 + b"\r\n", "a header must have at most 128 lines"),
+        (CHUNKED + b"\r\n0\r\n" + b"a:\r\n" * 60_000 + b"\r\n", "a header must have at most 128 lines"),
+        (
+            HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            "must have Content-Length or Transfer-Encoding, but has both",
+        ),
+        (HEAD.replace(b"\r\n", b"\n") + b"\nabcde", "must end with CR LF, but one ends with LF alone"),
+        (HEAD + b"a: b\nc: d\r\n\r\nabcde", "must end with CR LF, but one ends with LF alone"),
+    ],
+)
+def test_what_costs_much_or_is_understood_in_two_ways_is_refused(sent: bytes, rule: str) -> None:
+    """A05: without a key. 240 KB of chunks of one byte took 100 ms of the event loop in one turn, headers 200."""
+
+    async def scene(app: App, port: int) -> None:
+        seen: list[int] = []
+        looks = Connection.handle_events
+
+        def look(self: Connection) -> None:
+            looks(self)
+            seen.append(self._parser._chunks)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Connection, "handle_events", look)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            # The client still writes when it is refused, so that the connection may be reset before it reads.
+            answer = await reader.read(2048)
+            writer.transport.abort()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"connection: close" in answer
+        assert rule in problem(answer)["message"]
+        assert max(seen) <= FREE_CHUNKS + READ_BYTES // MIN_CHUNK_BYTES
+
+    serve(scene)
+
+
+def test_what_clients_send_in_parts_is_taken() -> None:
+    async def scene(app: App, port: int) -> None:
+        small, large = b"1\r\nx\r\n" * FREE_CHUNKS, b"100\r\n" + b"x" * 256 + b"\r\n"
+        sent = CHUNKED + b"connection: close\r\n\r\n" + small + large * 2000 + b"0\r\na: b\r\n\r\n"
+        assert b"200 OK" in await ask(port, sent)
+        halves = HEAD + b"a: b\r\n" * 100 + b"connection: close\r\n\r", b"\n" + b"\n" * 5
+        assert b"200 OK" in await ask(port, *halves, every_s=0.02)
+
+    serve(scene)
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 503])
+def test_a_refused_client_keeps_no_connection(status: int) -> None:
+    """A05: 400 connections that each got a 401 held all others out for 78 s at `ulimit -n 256`."""
+
+    async def scene(app: App, port: int) -> None:
+        begun = time.monotonic()
+        answer = await ask(port, HEAD + b"\r\nab", b"cde", every_s=0.05)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in answer
+        assert answer.endswith(b"xx"), "the body was read before the end, which would reset the connection otherwise"
+        assert b"HTTP/1.1 %d " % status in await ask(port, HEAD + b"\r\nab")
+        assert time.monotonic() - begun < PATIENCE_S / 2, "a body that does not come is not waited for"
+
+    serve(scene, app=App(2, early=True, status=status))
+
+
+def test_idle_connections_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A05: the one that is idle for longest, and none that has a request or has only just come."""
+    monkeypatch.setattr("engine.frontend.connection.IDLE_S", SHORT_S)
+
+    async def scene(app: App, port: int) -> None:
+        busy = await asyncio.open_connection("127.0.0.1", port)
+        busy[1].write(HEAD + b"\r\nab")
+        first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in (first, second):
+            writer.write(HEAD + b"\r\nabcde")
+            assert await reader.readuntil(b"xx")
+        assert b"503" in await ask(port)
+        await asyncio.sleep(2 * SHORT_S)
+        assert b"200 OK" in await ask(port, HEAD + b"connection: close\r\n\r\nabcde")
+        assert await first[0].read() == b""
+        second[1].write(HEAD + b"\r\nabcde")
+        assert await second[0].readuntil(b"xx")
+        busy[1].write(b"cde")
+        assert await busy[0].readuntil(b"xx")
+        for _, writer in (busy, first, second):
+            writer.close()
+
+    serve(scene, max_connections=3)
