@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
-from engine.limits import Limits
+from scripted.adapters.lockstep.configs import config_values
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.errors import ScriptError
 from scripted.gate.run import ScriptSucceeded
 from scripted.report.failure import FailureReport
@@ -49,7 +50,7 @@ class RecordedRun:
     @property
     def steps(self) -> int:
         """Steps of the script that are known of."""
-        return self.success.steps if self.success is not None else len(self.trace.records) if self.trace else 0
+        return self.success.steps if self.success is not None else len(self.trace.log.steps) if self.trace else 0
 
 
 def run_recorded(
@@ -89,22 +90,21 @@ class _Header:
     def passed(self, success: ScriptSucceeded) -> Trace | None:
         if success.limits is None:
             return None
-        return Trace(self._header(success.limits, "passed", died=False), success.records, success.notes)
+        return Trace(self._header("passed", died=False), log_of(success.records, success.limits), success.notes)
 
     def failed(self, error: ScriptError) -> Trace | None:
         report = error.report
         assert isinstance(report, FailureReport), f"not a script of the engine: {report}"
-        if report.limits is None or not report.records:
+        if report.log is None or not report.log.steps:
             return None
-        died = report.records[-1].error is not None
-        return Trace(self._header(report.limits, report.headline, died=died), report.records, report.notes)
+        died = report.log.steps[-1].error is not None
+        return Trace(self._header(report.headline, died=died), report.log, report.notes)
 
-    def _header(self, limits: Limits, outcome: str, *, died: bool) -> TraceHeader:
+    def _header(self, outcome: str, *, died: bool) -> TraceHeader:
         return TraceHeader(
             title=self.title,
             tier=self.tier,
-            config=self.test.config.model_dump(),
-            limits=limits,
+            config=config_values(self.test.config),
             outcome=outcome,
             mutant=self.mutant,
             died=died,

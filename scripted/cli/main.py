@@ -121,7 +121,7 @@ def view(
             _refuse("--perfetto takes one trace and no --output; give the page and the Perfetto trace a command each")
         written = perfetto
         write_output(written, to_perfetto(runs[0]))
-    typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.records)} steps)' for trace in runs)}")
+    typer.echo(f"{written}: {', '.join(f'{trace.header.title} ({len(trace.log.steps)} steps)' for trace in runs)}")
 
 
 @app.command()

@@ -209,8 +209,8 @@ class Adapter(Protocol):
         """One step written down; with ``error``, without ``stepped``, the one that the machine died in."""
         ...
 
-    def as_trace(self, records: Sequence[Any], config: Any) -> tuple[Sequence[Any], Any]:
-        """The steps in the terms of traces, which the table and the timeline show: step records, and limits."""
+    def as_log(self, records: Sequence[Any], config: Any) -> Any:
+        """The steps as they are shown, in words: a ``scripted.report.step_log.StepLog``."""
         ...
 
     def check_records(self, records: Sequence[Any]) -> None:

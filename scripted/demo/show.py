@@ -93,7 +93,7 @@ class Half:
         if self.trace is None or race is None:
             console.print(self.outcome.error.report.render() if self.outcome.error else "no step was recorded")
             return
-        console.print(step_table(self.trace.records, self.trace.header.limits, around=race.flush.step))
+        console.print(step_table(self.trace.log, around=race.flush.step))
         story = Table.grid(padding=(0, 2))
         story.add_column(no_wrap=True)
         story.add_column()
@@ -113,7 +113,7 @@ class Half:
     def _of_the_bug(self, race: Race, mutant: Mutant) -> dict[str, bool]:
         error = self.outcome.error
         return {
-            "the flush is accepted": race.answer.ok,
+            "the flush is accepted": race.answer.kind == "answer",
             "the server dies": isinstance(error, ServerDied),
             f"the scheduler dies of {mutant.signature!r}": mutant.signature in (race.end.error or ""),
         }
@@ -121,13 +121,13 @@ class Half:
     def _of_the_engine(self, race: Race) -> dict[str, bool]:
         return {
             "the script passes": self.outcome.passed,
-            f"the flush is refused with {REFUSED} for what is in flight": not race.answer.ok
-            and "in_flight=" in race.answer.message,
-            "the request completes": race.finish_reason == "length",
+            f"the flush is refused with {REFUSED} for what is in flight": race.answer.kind == "refused"
+            and "in_flight=" in race.answer.text,
+            "the request completes": race.last_reply.endswith("ends: length"),
         }
 
     def _race(self) -> Race | None:
-        return None if self.trace is None else Race.of(self.trace.records)
+        return None if self.trace is None else Race.of(self.trace.log)
 
 
 def _introduce(console: Console) -> None:

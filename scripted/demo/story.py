@@ -1,19 +1,16 @@
 """What happened in a run of the flush race, in facts and in sentences.
 
-Reads the records of the run and nothing else: no sentence here is true unless the records say so.
+Reads the steps of the run and nothing else: no sentence here is true unless the steps say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from engine.messages import CallAnswer, FlushCache, TokenOutput
-from engine.scheduler.ports import StepRecord
-from scripted.core.phrases import plural, printable
-from scripted.report.timeline.positions import in_window
-from scripted.report.wording import answer_text
+from scripted.core.phrases import printable
+from scripted.report.step_log import Said, ShownStep, StepLog
 
 __all__ = ["Race"]
 
@@ -22,33 +19,23 @@ __all__ = ["Race"]
 class Race:
     """The turning points of one run: the step that opened the window, the flush and its answer, the end."""
 
-    window: StepRecord
-    flush: StepRecord
-    answer: CallAnswer
-    end: StepRecord
-    tokens: int
-    finish_reason: str | None
+    window: ShownStep
+    flush: ShownStep
+    answer: Said
+    end: ShownStep
+    last_reply: str
 
     @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> Self | None:
-        """The race in these records; None when its window never opened or no flush was answered."""
-        window = next((record for record in records if in_window(record)), None)
-        flush = next((record for record in records if _flush_in(record) is not None), None)
-        if window is None or flush is None:
+    def of(cls, log: StepLog) -> Self | None:
+        """The race in these steps; None when its window never opened or no flush was answered."""
+        window = next((step for step in log.steps if step.in_window), None)
+        flush = next((step for step in log.steps if any(said.text == "FLUSH" for said in step.arrived)), None)
+        replies = [said for step in log.steps for said in step.answered]
+        answer = next((said for said in replies if said.text.startswith("flush -> ")), None)
+        if window is None or flush is None or answer is None:
             return None
-        answer = next((reply for record in records for reply in _answers(record, flush)), None)
-        if answer is None:
-            return None
-        outputs = [reply for record in records for reply in record.replies if isinstance(reply, TokenOutput)]
-        last = next((output.finish_reason for output in outputs if output.finish_reason is not None), None)
-        return cls(
-            window=window,
-            flush=flush,
-            answer=answer,
-            end=records[-1],
-            tokens=sum(len(output.token_ids) for output in outputs),
-            finish_reason=None if last is None else last.value,
-        )
+        told = [said.text for said in replies if said.rid is not None]
+        return cls(window=window, flush=flush, answer=answer, end=log.steps[-1], last_reply=(told or [""])[-1])
 
     @property
     def flushed_in_the_window(self) -> bool:
@@ -57,44 +44,22 @@ class Race:
 
     def sentences(self) -> Iterator[tuple[int, str]]:
         """The story, as a step and what it did."""
-        flights = " and ".join(f"#{microbatch_id}" for microbatch_id in self.window.in_flight)
-        yield (
-            self.window.step,
-            (
-                f"launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: "
-                f"every queue is empty, but {flights} are in flight and their request owns memory. The window is open."
-            ),
+        flights = " and ".join(f"#{batch}" for batch in self.window.in_flight)
+        opens = (
+            "launches the last chunk of the prompt. Nothing waits, nothing is partly prefilled, nothing runs: every "
+            f"queue is empty, but {flights} are in flight and their request owns memory. The window is open."
         )
-        if self.answer.ok:
-            yield (
-                self.flush.step,
-                (
-                    "POST /flush_cache arrives. The idle check asks the queues alone, finds them empty, and the prefix "
-                    f"tree is reset under the request. The answer is {answer_text(self.answer)}."
-                ),
-            )
-        else:
-            yield (
-                self.flush.step,
-                (
-                    "POST /flush_cache arrives. The idle check sees what is in flight. "
-                    f"The flush is {answer_text(self.answer)}, and nothing else changes."
-                ),
-            )
+        yield self.window.step, opens
+        answer = self.answer.text.removeprefix("flush -> ")
+        sees = (
+            f"sees what is in flight. The flush is {answer}, and nothing else changes."
+            if self.answer.kind == "refused"
+            else "asks the queues alone, finds them empty, and the prefix tree is reset under the request. "
+            f"The answer is {answer}."
+        )
+        yield self.flush.step, f"POST /flush_cache arrives. The idle check {sees}"
         if self.end.error is not None:
             died = printable(self.end.error)
             yield self.end.step, f"a result comes back to a tree that is gone. The scheduler dies: {died}"
-        elif self.finish_reason is not None:
-            tokens = plural(self.tokens, "token")
-            yield self.end.step, f"the request is done: {tokens}, finish_reason={self.finish_reason!r}."
-
-
-def _flush_in(record: StepRecord) -> FlushCache | None:
-    return next((event for event in record.events if isinstance(event, FlushCache)), None)
-
-
-def _answers(record: StepRecord, flush: StepRecord) -> Iterator[CallAnswer]:
-    asked = _flush_in(flush)
-    for reply in record.replies:
-        if asked is not None and isinstance(reply, CallAnswer) and reply.call_id == asked.call_id:
-            yield reply
+        elif self.last_reply:
+            yield self.end.step, f"the request is done: {self.last_reply}."

@@ -17,12 +17,13 @@ from engine.limits import Limits
 from engine.scheduler import Scheduler, StepRecord
 from scripted.adapters.lockstep.oracle.growth import Grown
 from scripted.adapters.lockstep.oracle.tokens_alone import Compared
+from scripted.adapters.lockstep.step_words import call_names, log_of
 from scripted.errors import NotIdle, Overdue
 from scripted.gate.interruptions import error_text, no_departure, without_debugger
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of, frames_of, position_of
+from scripted.report.step_log import Note
 from scripted.report.tally import NOT_COMPARED
-from scripted.report.trace import Note
 from scripted.rig.rig import Rig
 from scripted.script.decorator import ScriptFunction
 from scripted.script.options import ScriptOptions
@@ -164,6 +165,8 @@ class ScriptRun:
         frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or (definition_of(code),)
         died = kind is FailureKind.DIED
         state = "" if self.context is None else _state_text(self.context)
+        records = rig.history.records
+        kept = records if self.options.record else records[-REPORTED_STEPS:]
         return FailureReport(
             kind=kind,
             error=error_text(exc, ScriptContext, self.function),
@@ -173,9 +176,8 @@ class ScriptRun:
             tier=rig.world.tier,
             mutant=mutant,
             state=state,
-            records=tuple(rig.history.records if self.options.record else rig.history.records[-REPORTED_STEPS:]),
+            log=log_of(kept, rig.scheduler.limits, call_names(records)),
             notes=self._notes,
-            limits=rig.scheduler.limits,
             replay=self.options.replay,
             # A server that has lost a stage ends in a moment: the next script must not meet it.
             spent=rig.is_dead or rig.failure is not None or isinstance(exc, Grown),

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from engine.config import EngineConfig
 from engine.recording import Recording, RecordingError, read_recording
 from scripted.adapters.lockstep.bugs.mutants import switched_on
+from scripted.adapters.lockstep.step_words import event_text
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.replay.as_schedule import translate
-from scripted.replay.rerun import Rerun, first_difference, rerun, rerun_in_fresh_process
+from scripted.replay.rerun import Rerun, replay_engine, rerun, rerun_in_fresh_process
+from scripted.report.difference import first_difference
 from scripted.report.table import step_table
 from scripted.report.trace import Trace, TraceHeader, write_trace
-from scripted.report.wording import event_text
 from scripted.sdk.recording import is_portable_recording
 from scripted.search.console import save_test
 from scripted.search.shrinking import shrink
@@ -83,8 +83,8 @@ def replay_recording(
         speed = run.recorded_s / seconds
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
     if trace is not None:
-        _write_trace(trace, run, EngineConfig().model_dump(), title=path.name, mutant=mutant)
-    if to_script is not None and not _write_script(console, path, run, until, to_script, mutant):
+        _write_trace(trace, run, {}, title=path.name, mutant=mutant)
+    if to_script is not None and not _write_script(console, path, until, to_script, mutant):
         return False
     return (not twice or _same_again(console, str(path), run, until, mutant)) and run.passed
 
@@ -94,16 +94,16 @@ def _title_of(schedule: Schedule) -> str:
     return "schedule" if schedule.of == OWN else f"schedule of {schedule.of}"
 
 
-def _write_script(
-    console: Console, path: Path, run: Rerun, until: int | None, to_script: Path, mutant: str | None
-) -> bool:
+def _write_script(console: Console, path: Path, until: int | None, to_script: Path, mutant: str | None) -> bool:
     """A recording as a test: of what failed in it, shrunk, where it fails as a schedule too; else of all of it.
 
     False when no test of it is right.
     """
     recording = read_recording(path)
     steps = recording.steps if until is None else recording.steps[:until]
-    translation = translate(msgspec.structs.replace(recording, steps=steps), run.records)
+    with switched_on(mutant):
+        records = replay_engine(path, until=until, last_steps=None)[1]
+    translation = translate(msgspec.structs.replace(recording, steps=steps), records)
     console.print(
         f"as a schedule: {len(translation.schedule.placed)} events; {translation.same_steps} of {translation.steps} "
         "recorded steps launch the same",
@@ -137,7 +137,12 @@ def _show_what_went_in(console: Console, recording: Recording) -> None:
 
 
 def _show(console: Console, run: Rerun) -> None:
-    console.print(step_table(run.records, run.limits, last=_SHOWN_STEPS))
+    console.print(step_table(run.log, last=_SHOWN_STEPS))
+    steps = run.log.steps
+    if len(steps) > _SHOWN_STEPS:
+        console.print(f"steps {steps[0].step} to {steps[-_SHOWN_STEPS - 1].step} are left out; --trace FILE keeps all")
+    for one in run.unreached:
+        console.print(f"met nothing to act on: {one}", soft_wrap=True)
     if run.broken is not None:
         console.print(f"BROKEN: {run.broken}", soft_wrap=True)
     if run.differs is not None:
@@ -147,17 +152,19 @@ def _show(console: Console, run: Rerun) -> None:
         console.print(f"{word} {run.error}", soft_wrap=True)
     elif run.recorded_error is not None:
         console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
-    if run.records:
-        last, begun = run.records[-1], "" if run.first_step == 1 else f", of those from step {run.first_step} on"
+    if steps:
+        last, begun = steps[-1], "" if run.first_step == 1 else f", of those from step {run.first_step} on"
         console.print(f"{last.step} steps, digest {last.digest}{begun}")
 
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
     """The determinism self-test: once more here, once in a fresh process."""
     for where, again in (("here", rerun), ("in a fresh process", rerun_in_fresh_process)):
-        difference = first_difference(run.records, again(target, until=until, mutant=mutant).records)
-        if difference is not None:
-            console.print(f"NOT DETERMINISTIC {where}: {difference}", soft_wrap=True)
+        log = again(target, until=until, mutant=mutant).log
+        found = first_difference(run.log, log, exactly=True)
+        if found is not None:
+            what = f"step {found.index + 1}, {found.field}: {found.left} and {found.right}"
+            console.print(f"NOT DETERMINISTIC {where}: {what}", soft_wrap=True)
             return False
     console.print("the same again here and in a fresh process with another hash seed")
     return True
@@ -166,11 +173,9 @@ def _same_again(console: Console, target: str, run: Rerun, until: int | None, mu
 def _write_trace(path: Path, run: Rerun, config: Mapping[str, Any], *, title: str, mutant: str | None) -> None:
     header = TraceHeader(
         title=title,
-        tier="sim",
         config=dict(config),
-        limits=run.limits,
         outcome=run.differs or run.error or run.broken or "passed",
         mutant=mutant,
-        died=run.error is not None and bool(run.records) and run.records[-1].error is not None,
+        died=run.error is not None and bool(run.log.steps) and run.log.steps[-1].error is not None,
     )
-    write_trace(path, Trace(header, run.records))
+    write_trace(path, Trace(header, run.log))

@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from engine.errors import EngineError
-from engine.limits import Limits
 from engine.recording import Recording, ReplayDiffers, ReplayGate, read_recording
 from engine.recording.checkpoint import restored
 from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
+from scripted.report.step_log import StepLog
 from scripted.rig.history import record_step
 from scripted.sdk.recording import is_portable_recording, read_portable_recording, replayed
 from scripted.search.execution import record
 
-__all__ = ["Rerun", "first_difference", "is_recording", "rerun", "rerun_in_fresh_process"]
+__all__ = ["Rerun", "is_recording", "replay_engine", "rerun", "rerun_in_fresh_process"]
 
 _ANOTHER_HASH_SEED = "4711"
 _TIMEOUT_S = 600.0
@@ -33,21 +33,21 @@ _SHOWN_CHARACTERS = 800
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run, and what it died of, as ``Type: text``.
+    """Every step of a run, and what it died of, as ``Type: text``. ``unreached`` actions met nothing to act on.
 
     ``differs`` says where a recording was left, ``broken`` where its engine first broke a promise. ``recorded_s`` are
     the seconds from the first to the last of its steps that ran; None for a schedule. ``first_step`` is over 1 when it
     began at a checkpoint.
     """
 
-    records: tuple[StepRecord, ...]
-    limits: Limits
+    log: StepLog
     error: str | None = None
     differs: str | None = None
     recorded_error: str | None = None
     recorded_s: float | None = None
     first_step: int = 1
     broken: str | None = None
+    unreached: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -65,7 +65,7 @@ def rerun(target: str, *, until: int | None = None, mutant: str | None = None, l
         if is_portable_recording(target):
             return _replay_portable(Path(target), until, mutant)
         with switched_on(mutant):
-            return _replay(Path(target), until, last_steps)
+            return replay_engine(Path(target), until=until, last_steps=last_steps)[0]
     schedule = Schedule.parse(target)
     with schedule.adapter.switched_on(mutant):
         return _run(schedule, until)
@@ -94,21 +94,12 @@ def rerun_in_fresh_process(target: str, *, until: int | None = None, mutant: str
     return msgspec.msgpack.decode(done.stdout, type=Rerun)
 
 
-def first_difference(one: Sequence[StepRecord], other: Sequence[StepRecord]) -> str | None:
-    """The first step and field in which two runs differ, with both values; None when they are equal."""
-    for left, right in zip(one, other, strict=False):
-        for name in StepRecord.__struct_fields__:
-            if getattr(left, name) != getattr(right, name):
-                return f"step {left.step}, {name}: {getattr(left, name)!r} and {getattr(right, name)!r}"
-    return None if len(one) == len(other) else f"one run has {len(one)} steps, the other {len(other)}"
-
-
 def _run(schedule: Schedule, until: int | None) -> Rerun:
     outcome, records = record(schedule)
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
-    shown, limits = schedule.adapter.as_trace(records[:until], schedule.config)
-    return Rerun(tuple(shown), limits, error)
+    log = schedule.adapter.as_log(records[:until], schedule.config)
+    return Rerun(log, error, unreached=tuple(map(str, outcome.unreached)))
 
 
 class _WatchedGate(ReplayGate):
@@ -148,7 +139,10 @@ class _WatchedGate(ReplayGate):
             self.records.append(record_step(self._step, result, self._scheduler, error=f"{type(exc).__name__}: {exc}"))
 
 
-def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
+def replay_engine(
+    path: Path, *, until: int | None = None, last_steps: int | None = None
+) -> tuple[Rerun, list[StepRecord]]:
+    """Replay a recording of the engine; the records are those of the steps that were kept."""
     recording = read_recording(path)
     scheduler, ports = _scheduler_of(recording), NullPorts()
     last = recording.header.first_step - 1 + len(recording.steps)
@@ -161,7 +155,7 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
     except ReplayDiffers as exc:
         if last_steps is not None and scheduler.step_number < last:
             # The records that explain it were not kept: run again, up to here.
-            return _replay(path, scheduler.step_number, last_steps)
+            return replay_engine(path, until=scheduler.step_number, last_steps=last_steps)
         differs = str(exc)
     except Exception as exc:  # noqa: BLE001 - what the recorded scheduler died of is what is looked for
         error = f"{type(exc).__name__}: {exc}"
@@ -171,9 +165,8 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
     recorded_error = error if end is None else end.error
     recorded_s = scheduler.now - recording.steps[0].now if recording.steps else 0.0
-    return Rerun(
-        tuple(gate.records),
-        recording.header.limits,
+    again = Rerun(
+        log_of(gate.records, recording.header.limits),
         error,
         differs,
         recorded_error,
@@ -181,6 +174,7 @@ def _replay(path: Path, until: int | None, last_steps: int | None) -> Rerun:
         recording.header.first_step,
         gate.broken,
     )
+    return again, gate.records
 
 
 def _replay_portable(path: Path, until: int | None, mutant: str | None) -> Rerun:
@@ -188,8 +182,8 @@ def _replay_portable(path: Path, until: int | None, mutant: str | None) -> Rerun
     adapter = adapter_named(recording.header.adapter)
     with adapter.switched_on(mutant):
         again = replayed(recording, until=until)
-    shown, limits = adapter.as_trace(again.records, again.config)
-    return Rerun(tuple(shown), limits, again.error, again.differs, again.recorded_error)
+    log = adapter.as_log(again.records, again.config)
+    return Rerun(log, again.error, again.differs, again.recorded_error)
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

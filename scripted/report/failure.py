@@ -11,10 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
-from engine.limits import Limits
-from engine.scheduler import StepRecord
+from scripted.core.named import OWN
 from scripted.report.frames import Frame, where_text, width_of
-from scripted.report.trace import Note
+from scripted.report.step_log import Note, StepLog
 
 __all__ = [
     "Activity",
@@ -58,8 +57,9 @@ class ProcessStack(msgspec.Struct, frozen=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a script did not pass. ``records`` are its last steps; ``cause`` is a dead process's traceback or signal.
+    """Why a script did not pass. ``log`` has its last steps; ``cause`` is a dead process's traceback or signal.
 
+    ``when`` says what the scheduler did and in which step, and ``inside`` are the lines of it that raised, if any did.
     ``printed`` is what the script printed last, in a process whose output is not shown. ``spent``: the engine is of no
     further use.
     """
@@ -67,14 +67,16 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     kind: FailureKind
     error: str
     frames: tuple[Frame, ...] = ()
+    when: str = ""
+    inside: tuple[Frame, ...] = ()
     script: str = ""
+    adapter: str = OWN
     tier: str = ""
     mutant: str | None = None
     config: str = ""
     state: str = ""
-    records: tuple[StepRecord, ...] = ()
+    log: StepLog | None = None
     notes: tuple[Note, ...] = ()
-    limits: Limits | None = None
     dead_process: str | None = None
     cause: str | None = None
     stacks: tuple[ProcessStack, ...] = ()
@@ -85,14 +87,16 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """The failure in one line."""
-        first = self.error.splitlines()[0] if self.error else self.kind.value
+        first = self.error.splitlines()[0] if self.error else self.when or self.kind.value
         died = f"the {self.dead_process} process died: " if self.dead_process else ""
         return f"{died}{first}"
 
     def render(self, terminal_columns: int | None = None) -> str:
         """The report as text, no wider than a CI log, and than a terminal that is not narrower than is readable."""
         width = width_of(terminal_columns)
-        parts = [where_text(self.frames, self.error), self._what(), self._steps(width), self._facts(width)]
+        inside = f"In the scheduler:\n{where_text(self.inside, '')}" if self.inside else ""
+        what = [where_text(self.frames, self.error), self.when, inside, self._what()]
+        parts = [*what, self._steps(width), self._facts(width)]
         parts += [f"--- {stack.process} {stack.activity} ---\n{stack.text}".rstrip() for stack in self.stacks]
         return "\n\n".join(part for part in parts if part)
 
@@ -106,22 +110,26 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def _steps(self, width: int) -> str:
-        if not self.records or self.limits is None:
+        if self.log is None or not self.log.steps:
             return ""
         # The table needs rich, which the import of the harness should not pay for.
         from scripted.report.table import render_text, step_table
 
-        table = step_table(self.records, self.limits, last=SHOWN_STEPS)
+        table = step_table(self.log, last=SHOWN_STEPS)
         return f"The last steps before the end:\n{render_text(table, width).rstrip()}"
 
     def _facts(self, width: int) -> str:
         facts = {
             "State": "\n         ".join(textwrap.wrap(self.state, width - 9)),
-            "Engine": f"{self.tier} tier, {self.config}" if self.config else "",
+            "Engine" if self.adapter == OWN else "Adapter": self._where(),
             "Mutant": f"{self.mutant} is switched on: this failure is expected" if self.mutant else "",
             "Replay": self.replay,
         }
         return "\n".join(f"{name + ':':8} {fact}" for name, fact in facts.items() if fact)
+
+    def _where(self) -> str:
+        where = f"{self.tier} tier" if self.adapter == OWN else self.adapter
+        return f"{where}, {self.config}" if self.config else ""
 
 
 def _diagnosis(stacks: tuple[ProcessStack, ...]) -> str:

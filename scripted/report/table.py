@@ -15,11 +15,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.limits import Limits
-from engine.scheduler.ports import StepRecord
 from scripted.core.phrases import printable, short_rid
-from scripted.report.timeline.positions import Launch, controls_of, in_window, launches, pipeline_at, queues_are_clear
-from scripted.report.wording import call_names, event_text, microbatch_text, reply_text
+from scripted.report.step_log import Launch, ShownStep, StepLog
 
 __all__ = ["AROUND_STEPS", "render_text", "step_table"]
 
@@ -34,24 +31,21 @@ _STAGE_COLUMNS: Final = 8
 _BOX: Final = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 
 
-def step_table(
-    records: Sequence[StepRecord], limits: Limits, *, last: int | None = None, around: int | None = None
-) -> Table:
+def step_table(log: StepLog, *, last: int | None = None, around: int | None = None) -> Table:
     """One row a step. ``last`` counts the newest to show; ``around`` shows the steps on both sides of one, marked.
 
-    Give all records of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
+    Give all steps of the run: older ones say where microbatches were launched. Raises ValueError for both at once.
     """
     if last is not None and around is not None:
         raise ValueError(f"step_table() takes last or around, got last={last} and around={around}; give one of them")
-    shown = _chosen(records, last, around)
+    shown = _chosen(log.steps, last, around)
     table = Table(box=_BOX, pad_edge=False, padding=(0, 1, 0, 0))
-    table.caption, table.caption_justify = _caption(shown, limits), "left"
-    _add_columns(table, limits.pp_size)
-    launched, calls = launches(records), call_names(records)
-    controls = controls_of(launched)
-    rows = [(record, _row(record, launched, controls, calls, limits.pp_size, around)) for record in shown]
-    for record, cells in _collapsed(rows)[-(last or len(rows)) :]:
-        style = "bold red" if record.error else "bold yellow" if record.step == around else None
+    table.caption, table.caption_justify = _caption(shown, log), "left"
+    _add_columns(table, log.stages)
+    launched = log.launches()
+    rows = [(step, _row(step, log, launched, around)) for step in shown]
+    for step, cells in _collapsed(rows)[-(last or len(rows)) :]:
+        style = "bold red" if step.error else "bold yellow" if step.step == around else None
         table.add_row(*cells, style=style)
     return table
 
@@ -63,9 +57,9 @@ def render_text(renderable: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _collapsed(rows: list[tuple[StepRecord, list[Text]]]) -> list[tuple[StepRecord, list[Text]]]:
+def _collapsed(rows: list[tuple[ShownStep, list[Text]]]) -> list[tuple[ShownStep, list[Text]]]:
     """The rows with each long run of steps that show the same told by its first, its last and a count of the others."""
-    shown: list[tuple[StepRecord, list[Text]]] = []
+    shown: list[tuple[ShownStep, list[Text]]] = []
     for _, group in itertools.groupby(rows, key=lambda row: _without_step(row[1])):
         run = list(group)
         if len(run) < _LONG_RUN:
@@ -81,11 +75,11 @@ def _without_step(cells: list[Text]) -> list[str]:
     return [cell.plain for cell in (*cells[:_STEP_COLUMN], *cells[_STEP_COLUMN + 1 :])]
 
 
-def _chosen(records: Sequence[StepRecord], last: int | None, around: int | None) -> list[StepRecord]:
+def _chosen(steps: Sequence[ShownStep], last: int | None, around: int | None) -> list[ShownStep]:
     if around is not None:
-        return [record for record in records if abs(record.step - around) <= AROUND_STEPS]
+        return [step for step in steps if abs(step.step - around) <= AROUND_STEPS]
     # More than the rows that are asked for, because steps that show the same share one.
-    return list(records if last is None or last else ())
+    return list(steps if last is None or last else ())
 
 
 def _add_columns(table: Table, stages: int) -> None:
@@ -107,31 +101,20 @@ def _stage_titles(stages: int) -> list[str]:
     return [f"in stages 0 to {stages - 1}"]
 
 
-def _row(
-    record: StepRecord,
-    launched: dict[int, Launch],
-    controls: frozenset[int],
-    calls: dict[str, str],
-    stages: int,
-    around: int | None,
-) -> list[Text]:
-    pipeline = pipeline_at(record, launched, stages)
+def _row(step: ShownStep, log: StepLog, launched: dict[int, Launch], around: int | None) -> list[Text]:
+    pipeline = log.pipeline_at(step, launched)
     cells = [
-        _marks(record, around),
-        str(record.step),
-        "\n".join(event_text(event, controls) for event in record.events),
-        microbatch_text(record.microbatch) if record.microbatch else "",
+        # The step that failed, the window, the step that was asked for.
+        ("X" if step.error else "") + ("*" if step.in_window else "") + (">" if step.step == around else ""),
+        str(step.step),
+        "\n".join(said.text for said in step.arrived),
+        step.launched.text if step.launched else "",
         *_stage_cells(pipeline.stages),
-        " ".join(f"#{microbatch_id}" for microbatch_id in pipeline.results),
-        _queues(record),
-        "\n".join([reply_text(reply, calls) for reply in record.replies] + (["DIED HERE"] if record.error else [])),
+        " ".join(f"#{batch}" for batch in pipeline.results),
+        _queues(step),
+        "\n".join([said.text for said in step.answered] + (["DIED HERE"] if step.error else [])),
     ]
     return [Text(cell) for cell in cells]
-
-
-def _marks(record: StepRecord, around: int | None) -> str:
-    """``X`` the step that failed, ``*`` the window, ``>`` the step asked for."""
-    return ("X" if record.error else "") + ("*" if in_window(record) else "") + (">" if record.step == around else "")
 
 
 def _stage_cells(stages: tuple[int | None, ...]) -> list[str]:
@@ -140,24 +123,21 @@ def _stage_cells(stages: tuple[int | None, ...]) -> list[str]:
     return [" ".join(f"{stage}:#{i}" for stage, i in enumerate(stages) if i is not None) or "."]
 
 
-def _queues(record: StepRecord) -> str:
-    if queues_are_clear(record):
+def _queues(step: ShownStep) -> str:
+    if step.queues_are_clear:
         return "all clear"
-    parts = [f"{record.waiting} waiting"] if record.waiting else []
-    if record.chunked is not None:
-        parts.append(f"chunked {short_rid(record.chunked)}")
-    if record.running:
-        parts.append(f"{record.running} running")
+    parts = [f"{len(step.waiting)} waiting"] if step.waiting else []
+    if step.chunked is not None:
+        parts.append(f"chunked {short_rid(step.chunked)}")
+    if step.running:
+        parts.append(f"{len(step.running)} running")
     return ", ".join(parts)
 
 
-def _caption(shown: list[StepRecord], limits: Limits) -> Text:
+def _caption(shown: list[ShownStep], log: StepLog) -> Text:
     legend = "#n is a microbatch: in stage 0 (s0) at the step that launches it, one stage further each step; at most"
-    lines = [f"{legend} {limits.depth} in flight. Queues are as the step left them."]
-    if any(in_window(record) for record in shown):
-        lines.append(
-            "* the window: no queue holds a request, yet results are in flight and a request still owns memory. "
-            "An idle check that asks only the queues is wrong here."
-        )
-    lines += [f"X step {record.step} failed: {printable(record.error)}" for record in shown if record.error]
+    lines = [f"{legend} {log.depth} in flight. Queues are as the step left them."]
+    if any(step.in_window for step in shown):
+        lines.append("* the window: no queue holds a request, yet results are in flight.")
+    lines += [f"X step {step.step} failed: {printable(step.error)}" for step in shown if step.error]
     return Text("\n".join(lines), style="default", justify="left")

@@ -12,15 +12,15 @@ from typing import Final, Literal
 import msgspec
 
 from engine.errors import EngineError
-from engine.limits import Limits
 from engine.output_files import write_output
-from engine.scheduler.ports import StepRecord
+from scripted.core.named import OWN
+from scripted.report.step_log import Note, ShownStep, StepLog
 
 __all__ = ["ConfigValue", "Note", "Trace", "TraceError", "TraceHeader", "read_trace", "write_trace"]
 
 ConfigValue = str | int | float | bool | None
 
-_FORMAT: Final = "lockstep-trace-1"
+_FORMAT: Final = "lockstep-trace-2"
 # The format name in the first frame of every recording.
 _RECORDING: Final = b"lockstep-recording"
 _REMEDY: Final = "record the run again"
@@ -33,32 +33,25 @@ class TraceError(EngineError, ValueError):
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What was run and how it ended.
 
-    ``config`` is the EngineConfig as a dict, ``limits`` what it was resolved to. ``outcome`` is 'passed' or the failure
+    ``config`` are the settings of the ``adapter`` that are not at their default. ``outcome`` is 'passed' or the failure
     in one line; ``died`` says that the scheduler did not survive the last step. ``mutant`` names what was broken on
     purpose.
     """
 
     title: str
-    tier: Literal["sim", "server"]
-    config: dict[str, ConfigValue]
-    limits: Limits
+    tier: Literal["sim", "server"] = "sim"
+    adapter: str = OWN
+    config: dict[str, ConfigValue] = {}
     outcome: str
     mutant: str | None = None
     died: bool = False
-
-
-class Note(msgspec.Struct, frozen=True):
-    """A remark on one step: a window that was reached, a line of the script, a held result."""
-
-    step: int
-    text: str
 
 
 class Trace(msgspec.Struct, frozen=True):
     """One run: its header, its steps in order, and remarks on them."""
 
     header: TraceHeader
-    records: tuple[StepRecord, ...]
+    log: StepLog
     notes: tuple[Note, ...] = ()
 
 
@@ -67,12 +60,14 @@ class _HeaderLine(msgspec.Struct, frozen=True):
 
     format: str
     header: TraceHeader
+    stages: int
+    depth: int
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Any other line: one step or one note."""
 
-    record: StepRecord | None = None
+    step: ShownStep | None = None
     note: Note | None = None
 
 
@@ -82,8 +77,8 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 def write_trace(path: str | Path, trace: Trace) -> None:
     """Write a trace to ``path``, over what was there, and the folders above it. The same trace gives the same bytes."""
-    lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header)]
-    lines += [_Line(record=record) for record in trace.records]
+    lines: list[_HeaderLine | _Line] = [_HeaderLine(_FORMAT, trace.header, trace.log.stages, trace.log.depth)]
+    lines += [_Line(step=step) for step in trace.log.steps]
     lines += [_Line(note=note) for note in trace.notes]
     write_output(Path(path), msgspec.json.Encoder().encode_lines(lines))
 
@@ -93,19 +88,19 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     first, *rest = path.read_bytes().splitlines() or [b""]
     header = _read_header(path, first)
-    records: list[StepRecord] = []
+    steps: list[ShownStep] = []
     notes: list[Note] = []
     for number, data in enumerate(rest, start=2):
         line = _read_line(path, number, data)
         if line.note is not None:
             notes.append(line.note)
-        elif line.record is not None:
-            _check_order(path, number, records, line.record)
-            records.append(line.record)
-    return Trace(header, tuple(records), tuple(notes))
+        elif line.step is not None:
+            _check_order(path, number, steps, line.step)
+            steps.append(line.step)
+    return Trace(header.header, StepLog(header.stages, header.depth, tuple(steps)), tuple(notes))
 
 
-def _read_header(path: Path, data: bytes) -> TraceHeader:
+def _read_header(path: Path, data: bytes) -> _HeaderLine:
     try:
         line = _header_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -121,7 +116,7 @@ def _read_header(path: Path, data: bytes) -> TraceHeader:
         raise TraceError(
             f"{path}, line 1: the format must be {_FORMAT!r}, got {line.format!r}; {_REMEDY} with this version"
         )
-    return line.header
+    return line
 
 
 def _read_line(path: Path, number: int, data: bytes) -> _Line:
@@ -129,14 +124,14 @@ def _read_line(path: Path, number: int, data: bytes) -> _Line:
         line = _line_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise TraceError(f"{path}, line {number}: not a step or a note of a trace ({exc}); {_REMEDY}") from exc
-    if (line.record is None) == (line.note is None):
+    if (line.step is None) == (line.note is None):
         raise TraceError(f"{path}, line {number}: must hold one step or one note, got {line}; {_REMEDY}")
     return line
 
 
-def _check_order(path: Path, number: int, records: list[StepRecord], record: StepRecord) -> None:
-    if records and record.step <= records[-1].step:
+def _check_order(path: Path, number: int, steps: list[ShownStep], step: ShownStep) -> None:
+    if steps and step.step <= steps[-1].step:
         raise TraceError(
-            f"{path}, line {number}: steps must grow, got step {record.step} after {records[-1].step}; "
+            f"{path}, line {number}: steps must grow, got step {step.step} after {steps[-1].step}; "
             f"the file holds two runs or was edited: {_REMEDY}"
         )

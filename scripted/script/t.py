@@ -11,7 +11,7 @@ from typing import NoReturn, cast
 from engine.messages import Completion
 from engine.scheduler import StepRecord
 from scripted.errors import BadCall, BudgetSpent
-from scripted.report.trace import Note
+from scripted.report.step_log import Note
 from scripted.rig.rig import Rig
 from scripted.script.verbs import Verbs
 from scripted.script.windows import holds_in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -13,11 +12,12 @@ import msgspec
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.mutant import Mutant
-from scripted.core.phrases import text_of
+from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.core.written import WrittenTest
+from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
@@ -26,6 +26,7 @@ from scripted.sdk.oracle import SdkOracle
 from scripted.sdk.pipeline import SimulatedRunner
 from scripted.sdk.records import Record, Step
 from scripted.sdk.shape import wrong_in_machine, wrong_in_step
+from scripted.sdk.step_words import log_of
 from scripted.sdk.workloads import workloads_of
 from scripted.search.forks import Copier, Frozen
 
@@ -113,10 +114,8 @@ class SchedulerAdapter:
         known = self._config.__struct_fields__
         for name in words:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
                 raise ScriptDefinitionError(
-                    f"{self.name} has no setting {name!r}"
-                    + (f", did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}")
+                    f"{self.name} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}"
                 )
         try:
             return msgspec.convert(dict(words), self._config, strict=False)
@@ -222,12 +221,9 @@ class SchedulerAdapter:
         """The step with the machine's counts after it."""
         return Record(step, stepped, dict(machine.counts()), error)
 
-    def as_trace(self, records: Sequence[Record], config: Any) -> tuple[Sequence[Any], Any]:
-        """In the terms of traces."""
-        from scripted.sdk.as_trace import limits_in_traces, records_in_traces
-
-        limits = self._limits(config)
-        return records_in_traces(records, limits), limits_in_traces(limits)
+    def as_log(self, records: Sequence[Record], config: Any) -> StepLog:
+        """In the words of the SDK's messages."""
+        return log_of(records, self._limits(config))
 
     def check_records(self, records: Sequence[Record]) -> None:
         """Everything was judged step by step."""

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.config import EngineConfig
-from scripted.adapters.lockstep.sim.limits import simulated_limits
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.phrases import printable
 from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
@@ -149,7 +149,7 @@ class DebugSession:
             handles = [value for value in names.values() if isinstance(value, RequestHandle)]
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.HISTORY:
-            table = step_table(t.history, t.scheduler.limits, last=look.count)
+            table = step_table(log_of(t.history, t.scheduler.limits), last=look.count)
             self._say(render_text(table, TABLE_WIDTH_COLUMNS))
         elif look.what is Show.VALUE:
             self._show_value(look.expression, names)
@@ -195,9 +195,8 @@ class DebugSession:
         self._say("The engine is dead. undo takes the last command back; history, script, save, help and quit work.")
         while (command := self._next_command("dead> ")) is not None:
             if isinstance(command, Look) and command.what is Show.HISTORY:
-                limits = simulated_limits(self._config)
-                table = step_table(report.records, limits, last=command.count)
-                self._say(render_text(table, TABLE_WIDTH_COLUMNS))
+                assert report.log is not None, "an engine that has died had steps"
+                self._say(render_text(step_table(report.log, last=command.count), TABLE_WIDTH_COLUMNS))
             elif isinstance(command, Look) and command.what in (Show.HELP, Show.SCRIPT):
                 self._say(self._text_of_show(command.what))
             elif isinstance(command, Save):

@@ -24,6 +24,7 @@ from scripted.adapters.lockstep.oracle.digests import check_digests
 from scripted.adapters.lockstep.places import place_of
 from scripted.adapters.lockstep.script_target import ScriptTarget
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.adapters.lockstep.workloads import TEXTS
 from scripted.adapters.lockstep.written_test import write_test
 from scripted.core.action import Action
@@ -33,6 +34,7 @@ from scripted.core.placed import Placed
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
+from scripted.report.step_log import StepLog
 from scripted.rig.history import record_step
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found
@@ -119,9 +121,9 @@ class LockstepAdapter:
             stepped = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
         return record_step(step, stepped, scheduler, error=error)
 
-    def as_trace(self, records: Sequence[StepRecord], config: EngineConfig) -> tuple[Sequence[StepRecord], Limits]:
-        """As they are."""
-        return records, limits_of(config)
+    def as_log(self, records: Sequence[StepRecord], config: EngineConfig) -> StepLog:
+        """In the words of the engine's messages."""
+        return log_of(records, limits_of(config))
 
     def check_records(self, records: Sequence[StepRecord]) -> None:
         """The digests stand for their steps. Raises Violation."""

@@ -131,4 +131,5 @@ def _failure_of(exc: ScriptError) -> Failure:
     report = exc.report
     assert isinstance(report, FailureReport), f"not a script of the engine: {report}"
     kind, _, text = report.error.partition(": ")
-    return Failure(kind, text or report.error, len(report.records), f"{type(exc).__name__}: {kind}")
+    step = report.log.steps[-1].step if report.log and report.log.steps else 0
+    return Failure(kind, text or report.error, step, f"{type(exc).__name__}: {kind}")

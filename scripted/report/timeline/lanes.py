@@ -6,12 +6,10 @@ needs, up to a bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from engine.messages import Event, PipelineEvent
-from engine.scheduler.ports import StepRecord
-from scripted.report.timeline.positions import Launch, pipeline_at
+from scripted.report.step_log import Launch, Said, ShownStep, StepLog
 from scripted.report.timeline.view import Lane
 
 __all__ = [
@@ -47,26 +45,22 @@ _THREE_LINES: Final = 1.8
 class Lanes:
     """Every lane of one run, placed from top to bottom."""
 
-    def __init__(
-        self, records: Iterable[StepRecord], launched: Mapping[int, Launch], stages: int, *, notes: bool
-    ) -> None:
-        records = list(records)
-        self.stages = stages
+    def __init__(self, log: StepLog, shown: Sequence[ShownStep], launched: dict[int, Launch], *, notes: bool) -> None:
         self.lanes: list[Lane] = []
         self.height = 0.0
         self.slots: dict[str, int] = {}
         self.slot_height: dict[str, float] = {}
         if notes:
             self._add(NOTES, height=_TWO_LINES)
-        self._add(ARRIVED, _most(len(client_events(record)) for record in records), "in", _TWO_LINES)
+        self._add(ARRIVED, _most(len(client_events(step)) for step in shown), "in", _TWO_LINES)
         self._add(WAITING, group="queues")
         self._add(CHUNKED)
         self._add(RUNNING)
-        for stage in range(stages):
+        for stage in range(log.stages):
             self._add(f"stage {stage}", group="" if stage else "pipeline")
-        self._add(RESULTS, _most(len(pipeline_at(record, launched, stages).results) for record in records))
-        self._add(TAKEN, _most(len(pipeline_events(record)) for record in records), "out", _TWO_LINES)
-        self._add(ANSWERED, _most(len(record.replies) for record in records), height=_THREE_LINES)
+        self._add(RESULTS, _most(len(log.pipeline_at(step, launched).results) for step in shown))
+        self._add(TAKEN, _most(len(pipeline_events(step)) for step in shown), "out", _TWO_LINES)
+        self._add(ANSWERED, _most(len(step.answered) for step in shown), height=_THREE_LINES)
 
     def y(self, name: str, slot: int = 0) -> float:
         """The top of a lane's slot; what does not fit shares the last slot."""
@@ -80,14 +74,14 @@ class Lanes:
         self.height = round(self.height + total, 3)
 
 
-def client_events(record: StepRecord) -> list[Event]:
-    """The events that came from clients; the others came from the pipeline."""
-    return [event for event in record.events if not isinstance(event, PipelineEvent)]
+def client_events(step: ShownStep) -> list[Said]:
+    """What came from clients; the rest came from the pipeline."""
+    return [said for said in step.arrived if not said.of_pipeline]
 
 
-def pipeline_events(record: StepRecord) -> list[Event]:
-    """The events that came from the pipeline."""
-    return [event for event in record.events if isinstance(event, PipelineEvent)]
+def pipeline_events(step: ShownStep) -> list[Said]:
+    """What came from the pipeline."""
+    return [said for said in step.arrived if said.of_pipeline]
 
 
 def _most(counts: Iterable[int]) -> int:

@@ -13,10 +13,9 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scripted.core.phrases import printable
-from scripted.report.timeline.difference import Difference, first_difference
+from scripted.report.difference import Difference, first_difference
 from scripted.report.timeline.layout import Layout
 from scripted.report.timeline.palette import Palette
-from scripted.report.timeline.positions import in_window
 from scripted.report.timeline.view import PageView, RequestView, RunView
 from scripted.report.timeline.widths import column_width
 from scripted.report.trace import Trace
@@ -51,9 +50,9 @@ def render_timeline(traces: Sequence[Trace], *, step: int | None = None) -> str:
 
 
 def _page(traces: Sequence[Trace], step: int | None) -> PageView:
-    differences = [first_difference(traces[0], trace) for trace in traces]
+    differences = [first_difference(traces[0].log, trace.log) for trace in traces]
     focus = _focus(traces, differences) if step is None else _index_of(traces, step)
-    longest = max(len(trace.records) for trace in traces)
+    longest = max(len(trace.log.steps) for trace in traces)
     first = max(0, min(focus - MAX_COLUMNS // 2, longest - MAX_COLUMNS))
     last = min(longest, first + MAX_COLUMNS)
     palette = Palette.of(traces)
@@ -83,24 +82,24 @@ def _page(traces: Sequence[Trace], step: int | None) -> PageView:
 
 
 def _focus(traces: Sequence[Trace], differences: Sequence[Difference | None]) -> int:
-    """The record to open at: the first difference, else the failure, else the first window, else the start."""
+    """The step to open at: the first difference, else the failure, else the first window, else the start."""
     apart = [difference.index for difference in differences if difference is not None]
     if apart:
         return min(apart)
     for trace in traces:
-        if trace.header.died and trace.records:
-            return len(trace.records) - 1
-    windows = [index for trace in traces for index, record in enumerate(trace.records) if in_window(record)]
+        if trace.header.died and trace.log.steps:
+            return len(trace.log.steps) - 1
+    windows = [index for trace in traces for index, step in enumerate(trace.log.steps) if step.in_window]
     return windows[0] if windows else 0
 
 
 def _index_of(traces: Sequence[Trace], step: int) -> int:
     """The place of a step in the first run that has it. Raises ValueError where none has."""
     for trace in traces:
-        for index, record in enumerate(trace.records):
-            if record.step == step:
+        for index, one in enumerate(trace.log.steps):
+            if one.step == step:
                 return index
-    ends = [record.step for trace in traces for record in trace.records]
+    ends = [one.step for trace in traces for one in trace.log.steps]
     have = f"have the steps {min(ends)} to {max(ends)}" if ends else "have no steps"
     raise ValueError(f"step must be a step of the traces, got {step}; they {have}")
 

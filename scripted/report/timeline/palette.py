@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import Generate
-from engine.scheduler.ports import StepRecord
 from scripted.core.phrases import short_rid
+from scripted.report.step_log import ShownStep
 from scripted.report.timeline.labels import labels_of
 from scripted.report.trace import Trace
 
@@ -33,7 +32,7 @@ class Palette(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Palette:
         """The palette of a page."""
-        rids = dict.fromkeys(rid for trace in traces for record in trace.records for rid in _rids(record))
+        rids = dict.fromkeys(rid for trace in traces for step in trace.log.steps for rid in _rids(step))
         return cls(colours_of(traces), labels_of(rids), {rid: number for number, rid in enumerate(rids)})
 
     def label(self, rid: str) -> str:
@@ -49,19 +48,14 @@ def colours_of(traces: Sequence[Trace]) -> dict[str, int]:
     """A palette index for every rid in the traces."""
     colours: dict[str, int] = {}
     for trace in traces:
-        order = dict.fromkeys(rid for record in trace.records for rid in _rids(record))
+        order = dict.fromkeys(rid for step in trace.log.steps for rid in _rids(step))
         for number, rid in enumerate(order):
             colours.setdefault(rid, number % COLOURS)
     return colours
 
 
-def _rids(record: StepRecord) -> Iterator[str]:
-    for event in record.events:
-        if isinstance(event, Generate):
-            yield event.rid
-    if record.chunked is not None:
-        yield record.chunked
-    yield from record.waiting_rids
-    yield from record.running_rids
-    if record.microbatch is not None:
-        yield from record.microbatch.rids
+def _rids(step: ShownStep) -> Iterator[str]:
+    yield from (said.rid for said in step.arrived if said.rid is not None and said.kind == "event")
+    yield from filter(None, (step.chunked, *step.waiting, *step.running))
+    if step.launched is not None:
+        yield from step.launched.rids

@@ -11,11 +11,9 @@ from typing import Final
 
 import msgspec
 
-from engine.scheduler.ports import StepRecord
 from scripted.core.phrases import printable
-from scripted.report.timeline.positions import in_window, launches, pipeline_at
+from scripted.report.step_log import ShownStep
 from scripted.report.trace import Trace
-from scripted.report.wording import call_names, event_text, microbatch_text, reply_text
 
 __all__ = ["STEP_US", "to_perfetto"]
 
@@ -49,17 +47,14 @@ class _File(msgspec.Struct, frozen=True):
 def to_perfetto(trace: Trace) -> str:
     """Chrome trace event JSON. The same trace gives the same text."""
     events = [*_names(trace), *_boxes(trace)]
-    calls = call_names(trace.records)
-    for record in trace.records:
-        events += _marks(record, calls)
-        events.append(_counters(record))
+    for step in trace.log.steps:
+        events += [*_marks(step), _counters(step)]
     return msgspec.json.encode(_File(events, "ms")).decode()
 
 
 def _names(trace: Trace) -> Iterator[_Event]:
-    stages = trace.header.limits.pp_size
-    tracks = ["scheduler", *(f"stage {stage}" for stage in range(stages))]
-    tracks += [f"result waits {slot}" for slot in range(trace.header.limits.depth)]
+    tracks = ["scheduler", *(f"stage {stage}" for stage in range(trace.log.stages))]
+    tracks += [f"result waits {slot}" for slot in range(trace.log.depth)]
     title = printable(f"{trace.header.title}: {trace.header.outcome}")
     yield _Event(ph="M", name="process_name", pid=_PID, tid=0, args={"name": title})
     for track, name in enumerate(tracks):
@@ -68,38 +63,36 @@ def _names(trace: Trace) -> Iterator[_Event]:
 
 
 def _boxes(trace: Trace) -> Iterator[_Event]:
-    stages, launched = trace.header.limits.pp_size, launches(trace.records)
-    for record in trace.records:
-        pipeline = pipeline_at(record, launched, stages)
-        for slot, microbatch_id in enumerate((*pipeline.stages, *pipeline.results)):
-            if microbatch_id is not None:
-                launch = launched.get(microbatch_id)
-                name = microbatch_text(launch.microbatch) if launch else f"#{microbatch_id}"
-                yield _Event(ph="X", name=name, pid=_PID, tid=_FIRST_STAGE_TRACK + slot, ts=_time(record), dur=STEP_US)
+    launched = trace.log.launches()
+    for step in trace.log.steps:
+        pipeline = trace.log.pipeline_at(step, launched)
+        for slot, batch in enumerate((*pipeline.stages, *pipeline.results)):
+            if batch is not None:
+                name = launched[batch].batch.text if batch in launched else f"#{batch}"
+                yield _Event(ph="X", name=name, pid=_PID, tid=_FIRST_STAGE_TRACK + slot, ts=_time(step), dur=STEP_US)
 
 
-def _marks(record: StepRecord, calls: dict[str, str]) -> Iterator[_Event]:
-    words = [event_text(event) for event in record.events] + [reply_text(reply, calls) for reply in record.replies]
-    state: dict[str, _Value] = {"window": in_window(record), "digest": record.digest}
+def _marks(step: ShownStep) -> Iterator[_Event]:
+    state: dict[str, _Value] = {"window": step.in_window, "digest": step.digest}
     yield _Event(
-        ph="X", name=f"step {record.step}", pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(record), dur=STEP_US, args=state
+        ph="X", name=f"step {step.step}", pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(step), dur=STEP_US, args=state
     )
-    for text in words:
-        yield _Event(ph="i", name=text, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(record), s="t")
-    if record.error is not None:
-        name = f"DIED: {printable(record.error)}"
-        yield _Event(ph="i", name=name, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(record), s="g")
+    for said in (*step.arrived, *step.answered):
+        yield _Event(ph="i", name=said.text, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(step), s="t")
+    if step.error is not None:
+        name = f"DIED: {printable(step.error)}"
+        yield _Event(ph="i", name=name, pid=_PID, tid=_SCHEDULER_TRACK, ts=_time(step), s="g")
 
 
-def _counters(record: StepRecord) -> _Event:
+def _counters(step: ShownStep) -> _Event:
     sizes: dict[str, _Value] = {
-        "waiting": record.waiting,
-        "chunked": int(record.chunked is not None),
-        "running": record.running,
-        "in_flight": len(record.in_flight),
+        "waiting": len(step.waiting),
+        "chunked": int(step.chunked is not None),
+        "running": len(step.running),
+        "in_flight": len(step.in_flight),
     }
-    return _Event(ph="C", name="requests and microbatches", pid=_PID, tid=0, ts=_time(record), args=sizes)
+    return _Event(ph="C", name="requests and microbatches", pid=_PID, tid=0, ts=_time(step), args=sizes)
 
 
-def _time(record: StepRecord) -> int:
-    return record.step * STEP_US
+def _time(step: ShownStep) -> int:
+    return step.step * STEP_US

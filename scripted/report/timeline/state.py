@@ -5,131 +5,79 @@ Owns the wording of the detail pane. Nothing is shortened here, so the pane says
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 
-from engine.messages import CallAnswer, Event, Reply
-from engine.plan import Microbatch, Segment
-from engine.scheduler.ports import StepRecord
-from scripted.core.phrases import plural, printable, short_rid
-from scripted.report.timeline.positions import Launch, in_window, pipeline_at, queues_are_clear
+from scripted.core.phrases import plural, printable
+from scripted.report.step_log import Launch, ShownBatch, ShownStep, StepLog
 from scripted.report.timeline.view import Section, StepView
-from scripted.report.wording import event_text, microbatch_text, reply_text
 
 __all__ = ["state_of"]
 
 
 def state_of(
-    record: StepRecord,
-    *,
-    x: int,
-    stages: int,
-    launched: Mapping[int, Launch],
-    controls: frozenset[int],
-    calls: Mapping[str, str],
-    notes: Iterable[str],
-    differs: bool,
+    step: ShownStep, log: StepLog, launched: dict[int, Launch], *, x: int, notes: Sequence[str], differs: bool
 ) -> StepView:
-    """The state of one step. ``launched``, ``controls`` and ``calls`` are of the whole run, ``notes`` of this step."""
-    flags = (("failed", bool(record.error)), ("window", in_window(record)), ("differs", differs))
+    """The state of one step. ``launched`` is of the whole run, ``notes`` of this step."""
+    flags = (("failed", bool(step.error)), ("window", step.in_window), ("differs", differs))
     sections = (
-        Section("failed", (printable(record.error),) if record.error else ()),
-        Section("notes", tuple(printable(note) for note in notes)),
-        Section("arrived", tuple(_in_full(event, event_text(event, controls)) for event in record.events)),
-        Section("launched", _launched(record.microbatch)),
-        Section("in flight", tuple(_in_flight(record, stages, launched))),
-        Section("queues", _queues(record)),
-        Section("answered", tuple(_answer(reply, calls) for reply in record.replies)),
-        Section("pages", (f"{record.pages_free} free, {record.pages_cached} cached, {record.pages_held} held",)),
-        Section("digest", (printable(record.digest),)),
+        Section("failed", (printable(step.error),) if step.error else ()),
+        Section("notes", tuple(map(printable, notes))),
+        Section("arrived", tuple(said.in_full for said in step.arrived)),
+        Section("launched", tuple(_launched(step.launched))),
+        Section("in flight", tuple(_in_flight(step, log, launched))),
+        Section("queues", _queues(step)),
+        Section("answered", tuple(said.in_full for said in step.answered)),
+        Section("memory", (", ".join(f"{count} {name}" for name, count in step.memory.items()),)),
+        Section("digest", (printable(step.digest),)),
     )
     return StepView(
         x,
-        record.step,
-        _headline(record),
+        step.step,
+        _headline(step),
         tuple(name for name, is_set in flags if is_set),
         tuple(section for section in sections if section.lines),
     )
 
 
-def _headline(record: StepRecord) -> str:
-    if record.error:
+def _headline(step: ShownStep) -> str:
+    if step.error:
         return "the scheduler died in this step"
-    if in_window(record):
-        return f"the window: every queue is empty, {plural(len(record.in_flight), 'microbatch')} in flight"
-    return "" if record.in_flight or not queues_are_clear(record) else "idle"
+    if step.in_window:
+        return f"the window: every queue is empty, {plural(len(step.in_flight), 'microbatch')} in flight"
+    return "" if step.in_flight or not step.queues_are_clear else "idle"
 
 
-def _launched(microbatch: Microbatch | None) -> tuple[str, ...]:
-    if microbatch is None:
-        return ()
-    if microbatch.is_control:
-        return (microbatch_text(microbatch),)
-    return (
-        f"#{microbatch.id} {microbatch.mode}, {plural(microbatch.tokens, 'token')}",
-        *(_segment(segment) for segment in microbatch.segments),
-    )
+def _launched(batch: ShownBatch | None) -> Iterator[str]:
+    if batch is not None and batch.shares:
+        yield f"#{batch.id} {batch.kind}, {plural(batch.tokens, 'token')}"
+        yield from (share.detail for share in batch.shares)
+    elif batch is not None:
+        yield batch.text
 
 
-def _segment(segment: Segment) -> str:
-    end = segment.start + len(segment.token_ids)
-    samples = ", samples a token" if segment.emits else ""
-    if segment.drafts:
-        samples = f", verifies {plural(segment.drafts, 'draft')}{samples}"
-    pages = f", new pages {_numbers(segment.pages)}" if segment.pages else ""
-    return f"{printable(segment.rid)}[{segment.start}:{end}] in row {segment.row}{pages}{samples}"
-
-
-def _numbers(pages: tuple[int, ...]) -> str:
-    if len(pages) > 2 and pages == tuple(range(pages[0], pages[-1] + 1)):
-        return f"{pages[0]} to {pages[-1]}"
-    return " ".join(map(str, pages))
-
-
-def _in_flight(record: StepRecord, stages: int, launched: Mapping[int, Launch]) -> Iterable[str]:
-    pipeline = pipeline_at(record, launched, stages)
-    for microbatch_id in pipeline.results:
-        yield f"result of {_named(microbatch_id, launched)} waits"
+def _in_flight(step: ShownStep, log: StepLog, launched: dict[int, Launch]) -> Iterator[str]:
+    pipeline = log.pipeline_at(step, launched)
+    for batch in pipeline.results:
+        yield f"result of {_named(batch, launched)} waits"
     for stage, in_stage in reversed(list(enumerate(pipeline.stages))):
         if in_stage is not None:
             yield f"stage {stage}: {_named(in_stage, launched)}"
 
 
-def _named(microbatch_id: int, launched: Mapping[int, Launch]) -> str:
-    launch = launched.get(microbatch_id)
-    if launch is None:
-        return f"#{microbatch_id}, launched before the first step of this trace"
-    if launch.microbatch.is_control:
-        return f"{microbatch_text(launch.microbatch)}, launched in step {launch.step}"
-    rids = " ".join(printable(rid) for rid in launch.microbatch.rids)
-    return f"#{microbatch_id} {launch.microbatch.mode} of {rids}, launched in step {launch.step}"
+def _named(batch: int, launched: dict[int, Launch]) -> str:
+    if batch not in launched:
+        return f"#{batch}, launched before the first step of this trace"
+    shown, step = launched[batch]
+    what = f"{shown.kind} of {' '.join(map(printable, shown.rids))}" if shown.rids else shown.order
+    return f"#{batch} {what}, launched in step {step}"
 
 
-def _queues(record: StepRecord) -> tuple[str, ...]:
-    if queues_are_clear(record):
+def _queues(step: ShownStep) -> tuple[str, ...]:
+    if step.queues_are_clear:
         return ("waiting, chunked and running are empty",)
-    chunked = "nothing" if record.chunked is None else printable(record.chunked)
-    return (
-        f"waiting: {_members(record.waiting, record.waiting_rids)}",
-        f"chunked: {chunked}",
-        f"running: {_members(record.running, record.running_rids)}",
-    )
+    chunked = "nothing" if step.chunked is None else printable(step.chunked)
+    return (f"waiting: {_members(step.waiting)}", f"chunked: {chunked}", f"running: {_members(step.running)}")
 
 
-def _members(count: int, rids: tuple[str, ...]) -> str:
-    if not count:
-        return "nothing"
-    return f"{count} ({' '.join(printable(rid) for rid in rids)})" if rids else str(count)
-
-
-def _in_full(message: Event | Reply, words: str) -> str:
-    """The words with the whole rid."""
-    rid = getattr(message, "rid", None)
-    return words if rid is None else words.replace(short_rid(rid), printable(rid), 1)
-
-
-def _answer(reply: Reply, calls: Mapping[str, str]) -> str:
-    """The reply in words, a refused call with its whole message."""
-    words = _in_full(reply, reply_text(reply, calls))
-    if isinstance(reply, CallAnswer) and not reply.ok:
-        return f"{words} (the full answer: {printable(reply.message)})"
-    return words
+def _members(rids: Sequence[str]) -> str:
+    return f"{len(rids)} ({' '.join(map(printable, rids))})" if rids else "nothing"

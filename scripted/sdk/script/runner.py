@@ -22,19 +22,17 @@ from scripted.core.run import Phase
 from scripted.core.violation import Violation
 from scripted.errors import BadCall, BudgetSpent, Overdue, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.gate.interruptions import error_text, no_departure
+from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
 from scripted.script.options import ScriptOptions
 from scripted.script.source import code_of
 from scripted.script.wait import words_of_yielded
 from scripted.script.windows import check_reached
 from scripted.sdk.script.gate import ScriptGate
-from scripted.sdk.script.report import AdapterReport
 from scripted.sdk.script.t import AdapterContext
-from scripted.sdk.script.words import step_line
 
 __all__ = ["AdapterScriptSucceeded", "run_script"]
 
-_SHOWN_STEPS: Final = 12
 _HARNESS: Final = Path(__file__).parents[2]
 # What its client was told is what it is told alone.
 _OWN_ENDS: Final = ("length", "stop")
@@ -173,16 +171,17 @@ class _Run:
         code = code_of(self._function)
         frames = frames_of(exc, inside=code.co_filename) or position_of(self._script) or (definition_of(code),)
         words = gate.adapter.config_words(gate.config)
-        numbered = list(enumerate(gate.records, 1))[-_SHOWN_STEPS:]
-        report = AdapterReport(
+        kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+        report = FailureReport(
+            kind=kind,
             error=error_text(exc, AdapterContext, self._function),
             when=self._when(gate, exc),
             frames=frames,
             inside=_frames_inside(exc) if gate.phase is Phase.ADAPTER and gate.script_error is None else (),
             script=f"{code.co_filename}::{self._function.__name__}",
             adapter=gate.adapter.name,
-            settings=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
-            steps=tuple(step_line(number, record, gate.plans.get(number)) for number, record in numbered),
+            config=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
+            log=gate.adapter.as_log(gate.records, gate.config),
             state=_counts(gate),
             mutant=mutant,
             replay=self._options.replay,

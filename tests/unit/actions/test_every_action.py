@@ -51,11 +51,11 @@ from scripted.adapters.lockstep.actions import (
 )
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.adapters.lockstep.step_words import call_names, event_text
 from scripted.adapters.lockstep.written_test import write_test
 from scripted.core.prompts import prompt_of
 from scripted.core.refusals import BadCommand
 from scripted.core.schedule import Schedule
-from scripted.report.wording import call_names, event_text
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext

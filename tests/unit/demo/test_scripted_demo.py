@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -41,7 +42,7 @@ def half(outcome: RecordedRun, *, with_bug: bool) -> Half:
 
 
 def test_the_story_tells_the_turning_points(bug, engine):
-    crash, refusal = Race.of(bug.trace.records), Race.of(engine.trace.records)
+    crash, refusal = Race.of(bug.trace.log), Race.of(engine.trace.log)
     assert [step for step, _ in crash.sentences()] == [2, 3, 7]
     assert [step for step, _ in refusal.sentences()] == [2, 3, 14]
     told = " ".join(sentence for _, sentence in crash.sentences())
@@ -62,7 +63,7 @@ def test_a_half_that_shows_something_else_is_a_failure(bug, engine):
 
 
 def test_a_run_without_its_window_is_no_race(engine):
-    assert Race.of(engine.trace.records[:1]) is None
+    assert Race.of(msgspec.structs.replace(engine.trace.log, steps=engine.trace.log.steps[:1])) is None
     assert half(RecordedRun(success=None, error=None, trace=None, seconds=0), with_bug=False).problems()
 
 
@@ -85,7 +86,6 @@ def test_the_demo_runs_the_race_of_the_registered_test(engine):
     assert shapes(run) == shapes(engine)
 
 
-def shapes(run: RecordedRun) -> list[list[tuple[int, int]]]:
+def shapes(run: RecordedRun) -> list[list[str]]:
     """Where each segment of each microbatch starts and how long it is: the plan without the names of requests."""
-    launched = [record.microbatch for record in run.trace.records if record.microbatch is not None]
-    return [[(segment.start, len(segment.token_ids)) for segment in microbatch.segments] for microbatch in launched]
+    return [[share.positions for share in step.launched.shares] for step in run.trace.log.steps if step.launched]

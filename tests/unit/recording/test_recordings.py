@@ -34,12 +34,14 @@ from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import ScriptError
-from scripted.replay import first_difference, rerun, rerun_in_fresh_process
+from scripted.replay import replay_engine, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
 from scripted.replay.printing import replay_recording
+from scripted.report.difference import first_difference
 from scripted.script.loader import load_test
 
 FLUSH = "flush-ignores-in-flight"
@@ -59,7 +61,7 @@ def test_a_recording_replays_step_by_step(name: str, tmp_path: Path) -> None:
     again = rerun(str(tmp_path / "run.rec"))
     assert again.passed
     assert inner.records is not None
-    assert first_difference(inner.records, again.records) is None
+    assert first_difference(log_of(inner.records, inner.machine.limits), again.log, exactly=True) is None
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,9 @@ def test_a_redacted_recording_replays_and_holds_no_prompt(name: str, tmp_path: P
     again = rerun(str(tmp_path / "run.rec"))
     assert again.passed
     assert inner.records is not None
-    sizes = [(one.pages_free, one.pages_cached, one.running, one.waiting) for one in inner.records]
-    assert sizes == [(one.pages_free, one.pages_cached, one.running, one.waiting) for one in again.records]
+    recorded = log_of(inner.records, inner.machine.limits).steps
+    sizes = [(one.memory, len(one.running), len(one.waiting)) for one in recorded]
+    assert sizes == [(one.memory, len(one.running), len(one.waiting)) for one in again.log.steps]
     events = [event for step in read_recording(tmp_path / "run.rec").steps for event in step.events]
     tokens = [token for event in events if isinstance(event, Generate) for token in event.prompt_ids]
     tokens += [token for event in events if isinstance(event, Completion) for token in event.token_ids]
@@ -102,7 +105,7 @@ def test_a_recorded_crash_replays_to_the_same_assertion(redacted: bool, tmp_path
     assert "This request holds the node from another tree" in str(crash.value)
     assert again.error == f"{type(crash.value).__name__}: {crash.value}"
     assert again.passed
-    assert again.records[-1].error == again.error
+    assert again.log.steps[-1].error == again.error
     healthy = rerun(str(path))
     assert not healthy.passed
     assert "step 4 gives other replies than recorded" in str(healthy.differs)
@@ -120,10 +123,10 @@ def test_a_replay_stops_at_the_first_step_that_differs(tmp_path: Path) -> None:
 
 def test_a_replay_can_stop_early(tmp_path: Path) -> None:
     record_to(tmp_path / "run.rec", WORKLOADS["full-rows"])
-    assert [one.step for one in rerun(str(tmp_path / "run.rec"), until=5).records] == [1, 2, 3, 4, 5]
+    assert [one.step for one in rerun(str(tmp_path / "run.rec"), until=5).log.steps] == [1, 2, 3, 4, 5]
     kept = rerun(str(tmp_path / "run.rec"), last_steps=3)
     assert kept.passed
-    assert len(kept.records) == 3
+    assert len(kept.log.steps) == 3
 
 
 def test_a_torn_recording_replays_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path) -> None:
     options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
     assert replay_recording(Console(file=said, width=200), path, **options)
     assert f"of those from step {held.header.first_step} on" in said.getvalue()
-    assert [one.step for one in rerun(str(path), until=first + 70, last_steps=3).records][-1] == first + 70
+    assert [one.step for one in rerun(str(path), until=first + 70, last_steps=3).log.steps][-1] == first + 70
     with switched_on("flush-answers-but-does-nothing"):
         assert not rerun(str(path)).passed
     assert inner.records is not None
@@ -291,11 +294,11 @@ def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
     """D10."""
     line = str(RACE)
     here, there = rerun(line), rerun_in_fresh_process(line)
-    assert first_difference(here.records, there.records) is None
+    assert first_difference(here.log, there.log, exactly=True) is None
     moved = rerun(line.replace("4 flush", "5 flush"))
-    difference = first_difference(here.records, moved.records)
+    difference = first_difference(here.log, moved.log)
     assert difference is not None
-    assert difference.startswith("step 4, events: ")
+    assert (difference.index, difference.field) == (3, "arrived")
 
 
 def test_a_hundred_saved_failures_fail_the_same_again() -> None:
@@ -317,7 +320,7 @@ def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) 
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS[name])
     recording = read_recording(path)
-    translation = translate(recording, rerun(str(path)).records)
+    translation = translate(recording, replay_engine(path)[1])
     assert translation.same_steps == translation.steps == len(recording.steps)
     assert not translation.notes
 
@@ -325,7 +328,7 @@ def test_a_recording_as_a_schedule_launches_the_same(name: str, tmp_path: Path) 
 def test_a_recording_with_guesses_says_that_its_schedule_guesses_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS["drafts"])
-    translation = translate(read_recording(path), rerun(str(path)).records)
+    translation = translate(read_recording(path), replay_engine(path)[1])
     assert translation.schedule.config.speculative_algorithm == "ngram"
     assert translation.same_steps < translation.steps
     assert any("guesses depend on the text" in note for note in translation.notes)
@@ -334,7 +337,7 @@ def test_a_recording_with_guesses_says_that_its_schedule_guesses_otherwise(tmp_p
 def test_a_recording_of_stops_with_a_decode_ahead_says_what_its_schedule_knows_in_advance(tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     record_to(path, WORKLOADS["ahead-of-a-stop"])
-    translation = translate(read_recording(path), rerun(str(path)).records)
+    translation = translate(read_recording(path), replay_engine(path)[1])
     assert translation.schedule.config.async_scheduling
     assert translation.same_steps < translation.steps
     assert any(note.startswith("2 requests stopped, with a decode planned ahead") for note in translation.notes)
@@ -348,7 +351,7 @@ def test_prompts_that_share_their_beginning_share_it_in_a_schedule(tmp_path: Pat
     )
     path = tmp_path / "run.rec"
     record_to(path, Schedule.parse(line))
-    translation = translate(read_recording(path), rerun(str(path)).records)
+    translation = translate(read_recording(path), replay_engine(path)[1])
     starts = [one.action for one in translation.schedule.placed if isinstance(one.action, StartRequest)]
     assert [start.seed for start in starts] == [1, 1, 1, 3]
     assert [start.shared for start in starts] == [0, 0, 12, 0]

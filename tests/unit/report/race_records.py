@@ -10,8 +10,9 @@ from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Event, FlushCache, Generate, SamplingParams
 from engine.scheduler import Books, Scheduler, StepRecord
+from scripted.adapters.lockstep.configs import config_values
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
-from scripted.report.timeline.positions import in_window
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.report.trace import Note, Trace, TraceHeader
 
 PP4 = EngineConfig(pp_size=4, pp_async_depth=2, chunked_prefill_size=64)
@@ -62,7 +63,12 @@ def flush_race(rid: str = "a") -> tuple[StepRecord, ...]:
         nonlocal flushed
         if step == 1:
             return [generate(rid)]
-        if previous is not None and in_window(previous) and not flushed:
+        if (
+            previous is not None
+            and not (previous.waiting or previous.chunked or previous.running)
+            and previous.in_flight
+            and not flushed
+        ):
             flushed = True
             return [FlushCache(call_id="f")]
         return []
@@ -72,20 +78,18 @@ def flush_race(rid: str = "a") -> tuple[StepRecord, ...]:
 
 def race_traces(monkeypatch: object, rid: str = "a") -> tuple[Trace, Trace]:
     """The healthy run, and the run whose idle check does not look at what is in flight."""
-    healthy = flush_race(rid)
+    healthy = log_of(flush_race(rid), LIMITS)
     with monkeypatch.context() as patch:  # type: ignore[attr-defined]
         patch.setattr(Books, "nothing_in_flight", property(lambda books: True))
-        broken = flush_race(rid)
-    passed = TraceHeader(
-        title="flush while results are in flight", tier="sim", config=PP4.model_dump(), limits=LIMITS, outcome="passed"
-    )
-    window = next(record.step for record in healthy if in_window(record))
+        broken = log_of(flush_race(rid), LIMITS)
+    title, config = "flush while results are in flight", config_values(PP4)
+    passed = TraceHeader(title=title, config=config, outcome="passed")
+    window = next(step.step for step in healthy.steps if step.in_window)
+    last = broken.steps[-1]
     failed = TraceHeader(
-        title="flush while results are in flight",
-        tier="sim",
-        config=PP4.model_dump(),
-        limits=LIMITS,
-        outcome=f"died at step {broken[-1].step}: {broken[-1].error}",
+        title=title,
+        config=config,
+        outcome=f"died at step {last.step}: {last.error}",
         mutant="idle-ignores-in-flight",
         died=True,
     )

@@ -9,13 +9,16 @@ from race_records import LIMITS, flush_race, generate, race_traces, record_run
 from engine.limits import Limits
 from engine.messages import Event, PauseGeneration
 from engine.scheduler.ports import StepRecord
+from scripted.adapters.lockstep.step_words import log_of
+from scripted.report.step_log import StepLog
 from scripted.report.table import AROUND_STEPS, render_text, step_table
 
 WIDTH = 110
 
 
-def text_of(records: Sequence[StepRecord], limits: Limits = LIMITS, **options: int) -> str:
-    return render_text(step_table(records, limits, **options), WIDTH)
+def text_of(records: Sequence[StepRecord] | StepLog, limits: Limits = LIMITS, **options: int) -> str:
+    log = records if isinstance(records, StepLog) else log_of(records, limits)
+    return render_text(step_table(log, **options), WIDTH)
 
 
 def row_of(text: str, step: int) -> str:
@@ -53,8 +56,8 @@ def test_a_microbatch_moves_one_stage_a_step_and_its_result_waits() -> None:
 
 def test_the_step_that_died_is_marked_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     _, broken = race_traces(monkeypatch)
-    text = text_of(broken.records)
-    died = broken.records[-1].step
+    text = text_of(broken.log)
+    died = broken.log.steps[-1].step
     assert row_of(text, died).startswith("X")
     assert row_of(text, died).endswith("DIED HERE")
     assert f"X step {died} failed: IntegrityError: This request holds the node from another tree" in " ".join(
@@ -65,7 +68,7 @@ def test_the_step_that_died_is_marked_and_says_why(monkeypatch: pytest.MonkeyPat
 
 def test_it_fits_a_ci_log_and_is_plain_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     for trace in race_traces(monkeypatch, rid="0123456789abcdef" * 4):
-        text = text_of(trace.records)
+        text = text_of(trace.log)
         assert max(map(len, text.splitlines())) <= WIDTH
         assert text.isascii()
         assert "\x1b" not in text
@@ -82,7 +85,7 @@ def test_last_and_around_choose_rows_but_not_what_is_known() -> None:
     assert f"\n{3 + AROUND_STEPS + 1:8} " not in text
     assert text_of(records, last=0) == text_of(())
     with pytest.raises(ValueError, match="last or around, got last=2 and around=3"):
-        step_table(records, LIMITS, last=2, around=3)
+        step_table(log_of(records, LIMITS), last=2, around=3)
 
 
 def test_records_that_lost_their_launches_still_show_what_is_in_flight() -> None:

@@ -18,6 +18,7 @@ from engine.messages import (
     Event,
     FinishReason,
     FlushCache,
+    Generate,
     GetStats,
     PauseGeneration,
     PipelineFailed,
@@ -27,16 +28,17 @@ from engine.messages import (
     TokenOutput,
 )
 from engine.scheduler.ports import StepRecord
+from scripted.adapters.lockstep.configs import config_values
+from scripted.adapters.lockstep.step_words import event_text, log_of, reply_text
 from scripted.core.phrases import short_rid
+from scripted.report.difference import first_difference
+from scripted.report.step_log import ShownStep
 from scripted.report.timeline import page, render_timeline, to_perfetto
-from scripted.report.timeline.difference import first_difference
 from scripted.report.timeline.labels import labels_of
 from scripted.report.timeline.palette import COLOURS, colours_of
-from scripted.report.timeline.positions import in_window, launches, pipeline_at
 from scripted.report.timeline.view import Box, Stripe
 from scripted.report.timeline.widths import column_width, fitting
 from scripted.report.trace import Trace, TraceHeader
-from scripted.report.wording import event_text, reply_text
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -99,16 +101,20 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
 
 
 def trace_of(records: Sequence[StepRecord], **header: object) -> Trace:
-    fields = {"title": "t", "tier": "sim", "config": PP4.model_dump(), "limits": LIMITS, "outcome": "passed"} | header
-    return Trace(TraceHeader(**fields), tuple(records))
+    fields = {"title": "t", "config": config_values(PP4), "outcome": "passed"} | header
+    return Trace(TraceHeader(**fields), log_of(records, LIMITS))
+
+
+def cut(trace: Trace, steps: Sequence[ShownStep]) -> Trace:
+    return Trace(trace.header, msgspec.structs.replace(trace.log, steps=tuple(steps)), trace.notes)
 
 
 # -- where microbatches are --
 
 
 def test_a_microbatch_is_one_stage_further_each_step() -> None:
-    records = flush_race()
-    at = [pipeline_at(record, launches(records), 4) for record in records[:7]]
+    log = log_of(flush_race(), LIMITS)
+    at = [log.pipeline_at(step, log.launches()) for step in log.steps[:7]]
     assert [p.stages for p in at[:5]] == [
         (0, None, None, None),
         (1, 0, None, None),
@@ -117,7 +123,7 @@ def test_a_microbatch_is_one_stage_further_each_step() -> None:
         (None, None, None, 1),
     ]
     assert [p.results for p in at[3:]] == [(), (0,), (0, 1), (1,)]
-    assert [in_window(record) for record in records[:8]] == [False] + 6 * [True] + [False]
+    assert [step.in_window for step in log.steps[:8]] == [False] + 6 * [True] + [False]
 
 
 # -- the page --
@@ -168,21 +174,21 @@ def test_the_window_is_shaded_and_says_what_it_is(race: tuple[Trace, Trace]) -> 
 
 def test_the_failing_step_is_lit_with_its_error(race: tuple[Trace, Trace]) -> None:
     document = Document(render_timeline(race))
-    died = len(race[1].records) - 1
+    died = len(race[1].log.steps) - 1
     assert document.one("band", "failed").place["x"] == died
-    assert document.one("step", "failed").text == str(race[1].records[-1].step)
+    assert document.one("step", "failed").text == str(race[1].log.steps[-1].step)
     callout = document.one("callout")
     assert f"died in step {died + 1}" in callout.text
-    assert str(race[1].records[-1].error) in callout.text
+    assert str(race[1].log.steps[-1].error) in callout.text
     columns = next(e for e in document.elements if e.attributes.get("id") == "timeline").place["columns"]
     assert callout.place["x"] < columns
 
 
 def test_a_run_that_died_without_writing_its_last_step_is_lit_too(race: tuple[Trace, Trace]) -> None:
-    broken = Trace(race[1].header, race[1].records[:-1])
+    broken = cut(race[1], race[1].log.steps[:-1])
     document = Document(render_timeline([broken]))
-    assert document.one("band", "failed").place["x"] == len(broken.records) - 1
-    assert f"died after step {broken.records[-1].step}" in document.one("callout").text
+    assert document.one("band", "failed").place["x"] == len(broken.log.steps) - 1
+    assert f"died after step {broken.log.steps[-1].step}" in document.one("callout").text
     assert broken.header.outcome in document.one("callout").text
 
 
@@ -191,7 +197,7 @@ def test_the_first_difference_is_marked_and_opened(race: tuple[Trace, Trace]) ->
     assert document.one("apart").place["x"] == 2
     words = " ".join(document.one("parts").text.split())
     assert words == (
-        "First difference to run 1: step 3, replies: flush -> refused 400: in_flight=2 there, "
+        "First difference to run 1: step 3, answered: flush -> refused 400: in_flight=2 there, "
         "flush -> 200: flushed 0 cached pages here."
     )
     shown = [e for e in document.of_class("state") if "hidden" not in e.attributes]
@@ -201,7 +207,7 @@ def test_the_first_difference_is_marked_and_opened(race: tuple[Trace, Trace]) ->
 def test_every_step_has_its_full_state(race: tuple[Trace, Trace]) -> None:
     document = Document(render_timeline(race))
     states = [e for e in document.of_class("state") if "ended" not in e.classes]
-    assert len(states) == len(race[0].records) + len(race[1].records)
+    assert len(states) == len(race[0].log.steps) + len(race[1].log.steps)
     text = " ".join(states[1].text.split())
     for part in (
         "step 2: the window: every queue is empty, 2 microbatches in flight",
@@ -210,7 +216,7 @@ def test_every_step_has_its_full_state(race: tuple[Trace, Trace]) -> None:
         "a[64:125] in row 0, new pages 4 to 7, samples a token",
         "stage 0: #1 prefill of a, launched in step 2",
         "waiting, chunked and running are empty",
-        race[0].records[1].digest,
+        race[0].log.steps[1].digest,
     ):
         assert part in text
     assert "waiting=0 chunked=0 running=0 in_flight=2" in states[2].text
@@ -268,10 +274,10 @@ def test_many_of_a_kind_are_counted_not_dropped() -> None:
 
 def test_a_long_run_shows_the_steps_that_matter(race: tuple[Trace, Trace], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MAX_COLUMNS", 4)
-    died = Trace(race[1].header, race[1].records)
+    died = race[1]
     document = Document(render_timeline([died]))
     steps = [e.text for e in document.of_class("step") if e.tag == "button"]
-    assert steps == [str(record.step) for record in died.records[-4:]]
+    assert steps == [str(record.step) for record in died.log.steps[-4:]]
     assert "Steps 4 to 7 of 7; scripted view --step N shows others." in document.one("legend").text
     assert document.one("band", "failed").place["x"] == 3
     assert "#0" in {e.text[:2] for e in document.of_class("box")}, "launches before the first column are known"
@@ -395,7 +401,7 @@ def test_the_page_can_be_searched_and_filtered_by_the_keyboard(race: tuple[Trace
 
 
 def test_equal_runs_have_no_difference(race: tuple[Trace, Trace]) -> None:
-    assert first_difference(race[0], race[0]) is None
+    assert first_difference(race[0].log, race[0].log) is None
     renamed = [
         msgspec.structs.replace(
             record,
@@ -405,25 +411,41 @@ def test_equal_runs_have_no_difference(race: tuple[Trace, Trace]) -> None:
                 msgspec.structs.replace(r, call_id="other") if type(r) is CallAnswer else r for r in record.replies
             ),
         )
-        for record in race[0].records
+        for record in flush_race()
     ]
-    assert first_difference(race[0], trace_of(renamed)) is None, "time and call ids are not what a run did"
+    log = log_of(renamed, LIMITS)
+    assert first_difference(race[0].log, log) is None, "time and call ids are not what a run did"
+    found = first_difference(race[0].log, log, exactly=True)
+    assert found is not None
+    assert (found.index, found.field) == (0, "now")
+
+
+def test_what_a_text_leaves_out_differs_too(race: tuple[Trace, Trace]) -> None:
+    records = list(flush_race())
+    first = records[0].events[0]
+    assert isinstance(first, Generate)
+    other = msgspec.structs.replace(first, prompt_ids=(*first.prompt_ids[:-1], 201))
+    found = first_difference(
+        race[0].log, log_of([msgspec.structs.replace(records[0], events=(other,)), *records[1:]], LIMITS)
+    )
+    assert found is not None
+    assert (found.index, found.field) == (0, "arrived")
 
 
 def test_the_field_that_differs_is_named(race: tuple[Trace, Trace]) -> None:
-    found = first_difference(*race)
+    found = first_difference(race[0].log, race[1].log)
     assert found is not None
-    assert (found.index, found.field) == (2, "replies")
-    records = list(race[0].records)
+    assert (found.index, found.field) == (2, "answered")
+    records = list(flush_race())
     records[5] = msgspec.structs.replace(records[5], pages_free=3)
-    found = first_difference(race[0], trace_of(records))
+    found = first_difference(race[0].log, log_of(records, LIMITS))
     assert found is not None
-    assert (found.index, found.field, found.right) == (5, "pages_free", "3")
+    assert (found.index, found.field, found.right[:7]) == (5, "memory", "3 free,")
 
 
 def test_a_run_that_ends_early_differs_there(race: tuple[Trace, Trace]) -> None:
-    short = trace_of(race[0].records[:9])
-    found = first_difference(race[0], short)
+    short = cut(race[0], race[0].log.steps[:9])
+    found = first_difference(race[0].log, short.log)
     assert found is not None
     assert (found.index, found.field, found.left, found.right) == (9, "length", "goes on", "ends")
     assert Document(render_timeline([race[0], short])).one("apart").place["x"] == 9
@@ -493,5 +515,5 @@ def test_the_perfetto_export_has_a_track_a_stage(race: tuple[Trace, Trace]) -> N
     assert "FLUSH" in marks
     assert marks[-1].startswith("DIED: IntegrityError")
     sizes = [e["args"] for e in events if e["ph"] == "C"]
-    assert len(sizes) == len(race[1].records)
+    assert len(sizes) == len(race[1].log.steps)
     assert sizes[1] == {"waiting": 0, "chunked": 0, "running": 0, "in_flight": 2}

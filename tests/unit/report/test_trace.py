@@ -19,10 +19,10 @@ def test_a_trace_survives_the_way_through_a_file(trace: Trace, tmp_path: Path) -
     again = read_trace(tmp_path / "a.jsonl")
     assert again == trace
     assert again.header.died
-    assert again.records[-1].error is not None
-    assert again.header.limits == LIMITS
+    assert again.log.steps[-1].error is not None
+    assert (again.log.stages, again.log.depth) == (LIMITS.pp_size, LIMITS.depth)
     assert again.header.config["pp_async_depth"] == PP4.pp_async_depth
-    assert type(again.records[0].events[0]).__name__ == "Generate"
+    assert again.log.steps[0].arrived[0].text == "generate a (125 tokens)"
 
 
 def test_the_same_trace_gives_the_same_bytes(trace: Trace, tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_the_same_trace_gives_the_same_bytes(trace: Trace, tmp_path: Path) -> No
 def test_a_line_is_a_step_so_that_a_log_tool_can_read_it(trace: Trace, tmp_path: Path) -> None:
     write_trace(str(tmp_path / "a.jsonl"), trace)
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + len(trace.records) + len(trace.notes)
-    assert lines[0].startswith('{"format":"lockstep-trace-1"')
+    assert len(lines) == 1 + len(trace.log.steps) + len(trace.notes)
+    assert lines[0].startswith('{"format":"lockstep-trace-2"')
 
 
 def _replace_line(number: int, text: str) -> object:
@@ -51,13 +51,13 @@ def _replace_line(number: int, text: str) -> object:
         (lambda lines: [], "line 1: not the header of a trace"),
         (lambda lines: lines[1:], "line 1: not the header of a trace"),
         (
-            lambda lines: [lines[0].replace("lockstep-trace-1", "lockstep-trace-9"), *lines[1:]],
+            lambda lines: [lines[0].replace("lockstep-trace-2", "lockstep-trace-9"), *lines[1:]],
             "got 'lockstep-trace-9'",
         ),
         (_replace_line(3, "{"), "line 3: not a step or a note"),
         (_replace_line(3, "{}"), "line 3: must hold one step or one note"),
-        (_replace_line(3, '{"record":{"step":"two"}}'), r"\$\.record\.step"),
-        (_replace_line(3, '{"recordd":1}'), "line 3: .*recordd"),
+        (_replace_line(3, '{"step":{"step":"two"}}'), r"\$\.step\.step"),
+        (_replace_line(3, '{"stepp":1}'), "line 3: .*stepp"),
         (lambda lines: [*lines, lines[1]], "steps must grow, got step 1 after"),
         (lambda lines: [lines[0], lines[1][: len(lines[1]) // 2]], "line 2: not a step or a note"),
     ],

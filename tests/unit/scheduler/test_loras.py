@@ -29,9 +29,7 @@ FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 PROMPT = prompt(64)
 
 
-def with_lora(
-    rid: str, lora: str | None, ids: tuple[int, ...] = PROMPT, new: int = 4, priority: int = 0
-) -> Generate:
+def with_lora(rid: str, lora: str | None, ids: tuple[int, ...] = PROMPT, new: int = 4, priority: int = 0) -> Generate:
     return msgspec.structs.replace(generate(rid, ids, new, priority=priority), lora=lora)
 
 

@@ -12,7 +12,6 @@ import pytest
 import scripted.adapters.lockstep.bugs
 from scripted.adapters.lockstep.bugs import MUTANTS
 from scripted.cli import main
-from scripted.report.timeline.positions import in_window
 from scripted.report.trace import read_trace
 from scripted.script.loader import find_test
 
@@ -82,11 +81,11 @@ def test_a_run_that_passes_says_how_and_leaves_its_trace(monkeypatch, capsys, tm
     assert run_main(monkeypatch, "run", FLUSH, "--tier", "sim", "--trace", str(path)) == 0
     out = capsys.readouterr().out
     trace = read_trace(path)
-    assert f"passed: {FLUSH} (sim tier), {len(trace.records)} steps" in out
-    assert trace.records[-1].digest in out
+    assert f"passed: {FLUSH} (sim tier), {len(trace.log.steps)} steps" in out
+    assert trace.log.steps[-1].digest in out
     assert trace.header.outcome == "passed"
     assert trace.header.config["pp_size"] == 4
-    assert [in_window(record) for record in trace.records if record.step == trace.notes[0].step] == [True]
+    assert [step.in_window for step in trace.log.steps if step.step == trace.notes[0].step] == [True]
 
 
 def test_a_run_with_the_mutant_fails_with_its_report_and_its_last_step(monkeypatch, capsys, tmp_path):
@@ -99,7 +98,7 @@ def test_a_run_with_the_mutant_fails_with_its_report_and_its_last_step(monkeypat
     trace = read_trace(path)
     assert trace.header.died
     assert trace.header.mutant == BUG
-    assert SIGNATURE in (trace.records[-1].error or "")
+    assert SIGNATURE in (trace.log.steps[-1].error or "")
 
 
 def test_parameters_are_given_as_json(monkeypatch, capsys, scripts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,9 +109,9 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
             "E       Violation: c began after the cache was flushed, but reads block 0, which was written before",
             "The scheduler broke a promise in step 3.",
             "The last steps before the end:",
-            "    step 1: start a (4 + 1 tokens) -> batch 1: a?0:4? in blocks 0",
-            "    step 2: abort a, flush -> told a (abort), answered call-1: ok",
-            "    step 3: result of batch 1 (*), start c (5 + 1 tokens) -> batch 2: c?4:5? in blocks 0 1",
+            "*1  start a (4 + 1 tokens)  #0 prefill a?0:4? in blocks 0 *",
+            "*2  abort a * a -> ends: abort",
+            "*3  result #0 (*)*#1 decode c?4:5? in blocks 0 1 *",
             "State:   step 3: waiting=0 running=1 in_flight=1 blocks_free=10",
             "Adapter: *adapter.py, the default configuration",
             "Replay:  pytest 'test_scripts.py::test_found?sim?' --tier sim",
@@ -224,7 +225,7 @@ def script(t):
     ("arguments", "words"),
     [
         ({"adapter": "no/such/adapter.py"}, "there is no file 'no/such/adapter.py'"),
-        ({"adapter": MENDED, "block": 4}, "has no setting 'block', did you mean 'blocks'"),
+        ({"adapter": MENDED, "block": 4}, "has no setting 'block' .did you mean 'blocks'"),
         ({"adapter": MENDED, "blocks": "many"}, "a setting of .* cannot be read"),
         ({"adapter": "lockstep"}, "for the engine write @scripted"),
         ({"adapter": 5}, "adapter is the name of another scheduler"),
@@ -643,7 +644,8 @@ def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pyte
     assert "E       KeyError: 'lost'" in text
     assert "The scheduler raised this in step 2." in text
     assert 'raise KeyError("lost")' in text
-    assert "step 2: start r1 (4 + 2 tokens) -> died of KeyError: 'lost'" in text
+    assert re.search(r"X +2 +start r1 \(4 \+ 2 tokens\).* DIED HERE", text)
+    assert "X step 2 failed: KeyError: 'lost'" in text
 
 
 def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Steps in words: a line says what came in, what was launched in which blocks, and what clients were told."""
+"""Steps of any scheduler in words: what came in, what was launched in which blocks, and what clients were told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scripted.report.step_log import ShownStep
 from scripted.sdk import (
     Abort,
     Add,
@@ -14,6 +15,7 @@ from scripted.sdk import (
     BatchFailed,
     BatchResult,
     FlushCache,
+    Limits,
     Pause,
     Refused,
     Resume,
@@ -22,34 +24,55 @@ from scripted.sdk import (
     Tokens,
 )
 from scripted.sdk.records import Record, Step
-from scripted.sdk.script.words import step_line
+from scripted.sdk.step_words import log_of
+
+LIMITS = Limits(block_size=4, blocks=40, batch_tokens=64, batch_requests=8, context_tokens=128, depth=2)
+SHARES = (Share(rid="a", start=32, count=3, block_ids=(0, 1, 2)), Share(rid="b", start=0, count=1, block_ids=(9,)))
 
 
-def line(*events: Any, batch: Batch | None = None, error: str | None = None, **stepped: Any) -> str:
-    done = None if error else Stepped(microbatch=batch, **stepped)
-    return step_line(7, Record(Step(events, 0.0), done, {}, error), batch)
+def record(*events: Any, batch: Batch | None = None, error: str | None = None, **stepped: Any) -> Record:
+    return Record(Step(events, 0.0), None if error else Stepped(microbatch=batch, **stepped), {"free": 3}, error)
+
+
+def shown(*records: Record) -> ShownStep:
+    return log_of(records, LIMITS).steps[-1]
+
+
+def said(*events: Any, **stepped: Any) -> list[str]:
+    step = shown(record(*events, **stepped))
+    return [one.text for one in (*step.arrived, *step.answered)]
 
 
 def test_a_step_with_everything() -> None:
-    shares = (Share(rid="a", start=32, count=3, block_ids=(0, 1, 2)), Share(rid="b", start=0, count=1, block_ids=(9,)))
-    said = line(
-        BatchResult(batch_id=3, token_ids=((112,), ())),
-        Abort(rid="c"),
-        batch=Batch(id=4, shares=shares),
-        replies=(Tokens(rid="a", token_ids=(112,), finish_reason="length"),),
-        preempted=("d", "e"),
+    step = shown(
+        record(Add(rid="a", prompt_ids=tuple(range(40)), max_new_tokens=2), batch=Batch(id=3, shares=SHARES)),
+        record(
+            BatchResult(batch_id=3, token_ids=((112,), ())),
+            Abort(rid="c"),
+            batch=Batch(id=4, shares=SHARES[:1]),
+            replies=(Tokens(rid="a", token_ids=(112,), finish_reason="length"),),
+            preempted=("d",),
+        ),
     )
-    assert said == (
-        "step 7: result of batch 3 (112, -), abort c -> preempted d e; told a 112 (length); "
-        "batch 4: a[32:35] in blocks 0 1 2, b[0:1] in blocks 9"
-    )
+    assert [one.text for one in step.arrived] == ["result #0 (112, -)", "abort c"]
+    assert [one.text for one in step.answered] == ["preempted d", "a -> token 112, ends: length"]
+    assert step.launched is not None
+    assert step.launched.text == "#1 prefill a[32:35] in blocks 0 1 2"
+    assert (step.in_flight, step.memory) == ((1,), {"free": 3})
+
+
+def test_what_waits_and_what_runs() -> None:
+    adds = [Add(rid=rid, prompt_ids=(1, 2), max_new_tokens=2) for rid in "ab"]
+    first = record(*adds, batch=Batch(id=1, shares=(Share(rid="a", start=0, count=2, block_ids=(0,)),)))
+    assert (shown(first).waiting, shown(first).running) == (("b",), ("a",))
+    assert shown(first, record(preempted=("a",))).waiting == ("a", "b")
 
 
 def test_a_batch_that_copies_blocks() -> None:
     shares = (Share(rid="a", start=4, count=1, block_ids=(0, 2)),)
-    assert line(batch=Batch(id=4, shares=shares, copies=((9, 2),))) == (
-        "step 7: nothing -> batch 4: copies block 9 to 2, a[4:5] in blocks 0 2"
-    )
+    launched = shown(record(batch=Batch(id=4, shares=shares, copies=((9, 2),)))).launched
+    assert launched is not None
+    assert launched.text == "#0 prefill, copies block 9 to 2 a[4:5] in blocks 0 2"
 
 
 @pytest.mark.parametrize(
@@ -61,33 +84,41 @@ def test_a_batch_that_copies_blocks() -> None:
         (FlushCache(call_id="x", force=True), "forced flush"),
         (Pause(call_id="x", mode="keep"), "pause (keep)"),
         (Resume(call_id="x"), "continue"),
-        (BatchFailed(batch_id=5, error="lost"), "batch 5 failed"),
     ],
 )
 def test_an_event(event: Any, words: str) -> None:
-    assert line(event) == f"step 7: {words} -> nothing"
+    assert said(event) == [words]
+
+
+def test_a_batch_that_failed() -> None:
+    step = shown(record(batch=Batch(id=5, shares=SHARES)), record(BatchFailed(batch_id=5, error="lost\n")))
+    assert [(one.text, one.kind) for one in step.arrived] == [("result #0 FAILED: lost\\n", "bad")]
 
 
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Tokens(rid="a", token_ids=(1, 2)), "told a 1 2"),
-        (Tokens(rid="a", finish_reason="abort"), "told a (abort)"),
-        (Refused(rid="a", reason="full"), "refused a: full"),
-        (Answer(call_id="call-1", ok=True), "answered call-1: ok"),
-        (Answer(call_id="call-1", ok=False, text="busy"), "answered call-1: not ok (busy)"),
+        (Tokens(rid="a", token_ids=(1, 2)), "a -> token 1 2"),
+        (Tokens(rid="a", finish_reason="abort"), "a -> ends: abort"),
+        (Refused(rid="a", reason="full"), "a -> refused: full"),
+        (Answer(call_id="call-1", ok=True), "call -> ok"),
+        (Answer(call_id="call-1", ok=False, text="busy"), "call -> not ok (busy)"),
     ],
 )
 def test_a_reply(reply: Any, words: str) -> None:
-    assert line(replies=(reply,)) == f"step 7: nothing -> {words}"
+    assert said(replies=(reply,)) == [words]
+
+
+def test_an_answer_names_its_call() -> None:
+    assert said(FlushCache(call_id="x"), replies=(Answer(call_id="x", ok=True),)) == ["flush", "flush -> ok"]
 
 
 def test_the_step_that_the_scheduler_dies_in() -> None:
-    assert line(Abort(rid="a"), error="KeyError: 1") == "step 7: abort a -> died of KeyError: 1"
+    assert shown(record(Abort(rid="a"), error="KeyError: 1")).error == "KeyError: 1"
 
 
 def test_guesses_and_long_tables() -> None:
     share = Share(rid="a", start=4, count=3, block_ids=tuple(range(20)), draft_ids=(5, 6))
-    assert line(batch=Batch(id=1, shares=(share,))) == (
-        "step 7: nothing -> batch 1: a[4:7] with 2 guesses in blocks 0 1 2 3 4 5 6 7 8 9 10 11 and 8 more"
-    )
+    launched = shown(record(batch=Batch(id=1, shares=(share,)))).launched
+    assert launched is not None
+    assert launched.text == ("#0 prefill a[4:7] with 2 guesses in blocks 0 1 2 3 4 5 6 7 8 9 10 11 and 8 more")

@@ -45,6 +45,7 @@ from scripted.adapters.lockstep.server.wire import (
     Shutdown,
     decode_reply,
 )
+from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.errors import ScriptError
@@ -340,8 +341,7 @@ class ScriptedServer(ScriptRunner):
             frames=self._position,
             script=f"{command.file}::{command.name}",
             tier="server",
-            records=tuple(self._steps),
-            limits=self._limits,
+            log=None if self._limits is None else log_of(self._steps, self._limits),
             replay=command.options.replay,
         )
 

@@ -1,0 +1,168 @@
+"""The steps of a run as they are shown: who did what, in words, and where every microbatch is.
+
+An adapter makes a log of its own records; table, timeline, Perfetto, reports and traces need nothing else of it. A
+microbatch launched at step n is in stage 0 at step n, in stage 1 at n + 1 and so on; after the last stage its result
+waits until a step takes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from scripted.core.phrases import printable, short_rid
+
+__all__ = ["Launch", "Note", "Pipeline", "Said", "Share", "ShownBatch", "ShownStep", "StepLog", "some"]
+
+# A text names this many requests or tokens, and counts the others.
+_NAMED: Final = 4
+
+
+def some(names: list[str]) -> str:
+    """The first few, and how many there are beyond them."""
+    more = len(names) - _NAMED
+    return " ".join(names) if more <= 0 else f"{' '.join(names[:_NAMED])} +{more} more"
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event that arrived, or one reply: ``text`` names its request ``rid`` as ``short_rid`` does.
+
+    ``kind`` is how it is marked: ``event``, ``strong`` or ``bad`` of a client, ``taken`` or ``bad`` of a microbatch,
+    ``token``, ``answer``, ``refused`` or ``bad`` of a reply. ``batch`` is the microbatch whose result it is, and
+    ``of_pipeline`` says that it came from the pipeline. ``full`` is the whole text where ``text`` leaves something out.
+    ``content`` differs where two of the same text say different things.
+    """
+
+    text: str
+    kind: str = "event"
+    rid: str | None = None
+    batch: int | None = None
+    of_pipeline: bool = False
+    full: str = ""
+    content: int = 0
+
+    def naming(self, name: str) -> str:
+        """The text with another name for the request."""
+        return self.text if self.rid is None else self.text.replace(short_rid(self.rid), name, 1)
+
+    @property
+    def in_full(self) -> str:
+        """Nothing left out."""
+        text = self.text if self.rid is None else self.naming(printable(self.rid))
+        return f"{text} (in full: {self.full})" if self.full else text
+
+
+class Share(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request's part of a microbatch: ``positions`` in the request, a ``note``, and ``detail`` for a long text."""
+
+    rid: str
+    positions: str
+    note: str = ""
+    detail: str = ""
+
+    def text(self, name: str) -> str:
+        return f"{name}{self.positions}{self.note}"
+
+
+class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A microbatch that was launched; one without shares carries ``order`` to the stages."""
+
+    id: int
+    kind: str
+    shares: tuple[Share, ...] = ()
+    tokens: int = 0
+    order: str = ""
+    content: int = 0
+
+    @property
+    def rids(self) -> tuple[str, ...]:
+        """The requests that it computes, in its order."""
+        return tuple(share.rid for share in self.shares)
+
+    @property
+    def text(self) -> str:
+        """``#1 prefill a[64:125] last chunk``, ``#2 decode a@125 b@40``."""
+        return f"#{self.id} {self.order or f'{self.kind} {some([s.text(short_rid(s.rid)) for s in self.shares])}'}"
+
+    @property
+    def in_full(self) -> str:
+        """The same with every request, and nothing shortened."""
+        shares = " ".join(share.text(printable(share.rid)) for share in self.shares)
+        return f"#{self.id} {self.order or f'{self.kind} {shares}'}"
+
+
+class ShownStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step: what went in, what came out, and how it left queues, pipeline and memory.
+
+    ``in_flight`` holds microbatch ids in launch order. ``digest`` stands for this step and all before it. ``error`` is
+    the exception, as ``Type: text``, of the step that the scheduler died in.
+    """
+
+    step: int
+    now: float = 0.0
+    arrived: tuple[Said, ...] = ()
+    launched: ShownBatch | None = None
+    answered: tuple[Said, ...] = ()
+    waiting: tuple[str, ...] = ()
+    chunked: str | None = None
+    running: tuple[str, ...] = ()
+    in_flight: tuple[int, ...] = ()
+    memory: dict[str, int] = {}
+    digest: str = ""
+    error: str | None = None
+
+    @property
+    def queues_are_clear(self) -> bool:
+        """No request waits, is partly prefilled or runs."""
+        return not self.waiting and self.chunked is None and not self.running
+
+    @property
+    def in_window(self) -> bool:
+        """The window of the flush race: every queue is clear, yet something is in flight."""
+        return bool(self.in_flight) and self.queues_are_clear
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A remark on one step: a window that was reached, a line of the script, a held result."""
+
+    step: int
+    text: str
+
+
+class Launch(NamedTuple):
+    """A microbatch and the step that launched it."""
+
+    batch: ShownBatch
+    step: int
+
+
+class Pipeline(NamedTuple):
+    """What is in flight after one step: the microbatch in each stage, if any, and those whose results wait."""
+
+    stages: tuple[int | None, ...]
+    results: tuple[int, ...]
+
+
+class StepLog(msgspec.Struct, frozen=True):
+    """The steps of one run on a pipeline of so many ``stages``, with at most ``depth`` microbatches in flight."""
+
+    stages: int
+    depth: int
+    steps: tuple[ShownStep, ...] = ()
+
+    def launches(self) -> dict[int, Launch]:
+        """Every launch, by microbatch id."""
+        return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
+
+    def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> Pipeline:
+        """The pipeline as one step left it. A launch from before the first step is taken to be through all stages."""
+        where: list[int | None] = [None] * self.stages
+        results: list[int] = []
+        for batch in step.in_flight:
+            age = step.step - launched[batch].step if batch in launched else self.stages
+            if 0 <= age < self.stages:
+                where[age] = batch
+            else:
+                results.append(batch)
+        return Pipeline(tuple(where), tuple(results))
