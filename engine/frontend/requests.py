@@ -196,17 +196,21 @@ def check_fits(prompt_tokens: int, max_new_tokens: int, limits: Limits, param: s
         raise ApiError.invalid(reason, param=param)
 
 
-def check_prompt_logprobs(messages: Sequence[Generate], param: str) -> None:
-    """Raise ApiError (400) when the logprobs of its prompts would make an answer too large to keep."""
+def check_prompt_logprobs(messages: Sequence[Generate], param: str, *, values_each: int | None = None) -> None:
+    """Raise ApiError (400) when the logprobs of its prompts would make an answer too large to keep.
+
+    ``values_each`` is how many the whole answer shows of each token that is asked for, if not once what was asked.
+    """
     values = sum(
-        (len(message.prompt_ids) - message.prompt_logprobs_from) * (1 + message.prompt_top_logprobs_num)
+        (len(message.prompt_ids) - message.prompt_logprobs_from) * (values_each or 1 + message.prompt_top_logprobs_num)
         for message in messages
         if message.prompt_logprobs_from >= 0
     )
     if values > MAX_PROMPT_LOGPROBS:
         raise ApiError.invalid(
             f"{param} must ask for at most {MAX_PROMPT_LOGPROBS} logprobs of the prompts, those of the most likely "
-            f"tokens included, got {values}; ask for fewer of the most likely tokens, or send less in one request",
+            f"tokens included and once for each choice that shows them, got {values}; ask for fewer of the most likely "
+            "tokens or fewer choices, or send less in one request",
             param=param,
         )
 

@@ -9,23 +9,39 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from engine.frontend.answer import Answer, Decoder, is_shown, joined
 from engine.frontend.errors import LORA_PARAM, ApiError, ErrorType
-from engine.frontend.protocol import GenerateAnswer
+from engine.frontend.protocol import MAX_TOP_LOGPROBS, GenerateAnswer
 from engine.frontend.requests import Order
 from engine.messages import FAILURES, Abort, ClientMessage, FinishReason, Generate, Refusal, TokenOutput, ended_by
 
-__all__ = ["OUTPUTS_A_TURN", "TOKENS_A_TURN", "NativeShape", "Request", "Session", "Sessions", "Shape"]
+__all__ = [
+    "OUTPUTS_A_TURN",
+    "TOKENS_A_TURN",
+    "VALUES_A_TURN",
+    "HandOver",
+    "NativeShape",
+    "Request",
+    "Session",
+    "Sessions",
+    "Shape",
+    "Shaping",
+    "finished",
+    "listed",
+    "spelled",
+]
 
 # Prompt tokens that are sent before the event loop turns: 2 ms of them. All choices of a long prompt may take 100 ms.
 TOKENS_A_TURN: Final = 262_144
 # Outputs that become pieces before the event loop turns: a client that took nothing for a while has many.
 OUTPUTS_A_TURN: Final = 32
+# Logprobs that are spelled before the event loop turns: 10 ms of them.
+VALUES_A_TURN: Final = 4096
 _DONE: Final = b"data: [DONE]\n\n"
 
 IndexedPiece = tuple[int, GenerateAnswer]
@@ -33,12 +49,16 @@ IndexedPiece = tuple[int, GenerateAnswer]
 HandOver = Callable[[TokenOutput | ApiError], None]
 # Is told of each output as it becomes a piece.
 Observer = Callable[[TokenOutput], None]
+_Result = TypeVar("_Result")
+_Entry = TypeVar("_Entry")
+# Makes something large. It yields where the event loop may turn, and need not where it makes something small.
+Shaping = Generator[None, None, _Result]
 
 
 class Shape(Protocol):
     """How a protocol shows answers; one object for each HTTP request."""
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The body of an answer in one, from the answers of all choices."""
         ...
 
@@ -54,9 +74,14 @@ class Shape(Protocol):
 class NativeShape:
     """Answers of ``/generate``: pieces as they are."""
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         (answer,) = answers
-        return answer
+        meta, fields = answer.meta_info, dict[str, Any]()
+        for name in ("output_logprobs", "input_token_logprobs", "input_top_logprobs", "input_token_ranks"):
+            entries = getattr(meta, name)
+            if entries is not msgspec.UNSET:
+                fields[name] = listed((yield from spelled(entries, MAX_TOP_LOGPROBS, lambda entry: entry)))
+        return msgspec.structs.replace(answer, meta_info=msgspec.structs.replace(meta, **fields))
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterable[msgspec.Struct]:  # noqa: ARG002 - there is one
         return (piece,)
@@ -272,9 +297,14 @@ class Session:
             self._kept[index].append(piece)
         return self.is_over
 
-    def body(self) -> bytes:
+    def body(self) -> Shaping[bytes]:
         """The whole answer as JSON, of what was collected."""
-        return msgspec.json.encode(self._shape.whole(list(map(joined, self._kept))))
+        answers = []
+        for index, pieces in enumerate(self._kept):
+            if index:
+                yield
+            answers.append(joined(pieces))
+        return msgspec.json.encode((yield from self._shape.whole(answers)))
 
     def pieces(self) -> list[IndexedPiece]:
         """The pieces that are there, up to a bound, with the index of their choice, in the order in which they came.
@@ -286,8 +316,13 @@ class Session:
         try:
             if self._failure is not None:
                 raise self._failure
+            values = 0
             for _ in range(min(len(self._outputs), OUTPUTS_A_TURN)):
-                pieces += self._shown(*self._outputs.popleft())
+                index, output = self._outputs.popleft()
+                pieces += self._shown(index, output)
+                values += 0 if isinstance(output, ApiError) else _prompt_values(output)
+                if values >= VALUES_A_TURN:
+                    break
         except ApiError as exc:
             self._failure = exc
             self._outputs.clear()
@@ -297,7 +332,7 @@ class Session:
         return pieces
 
     def _take(self, index: int, output: TokenOutput | ApiError) -> None:
-        self._outputs.append((index, output))
+        self._outputs += [(index, output)] if isinstance(output, ApiError) else [(index, one) for one in _split(output)]
         self.on_output()
 
     def _shown(self, index: int, output: TokenOutput | ApiError) -> list[IndexedPiece]:
@@ -362,6 +397,52 @@ class _Choice:
         if output.finish_reason is FinishReason.TIMEOUT and not output.completion_tokens:
             raise _TimedOut(output.error or "the time of this request is over", piece)
         return piece
+
+
+def spelled(entries: Sequence[_Entry], values_each: int, spell: Callable[[_Entry], object]) -> Shaping[bytes]:
+    """The inside of a JSON list of what ``spell`` makes of entries, each with so many values."""
+    count = max(1, VALUES_A_TURN // max(1, values_each))
+    parts = []
+    for start in range(0, len(entries), count):
+        if start:
+            yield
+        parts.append(msgspec.json.encode([spell(entry) for entry in entries[start : start + count]])[1:-1])
+    return b",".join(parts)
+
+
+def listed(*insides: bytes) -> Any:
+    """A JSON list, from the insides of lists; it stands for the list of the entries that were spelled."""
+    return msgspec.Raw(b"[" + b",".join([inside for inside in insides if inside]) + b"]")
+
+
+def finished(shaping: Shaping[_Result]) -> _Result:
+    """What is made, without a turn in between."""
+    while True:
+        try:
+            next(shaping)
+        except StopIteration as done:
+            result: _Result = done.value
+            return result
+
+
+def _prompt_values(output: TokenOutput) -> int:
+    """The logprobs of a prompt in an output."""
+    logprobs = output.prompt_logprobs
+    return len(logprobs) * (1 + len(logprobs[0].top)) if logprobs else 0
+
+
+def _split(output: TokenOutput) -> list[TokenOutput]:
+    """An output as several, none of which has more logprobs of its prompt than are spelled in a turn."""
+    logprobs = output.prompt_logprobs
+    if _prompt_values(output) <= VALUES_A_TURN:
+        return [output]
+    count = max(1, VALUES_A_TURN // (1 + len(logprobs[0].top)))
+    *first, last = (logprobs[start : start + count] for start in range(0, len(logprobs), count))
+    bare = msgspec.structs.replace(
+        output, token_ids=(), logprobs=(), finish_reason=None, stop_token_id=None, error=None
+    )
+    parts = [msgspec.structs.replace(bare, prompt_logprobs=part) for part in first]
+    return [*parts, msgspec.structs.replace(output, prompt_logprobs=last)]
 
 
 def _events(events: Iterable[msgspec.Struct]) -> bytes:

@@ -209,6 +209,11 @@ class OpenAiBody(NullableBody):
         return self.prompt_logprobs
 
     @property
+    def shown_of_prompt(self) -> int:
+        """How many logprobs of each token of a prompt one answer shows, of all its choices; a stream: one choice."""
+        return 1 + (self.top_of_prompt or 0)
+
+    @property
     def default_new_tokens(self) -> int | None:
         """Most tokens of output where it was left open; None: all that there is room for."""
         return None
@@ -304,6 +309,12 @@ class CompletionBody(OpenAiBody):
         """An echoed prompt has as many as the output."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in wanted if number is not None), default=None)
+
+    @property
+    def shown_of_prompt(self) -> int:
+        """Each choice shows its prompt, echoed and ranked; in a stream each is asked for its own."""
+        shown = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return sum(1 + top for top in shown if top is not None) * (1 if self.stream else self.n)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -128,7 +128,8 @@ def _order(
                 lora=lora,
             )
         )
-    check_prompt_logprobs(messages, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
+    param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
     return Order(
         rid=rid,
         messages=tuple(messages),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,9 +33,13 @@ from engine.frontend.openai.answers import (
 from engine.frontend.openai.spoken import SpokenChoice
 from engine.frontend.protocol import GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.requests import Order, ServedModel
+from engine.frontend.sessions import Shaping, finished, listed, spelled
 from engine.frontend.token_texts import TokenTexts
 
 __all__ = ["ChatShape", "CompletionShape", "EchoOffsets", "echoed", "ranked"]
+
+RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
+_Said = TypeVar("_Said", "_PromptEntry", OutputLogprob)
 
 
 class _Counts:
@@ -90,16 +94,22 @@ class CompletionShape:
         self._offsets: dict[int, _Offsets] = {}
         self._created_s = int(time.time())
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The answer in one."""
-        # Neighbouring choices share a prompt, whose logprobs came with the first of them.
-        firsts = [answers[index - index % self._n] for index in range(len(answers))]
-        choices = [self._choice(index, *both) for index, both in enumerate(zip(answers, firsts, strict=True))]
+        choices: list[CompletionChoice] = []
+        of_prompt: _OfPrompt | None = None
+        for index, answer in enumerate(answers):
+            if of_prompt is None or index % self._n == 0:
+                # Neighbouring choices share a prompt, whose logprobs came with the first of them.
+                of_prompt = yield from self._of_prompt(index, answer)
+            choices.append((yield from self._choice(index, answer, of_prompt)))
+            if len(answers) > 1:
+                yield
         return self._answer(choices, self._counts.usage())
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
         """One event for a piece that shows something."""
-        choice = self._choice(index, piece, piece)
+        choice = finished(self._choice(index, piece, finished(self._of_prompt(index, piece))))
         if choice.text or choice.finish_reason or choice.logprobs:
             yield self._answer([choice], None if self._include_usage else msgspec.UNSET)
 
@@ -111,40 +121,31 @@ class CompletionShape:
     def _answer(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> CompletionAnswer:
         return CompletionAnswer(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
 
-    def _choice(self, index: int, piece: GenerateAnswer, of_prompt: GenerateAnswer) -> CompletionChoice:
+    def _choice(self, index: int, piece: GenerateAnswer, of_prompt: _OfPrompt) -> Shaping[CompletionChoice]:
         self._counts.note(index, piece.meta_info)
-        echo, most = self._echo.pop(index, ""), self._prompt_logprobs
+        echo = self._echo.pop(index, "")
+        logprobs = None
         if self._logprobs:
-            self._offsets.setdefault(index, _Offsets(self._tokenizer, begin=len(echo)))
+            offsets = self._offsets.setdefault(index, _Offsets(self._tokenizer, begin=len(echo)))
+            said = yield from _columns(_entries(piece), offsets.before, self._texts, lambda entry: dict(entry.top))
+            tokens, values, tops, places = map(listed, of_prompt.echoed, said)
+            logprobs = CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=tops, text_offset=places)
         return CompletionChoice(
             index=index,
             text=echo + piece.text,
-            logprobs=self._spelled(index, _entries(piece), of_prompt) if self._logprobs else None,
+            logprobs=logprobs,
             finish_reason=piece.meta_info.finish_reason,
-            prompt_logprobs=msgspec.UNSET if most is None else ranked(of_prompt, most, self._texts),
+            prompt_logprobs=of_prompt.ranked,
         )
 
-    def _spelled(self, index: int, entries: Sequence[OutputLogprob], of_prompt: GenerateAnswer) -> CompletionLogprobs:
-        said = self._spelled_output(index, entries)
-        if index not in self._echo_offsets:
-            return said
-        prompt = echoed(of_prompt, self._top_logprobs, self._texts, self._echo_offsets[index])
-        return CompletionLogprobs(
-            tokens=prompt.tokens + said.tokens,
-            token_logprobs=prompt.token_logprobs + said.token_logprobs,
-            top_logprobs=prompt.top_logprobs + said.top_logprobs,
-            text_offset=prompt.text_offset + said.text_offset,
-        )
-
-    def _spelled_output(self, index: int, entries: Sequence[OutputLogprob]) -> CompletionLogprobs:
-        offsets = self._offsets[index]
-        text_of = self._texts.text_of
-        return CompletionLogprobs(
-            tokens=[text_of(entry.token_id) for entry in entries],
-            token_logprobs=[entry.logprob for entry in entries],
-            top_logprobs=[{text_of(token_id): logprob for token_id, logprob in entry.top} for entry in entries],
-            text_offset=[offsets.before(entry.token_id) for entry in entries],
-        )
+    def _of_prompt(self, index: int, piece: GenerateAnswer) -> Shaping[_OfPrompt]:
+        """What a piece says of its prompt."""
+        offsets, most = self._echo_offsets.get(index), self._prompt_logprobs
+        columns = (b"", b"", b"", b"")
+        if offsets is not None:
+            columns = yield from echoed(piece, self._top_logprobs, self._texts, offsets)
+        values = msgspec.UNSET if most is None else (yield from ranked(piece, most, self._texts))
+        return _OfPrompt(columns, values)
 
 
 class ChatShape:
@@ -163,10 +164,12 @@ class ChatShape:
         self._begun: set[int] = set()
         self._created_s = int(time.time())
 
-    def whole(self, answers: Sequence[GenerateAnswer]) -> msgspec.Struct:
+    def whole(self, answers: Sequence[GenerateAnswer]) -> Shaping[msgspec.Struct]:
         """The answer in one."""
         choices = []
         for index, answer in enumerate(answers):
+            if index:
+                yield
             spoken = self._choice(index)
             message = ChatMessage(content=answer.text) if spoken is None else spoken.message(answer)
             self._note(index, answer.meta_info)
@@ -174,7 +177,7 @@ class ChatShape:
                 ChatChoice(
                     index=index,
                     message=message,
-                    logprobs=self._spelled(answer),
+                    logprobs=(yield from self._spelled(answer)),
                     finish_reason=self._finish_reason(index, answer.meta_info),
                 )
             )
@@ -185,7 +188,7 @@ class ChatShape:
             model=self._model,
             choices=choices,
             usage=self._counts.usage(),
-            prompt_logprobs=msgspec.UNSET if most is None else ranked(answers[0], most, self._texts),
+            prompt_logprobs=msgspec.UNSET if most is None else (yield from ranked(answers[0], most, self._texts)),
         )
 
     def events(self, index: int, piece: GenerateAnswer) -> Iterator[msgspec.Struct]:
@@ -197,7 +200,7 @@ class ChatShape:
             yield self._event(index, ChatDelta(role="assistant", content="" if spoken is None else msgspec.UNSET))
         deltas = _plain(piece) if spoken is None else spoken.deltas(piece)
         self._note(index, piece.meta_info)
-        logprobs = self._spelled(piece)
+        logprobs = finished(self._spelled(piece))
         if logprobs is not None and not deltas:
             deltas = [ChatDelta(content="") if spoken is None else ChatDelta()]
         for number, delta in enumerate(deltas):
@@ -242,10 +245,11 @@ class ChatShape:
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> ChatChunk:
         return ChatChunk(id=self._rid, created=self._created_s, model=self._model, choices=choices, usage=usage)
 
-    def _spelled(self, piece: GenerateAnswer) -> ChatLogprobs | None:
-        if not self._logprobs or not _entries(piece):
+    def _spelled(self, piece: GenerateAnswer) -> Shaping[ChatLogprobs | None]:
+        entries = _entries(piece)
+        if not self._logprobs or not entries:
             return None
-        return ChatLogprobs(content=[self._spelled_entry(entry) for entry in _entries(piece)])
+        return ChatLogprobs(content=listed((yield from spelled(entries, _width(entries), self._spelled_entry))))
 
     def _spelled_entry(self, entry: OutputLogprob) -> ChatLogprob:
         texts = self._texts
@@ -283,7 +287,8 @@ def _entries(piece: GenerateAnswer) -> tuple[OutputLogprob, ...]:
     return entries if isinstance(entries, tuple) else ()
 
 
-RankedPrompt = list[dict[str, PromptTokenLogprob] | None]
+# The insides of four lists: tokens, logprobs, most likely tokens, offsets.
+_Columns = tuple[bytes, bytes, bytes, bytes]
 
 
 class _PromptEntry(NamedTuple):
@@ -293,6 +298,13 @@ class _PromptEntry(NamedTuple):
     logprob: float | None
     rank: int | None
     top: tuple[InputTopLogprob, ...]
+
+
+class _OfPrompt(NamedTuple):
+    """The logprobs of a prompt, echoed before those of the output, and ranked."""
+
+    echoed: _Columns
+    ranked: RankedPrompt | msgspec.UnsetType
 
 
 class EchoOffsets:
@@ -316,24 +328,44 @@ class EchoOffsets:
         return offset
 
 
-def echoed(answer: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> CompletionLogprobs:
+def echoed(piece: GenerateAnswer, most: int, texts: TokenTexts, offsets: EchoOffsets) -> Shaping[_Columns]:
     """The logprobs of an echoed prompt, or of a part of it, with ``most`` of the most likely tokens."""
-    entries = list(_prompt_entries(answer))
-    text_of = texts.text_of
-    return CompletionLogprobs(
-        tokens=[text_of(entry.token_id) for entry in entries],
-        token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[
-            None if entry.logprob is None else {text_of(token): logprob for logprob, token, _ in entry.top[:most]}
-            for entry in entries
-        ],
-        text_offset=[offsets.before(entry.token_id) for entry in entries],
+    entries = _prompt_entries(piece)
+    return (yield from _columns(entries, offsets.before, texts, lambda one: {t: v for v, t, _ in one.top[:most]}))
+
+
+def ranked(answer: GenerateAnswer, most: int, texts: TokenTexts) -> Shaping[RankedPrompt]:
+    """For each token of a prompt its logprob and those of the ``most`` most likely ones, by token id."""
+
+    def spell(entry: _PromptEntry) -> dict[str, PromptTokenLogprob] | None:
+        return None if entry.logprob is None else _ranked_entry(entry, most, texts)
+
+    result: RankedPrompt = listed((yield from spelled(_prompt_entries(answer), 1 + most, spell)))
+    return result
+
+
+def _columns(
+    entries: Sequence[_Said],
+    offset_of: Callable[[int], int],
+    texts: TokenTexts,
+    top_of: Callable[[_Said], dict[int, float]],
+) -> Shaping[_Columns]:
+    """Tokens and their logprobs as completions spell them."""
+
+    def spell_top(entry: _Said) -> dict[str, float] | None:
+        return None if entry.logprob is None else {texts.text_of(token): v for token, v in top_of(entry).items()}
+
+    return (
+        (yield from spelled(entries, 1, lambda entry: texts.text_of(entry.token_id))),
+        (yield from spelled(entries, 1, lambda entry: entry.logprob)),
+        (yield from spelled(entries, _width(entries), spell_top)),
+        (yield from spelled(entries, 1, lambda entry: offset_of(entry.token_id))),
     )
 
 
-def ranked(answer: GenerateAnswer, most: int, texts: TokenTexts) -> RankedPrompt:
-    """For each token of a prompt its logprob and those of the ``most`` most likely ones, by token id."""
-    return [None if entry.logprob is None else _ranked_entry(entry, most, texts) for entry in _prompt_entries(answer)]
+def _width(entries: Sequence[_PromptEntry] | Sequence[OutputLogprob]) -> int:
+    """How many values each of the entries has."""
+    return 1 + len(entries[-1].top) if entries else 1
 
 
 def _ranked_entry(entry: _PromptEntry, most: int, texts: TokenTexts) -> dict[str, PromptTokenLogprob]:
@@ -347,10 +379,12 @@ def _ranked_entry(entry: _PromptEntry, most: int, texts: TokenTexts) -> dict[str
     return ranked_tokens
 
 
-def _prompt_entries(answer: GenerateAnswer) -> Iterator[_PromptEntry]:
+def _prompt_entries(answer: GenerateAnswer) -> list[_PromptEntry]:
     meta = answer.meta_info
     values = meta.input_token_logprobs or ()
     ranks = meta.input_token_ranks or ()
     tops = meta.input_top_logprobs or ((),) * len(values)
-    for (logprob, token, _), rank, top in zip(values, ranks, tops, strict=True):
-        yield _PromptEntry(token, logprob, rank, top or ())
+    return [
+        _PromptEntry(token, logprob, rank, top or ())
+        for (logprob, token, _), rank, top in zip(values, ranks, tops, strict=True)
+    ]

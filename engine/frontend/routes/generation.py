@@ -45,6 +45,8 @@ COMPLETION = "completion"
 CHAT = "chat"
 OPENAI = "openai"
 ERRORS = (404, 409, 429, 500, 504)
+# Bytes of an answer that are written before the event loop turns.
+BYTES_A_TURN: Final = 1 << 20
 # The extension of a request's scope under which a connection offers to write.
 PART_WRITER: Final = "lockstep.part_writer"
 
@@ -165,7 +167,7 @@ class GenerationRoutes:
         watch.cancel()
         if session.is_cut_short:
             raise ClientDisconnect
-        return Response(session.body(), media_type=JSON_TYPE)
+        return _sent_in_parts(await _shaped(session))
 
     def _spoken_choice(self, parsing: Parsing) -> SpokenChoice:
         dialect = self._served.dialect
@@ -190,6 +192,30 @@ async def _collected(session: Session) -> None:
     """Wait for the whole answer. Raises ApiError."""
     while not session.collect():
         await _news_of(session)
+
+
+async def _shaped(session: Session) -> bytes:
+    """The body of an answer that was collected; the event loop turns while a large one is made."""
+    shaping = session.body()
+    while True:
+        try:
+            next(shaping)
+        except StopIteration as done:
+            body: bytes = done.value
+            return body
+        await asyncio.sleep(0)
+
+
+def _sent_in_parts(body: bytes) -> Response:
+    """An answer of JSON; the event loop turns while a large one is sent."""
+    if len(body) <= BYTES_A_TURN:
+        return Response(body, media_type=JSON_TYPE)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), BYTES_A_TURN):
+            yield body[start : start + BYTES_A_TURN]
+
+    return StreamingResponse(parts(), headers={"content-length": str(len(body))}, media_type=JSON_TYPE)
 
 
 async def _first_part(session: Session) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,6 +12,7 @@ from engine.frontend.answer import Answer, Decoder, is_shown, joined
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.shapes import EchoOffsets, echoed, ranked
 from engine.frontend.requests import MAX_PROMPT_LOGPROBS, check_prompt_logprobs
+from engine.frontend.sessions import Shaping, finished, listed
 from engine.frontend.token_texts import TokenTexts
 from engine.messages import FinishReason, Generate, PromptLogprob, SamplingParams, TokenOutput
 
@@ -32,6 +36,10 @@ def message(ids: tuple[int, ...], start: int = 0, top: int = 0) -> Generate:
 
 def values(*logprobs: float) -> tuple[PromptLogprob, ...]:
     return tuple(PromptLogprob(one, 2, ((65, -0.5), (66, -1.5))) for one in logprobs)
+
+
+def columns(shaping: Shaping[tuple[bytes, bytes, bytes, bytes]]) -> list[list[Any]]:
+    return [json.loads(msgspec.json.encode(listed(inside))) for inside in finished(shaping)]
 
 
 def test_parts_follow_each_other_and_the_first_entry_is_null() -> None:
@@ -69,24 +77,24 @@ def test_an_echo_spells_the_prompt_and_counts_its_characters() -> None:
     answer = Answer(Bytes(), message(ids, 0, 2))
     piece = answer.piece(TokenOutput(rid="r", prompt_logprobs=values(*[-1.0] * 5)))
     texts = TokenTexts(Bytes())
-    spelled = echoed(piece, 1, texts, EchoOffsets(Bytes(), texts, "a\u20acb"))
-    assert spelled.tokens[:2] == ["<s>", "a"]
-    assert spelled.text_offset == [0, 0, 1, 1, 1, 2]
-    assert spelled.token_logprobs == [None, *[-1.0] * 5]
-    assert spelled.top_logprobs == [None, *[{"A": -0.5}] * 5]
+    tokens, logprobs, tops, offsets = columns(echoed(piece, 1, texts, EchoOffsets(Bytes(), texts, "a\u20acb")))
+    assert tokens[:2] == ["<s>", "a"]
+    assert offsets == [0, 0, 1, 1, 1, 2]
+    assert logprobs == [None, *[-1.0] * 5]
+    assert tops == [None, *[{"A": -0.5}] * 5]
     # One that its client spelled out counts.
-    assert echoed(piece, 0, texts, EchoOffsets(Bytes(), texts, "<s>a\u20acb")).text_offset == [0, 3, 4, 4, 4, 5]
+    assert columns(echoed(piece, 0, texts, EchoOffsets(Bytes(), texts, "<s>a\u20acb")))[3] == [0, 3, 4, 4, 4, 5]
 
 
 def test_a_ranked_prompt_has_each_token_and_the_best_by_id() -> None:
     piece = Answer(Bytes(), message((70, 71, 65), 0, 2)).piece(TokenOutput(rid="r", prompt_logprobs=values(-3.0, -0.5)))
-    first, said, best = ranked(piece, 1, TokenTexts(Bytes()))
+    first, said, best = json.loads(msgspec.json.encode(finished(ranked(piece, 1, TokenTexts(Bytes())))))
     assert first is None
-    assert {key: (one.logprob, one.rank, one.decoded_token) for key, one in (said or {}).items()} == {
-        "71": (-3.0, 2, "G"),
-        "65": (-0.5, 1, "A"),
+    assert said == {
+        "71": {"logprob": -3.0, "rank": 2, "decoded_token": "G"},
+        "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
     }
-    assert list(best or {}) == ["65"]
+    assert list(best) == ["65"]
 
 
 def test_more_than_an_answer_can_keep_is_refused_with_the_numbers() -> None:

@@ -29,7 +29,7 @@ from engine.frontend.protocol import (
     timeout_of,
 )
 from engine.frontend.requests import Order, ServedModel, check_lora_name, native_order
-from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.frontend.sessions import NativeShape, Session, Sessions, finished
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import CallAnswer, ClientMessage, Refusal, Reply, TokenOutput
@@ -153,7 +153,7 @@ class SimClients:
                         receive_events(view, part)
                         view.closed = session.is_told
                 elif session.collect() and not view.dropped:
-                    receive_event(view, session.body())
+                    receive_event(view, finished(session.body()))
                     view.status, view.closed = 200, True
         except ApiError as exc:
             if not view.dropped:

@@ -1,0 +1,138 @@
+"""Large answers: bounded by what the whole answer will hold, and made in parts between which the event loop turns."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from engine.frontend import sessions
+from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.errors import ApiError
+from engine.frontend.openai.requests import chat_order, completion_order
+from engine.frontend.openai.shapes import ChatShape, CompletionShape
+from engine.frontend.requests import ServedModel, native_order
+from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.limits import EMBEDDED_FACTS, Limits
+from engine.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
+from engine.settings import ServerSettings
+
+# The longest that the event loop may be kept, in CPU time.
+MOST_S = 0.05
+TOP = tuple((token, -1.0 - token) for token in range(20))
+TOKENS = 8_000
+
+
+@pytest.fixture
+def served(byte_tokenizer) -> ServedModel:
+    class Template:
+        chat_template = "brackets"
+
+        def apply_chat_template(self, conversation: list[dict[str, str]], **_: Any) -> str:
+            return "".join(message["content"] for message in conversation)
+
+    settings = ServerSettings(max_total_tokens=2 * TOKENS)
+    limits = Limits.of(settings, EMBEDDED_FACTS)
+    return ServedModel(byte_tokenizer, ChatTemplate(Template()), limits, "embedded")
+
+
+def _orders(n: int) -> dict[str, Any]:
+    ids = [65] * TOKENS
+    chat = {"messages": [{"role": "user", "content": "A" * TOKENS}], "prompt_logprobs": 20, "n": n, "rid": "r"}
+    echo = {"prompt": ids, "echo": True, "logprobs": 20, "n": n, "rid": "r"}
+    native = {"input_ids": ids, "return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0, "rid": "r"}
+    return {
+        "chat": chat | {"logprobs": True, "top_logprobs": 20},
+        "prompt_logprobs": {"prompt": ids, "prompt_logprobs": 20, "n": n, "rid": "r"},
+        "echo": echo,
+        "echo stream": echo | {"stream": True},
+        "native": native,
+    }
+
+
+def _session(kind: str, n: int, served: ServedModel) -> Session:
+    data = json.dumps(_orders(n)[kind]).encode()
+    if kind == "native":
+        order = native_order(data, served)
+        shape: sessions.Shape = NativeShape()
+    elif kind == "chat":
+        order = chat_order(data, served)
+        shape = ChatShape(order, served)
+    else:
+        order = completion_order(data, served)
+        shape = CompletionShape(order, served)
+    session = Session(Sessions(lambda _: None), order, shape, served.tokenizer)
+    assert not session.send_some()
+    for message in order.messages:
+        entries = TOKENS - 1 if message.prompt_logprobs_from >= 0 else 0
+        end = TokenOutput(
+            rid=message.rid,
+            prompt_logprobs=(PromptLogprob(-0.5, 1, TOP),) * entries,
+            token_ids=(66,) * 500,
+            logprobs=(TokenLogprob(-0.5, TOP),) * 500,
+            finish_reason=FinishReason.LENGTH,
+            completion_tokens=500,
+        )
+        session._sessions.take(end)
+    return session
+
+
+def _answer(session: Session, *, stream: bool) -> tuple[bytes, float]:
+    """The answer, and the longest time between two turns of the loop."""
+    longest_s, told = 0.0, b""
+    shaping = None
+    while True:
+        begun_s = time.thread_time()
+        if stream:
+            told += session.part()
+        elif shaping is None:
+            shaping = session.body() if session.collect() else None
+        else:
+            try:
+                next(shaping)
+            except StopIteration as done:
+                return done.value, max(longest_s, time.thread_time() - begun_s)
+        longest_s = max(longest_s, time.thread_time() - begun_s)
+        if session.is_told:
+            return told, longest_s
+
+
+@pytest.mark.parametrize("kind", ["chat", "prompt_logprobs", "echo", "echo stream", "native"])
+def test_no_answer_keeps_the_loop(served: ServedModel, kind: str) -> None:
+    """8,000 tokens with 20 each took 0.6 s in one turn."""
+    longest_s = min(_answer(_session(kind, 2, served), stream="stream" in kind)[1] for _ in range(2))
+    assert longest_s < MOST_S
+
+
+@pytest.mark.parametrize("kind", ["chat", "prompt_logprobs", "echo", "native"])
+def test_an_answer_made_in_parts_is_the_same(served: ServedModel, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_large_answers.TOKENS", 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "VALUES_A_TURN", 100)
+        in_parts, _ = _answer(_session(kind, 2, served), stream=False)
+    monkeypatch.setattr(time, "time", lambda: json.loads(in_parts).get("created", 0))
+    assert _answer(_session(kind, 2, served), stream=False)[0] == in_parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "is_refused"),
+    [
+        ("prompt_logprobs", 6, False),
+        ("prompt_logprobs", 7, True),
+        ("echo", 7, True),
+        ("echo stream", 7, True),
+        # A chat shows its prompt once.
+        ("chat", 64, False),
+    ],
+)
+def test_what_the_whole_answer_holds_is_bounded(served: ServedModel, kind: str, n: int, is_refused: bool) -> None:
+    """The prompt was counted once, and 64 choices that repeat it took 4 GB."""
+    data = json.dumps(_orders(n)[kind]).encode()
+    take = chat_order if kind == "chat" else completion_order
+    if not is_refused:
+        take(data, served)
+        return
+    with pytest.raises(ApiError, match=f"1048576 logprobs of the prompts.*got {7 * TOKENS * 21}; .*fewer choices"):
+        take(data, served)
