@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
@@ -233,7 +234,7 @@ class StructuredOutputs(NullableBody):
             )
         return self
 
-    @property
+    @cached_property
     def grammars(self) -> dict[str, Grammar | None]:
         """What each of its fields says, by the field."""
         return {
@@ -286,7 +287,7 @@ class SamplingBody(StrictBody):
         grammar_among(self._grammars)
         return self
 
-    @property
+    @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
         return {
             "json_schema": None if self.json_schema is None else schema_grammar(self.json_schema),

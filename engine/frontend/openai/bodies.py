@@ -7,6 +7,7 @@ accepted with the values that change nothing, because many clients send those.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -182,7 +183,7 @@ class OpenAiBody(NullableBody):
         grammar_among(self._grammars)
         return self
 
-    @property
+    @cached_property
     def _grammars(self) -> dict[str, Grammar | None]:
         """What each field says that the output must be, by the field."""
         return {
@@ -234,8 +235,8 @@ class OpenAiBody(NullableBody):
         """True when a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_new_tokens: int, index: int) -> SamplingParams:
-        """How the tokens of the choice with this index are chosen."""
+    def sampling(self, max_new_tokens: int) -> SamplingParams:
+        """How tokens are chosen, in all choices but for their seeds."""
         grammar = self.grammar
         return SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -247,8 +248,7 @@ class OpenAiBody(NullableBody):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            # One seed for all would make n equal choices.
-            seed=None if self.seed is None else (self.seed + index) % 2**63,
+            seed=self.seed,
             stop=self.stop_strings,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,

@@ -103,31 +103,32 @@ def _order(
     rid = _answer_id(body, prefix)
     check_vocabulary(body.stop_token_ids, limits.vocab_size, "stop_token_ids")
     check_vocabulary(tuple(body.logit_bias), limits.vocab_size, "logit_bias")
-    count = len(prompts) * body.n
-    messages = []
     top_of_prompt = body.top_of_prompt
-    for index in range(count):
-        prompt_ids = prompts[index // body.n]
-        # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
-        asks = top_of_prompt is not None and (body.stream or index % body.n == 0)
+    messages: list[Generate] = []
+    for prompt_ids in prompts:
         check_vocabulary(prompt_ids, limits.vocab_size, param)
-        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits), index % body.n)
+        sampling = body.sampling(_most_new_tokens(body, len(prompt_ids), limits))
         check_fits(len(prompt_ids), sampling.max_new_tokens, limits, param)
-        messages.append(
-            Generate(
-                rid=rid if count == 1 else f"{rid}-{index}",
-                prompt_ids=prompt_ids,
-                sampling=sampling,
-                priority=body.priority,
-                return_logprob=top is not None,
-                top_logprobs_num=top or 0,
-                prompt_logprobs_from=0 if asks else -1,
-                prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
-                timeout_s=body.timeout_s,
-                waiting_timeout_s=body.waiting_timeout_s,
-                lora=lora,
+        for choice in range(body.n):
+            # One choice is asked for the logprobs of a prompt that it shares, but in a stream no other can wait for it.
+            asks = top_of_prompt is not None and (body.stream or not choice)
+            # One seed for all would make n equal choices.
+            seed = None if body.seed is None else (body.seed + choice) % 2**63
+            messages.append(
+                Generate(
+                    rid=rid if len(prompts) * body.n == 1 else f"{rid}-{len(messages)}",
+                    prompt_ids=prompt_ids,
+                    sampling=msgspec.structs.replace(sampling, seed=seed),
+                    priority=body.priority,
+                    return_logprob=top is not None,
+                    top_logprobs_num=top or 0,
+                    prompt_logprobs_from=0 if asks else -1,
+                    prompt_top_logprobs_num=(top_of_prompt or 0) if asks else 0,
+                    timeout_s=body.timeout_s,
+                    waiting_timeout_s=body.waiting_timeout_s,
+                    lora=lora,
+                )
             )
-        )
     param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     check_prompt_logprobs(messages, param, values_each=body.shown_of_prompt)
     return Order(

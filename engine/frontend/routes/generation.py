@@ -23,7 +23,7 @@ from engine.frontend.dialect import Parsing
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import GrammarCheck
-from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
+from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
 from engine.frontend.metrics import Metrics
 from engine.frontend.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
@@ -131,8 +131,7 @@ class GenerationRoutes:
     async def take_order(self, kind: str, request: Request) -> Order:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
         async with self._bodies.body_of(request) as data:
-            is_long = len(data) > LONG_BODY_BYTES
-            taken = await self._long_bodies.work_on(kind, data) if is_long else self._orders[kind](data)
+            taken = await self._long_bodies.work_on(kind, data) if is_long(data) else self._orders[kind](data)
         order = taken if isinstance(taken, Order) else await unpacked(taken)
         await self._grammars.look(order)
         return order

@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue, model_validator
 from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.errors import FieldError
-from engine.frontend.long_bodies import LONG_BODY_BYTES, BodyWork, LongBodies
+from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
 from engine.frontend.openai.bodies import MAX_MESSAGES, ChatMessageBody, refuse_template_arguments
 from engine.frontend.openai.requests import requested_lora
 from engine.frontend.openai.tool_bodies import MAX_TOOLS, ToolBody
@@ -105,8 +105,7 @@ def add_tokenization(
 
     async def answer(kind: str, request: Request) -> Response:
         async with bodies.body_of(request) as data:
-            is_long = len(data) > LONG_BODY_BYTES
-            said = await long_bodies.work_on(kind, data) if is_long else works[kind](data)
+            said = await long_bodies.work_on(kind, data) if is_long(data) else works[kind](data)
         return Response(said, media_type=JSON_TYPE)
 
     @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))
