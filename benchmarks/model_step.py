@@ -26,7 +26,7 @@ from engine.interruption import interruptible
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion
 from engine.model.runner import StageRunner
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 
 SHAPE = "S"
 VOCABULARY = vocabulary_of(SHAPE)
@@ -72,7 +72,7 @@ class ModelStepBench:
 
     def _forward(self, *segments: Segment) -> tuple[int, ...]:
         self._launched += 1
-        completion = self._runner.forward(Microbatch(self._launched, ForwardMode.MIXED, segments))
+        completion = self._runner.forward(Forward(self._launched, ForwardMode.MIXED, segments))
         assert isinstance(completion, Completion), "the only stage returned hidden states"
         assert completion.error is None, completion.error
         return completion.token_ids

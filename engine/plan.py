@@ -6,25 +6,30 @@ one page table a row and one sampling spec a row, and each segment adds to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
-from engine.frames import decoder_of
 from engine.messages import Grammar
 
 __all__ = [
+    "DECODE",
+    "MIXED",
+    "PREFILL",
     "UNKNOWN_TOKEN",
     "Copies",
+    "Forward",
     "ForwardMode",
     "GrammarOrder",
     "LoraChange",
+    "LoraUpdate",
     "Microbatch",
+    "ProfileSwitch",
     "SamplingSpec",
     "Segment",
-    "decode_microbatch",
+    "WeightUpdate",
 ]
 
 
@@ -43,12 +48,13 @@ class ForwardMode(StrEnum):
     LORA = "lora"
 
 
+# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+PREFILL, DECODE, MIXED, *_ = ForwardMode
+
+
 # In place of a token id: the token that the microbatch before chose for this row.
 UNKNOWN_TOKEN: Final = -1
 _UNKNOWN_TOKENS: Final = (UNKNOWN_TOKEN,)
-
-# A constant, because a member costs four times as much to look up, and every step asks.
-_CONTROL_MODES: Final = (ForwardMode.UPDATE, ForwardMode.PROFILE, ForwardMode.LORA)
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -178,29 +184,30 @@ class Copies(msgspec.Struct, frozen=True, array_like=True, gc=False):
     into: tuple[tuple[int, int], ...]
 
 
-class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One forward pass through all stages. ``id`` grows by one a launch and comes back in its ``Completion``.
+class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """What all stages do at one place of the pipeline: a forward pass, or a change that has no tokens.
 
-    In a mixed microbatch prefill segments come before decode segments. An update has no segments and is launched when
-    nothing is in flight, so that all before it was computed with the old weights and all after it with the new ones;
-    ``weights`` says where they are, None stands for those of the configured model. A profile has no segments either;
-    ``trace_dir`` is the folder to begin one for, None ends it. Nor has a change of LoRAs, which may be launched
-    while others are in flight: none of them uses what it drops, and what it loads is used by later ones only.
-    ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
+    ``id`` grows by one a launch and comes back in its ``Completion``. Each kind is a class of its own.
     """
 
     id: int
-    mode: ForwardMode
-    segments: tuple[Segment, ...]
-    weights: str | None = None
-    trace_dir: str | None = None
-    lora: LoraChange | None = None
-    copies: Copies | None = None
+
+    is_control: ClassVar[bool] = True
 
     @property
-    def is_control(self) -> bool:
-        """True when it has no tokens, but something that every stage does at this place between two others."""
-        return self.mode in _CONTROL_MODES
+    def mode(self) -> ForwardMode:
+        """What is computed, or changed."""
+        return _MODES[type(self)]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The shares of requests, none where nothing is computed."""
+        return ()
+
+    @property
+    def copies(self) -> Copies | None:
+        """What is copied before the forward pass."""
+        return None
 
     @property
     def tokens(self) -> int:
@@ -218,9 +225,43 @@ class Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return tuple([segment.rid for segment in self.segments])
 
 
-_microbatch_of: Callable[[bytes], Microbatch] = decoder_of(Microbatch)
+class Forward(_Microbatch, frozen=True):
+    """One forward pass through all stages. In a mixed one prefill segments come before decode segments.
+
+    ``copies`` are between the pages of a stage and its host memory; one that fails has copied nothing of use.
+    """
+
+    mode: ForwardMode
+    segments: tuple[Segment, ...]
+    copies: Copies | None = None
+
+    is_control: ClassVar[bool] = False
 
 
-def decode_microbatch(data: bytes) -> Microbatch:
-    """Decode one plan. Raises BadFrameError for anything else."""
-    return _microbatch_of(data)
+class WeightUpdate(_Microbatch, frozen=True):
+    """Other weights, from ``path``; None stands for those of the configured model.
+
+    Launched when nothing is in flight: all before it was computed with the old weights, all after it with the new ones.
+    """
+
+    path: str | None
+
+
+class ProfileSwitch(_Microbatch, frozen=True):
+    """Begin a profile whose traces go into ``folder``; None ends it."""
+
+    folder: str | None
+
+
+class LoraUpdate(_Microbatch, frozen=True):
+    """A change of LoRAs. It may be launched while others are in flight: none of them uses what it drops."""
+
+    change: LoraChange
+
+
+Microbatch = Forward | WeightUpdate | ProfileSwitch | LoraUpdate
+_MODES: Final = {
+    WeightUpdate: ForwardMode.UPDATE,
+    ProfileSwitch: ForwardMode.PROFILE,
+    LoraUpdate: ForwardMode.LORA,
+}

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, TypeVar, get_args
 import msgspec
 
 from engine.messages import Event, Reply, encode
-from engine.plan import Microbatch
+from engine.plan import LoraUpdate, Microbatch
 
 __all__ = ["DigestChain"]
 
@@ -99,8 +99,8 @@ def _header_bytes(items: int) -> int:
 
 def _shape(microbatch: Microbatch) -> list[object]:
     head: list[object] = [microbatch.id, microbatch.mode]
-    if microbatch.lora is not None:
-        head.append(microbatch.lora)
+    if isinstance(microbatch, LoraUpdate):
+        head.append(microbatch.change)
     if microbatch.copies is not None:
         head.append(microbatch.copies)
     return head + [

@@ -6,17 +6,14 @@ It looks at everything, changes nothing, and raises IntegrityError that names wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from engine.errors import IntegrityError
-from engine.memory import HostTier, KVMemory, Lease, Node, PagePool, PageState, RadixTree, RowPool, SlidingWindowPool
+from engine.memory import HostTier, KVMemory, Lease, Node, PagePool, RadixTree, RowPool, SlidingWindowPool
+from engine.memory.pages import CACHED, HELD
 from engine.memory.sliding_window import NO_WINDOW_PAGE
 
 __all__ = ["check_host", "check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
 
-# Constants, because an enum's member costs four times as much to look up, and these are asked for after every step.
-_HELD: Final = PageState.HELD
-_CACHED: Final = PageState.CACHED
 
 
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
@@ -37,7 +34,7 @@ def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node]
     check_tree(tree, pages, locks)
     if len(held) != pages.held or len(set(held)) != len(held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, but {pages.held} pages are booked as held")
-    if not pages.all_are(_HELD, held):
+    if not pages.all_are(HELD, held):
         raise IntegrityError(f"leases hold pages {sorted(held)}, of which some are not HELD")
     taken = rows.total - rows.free - rows.reserved
     if len(owned_rows) != len(leases) or len(leases) != taken:
@@ -77,7 +74,7 @@ def check_tree(tree: RadixTree, pages: PagePool, locks: dict[Node, int] | None =
         owned += node.pages
         if lock_ref:
             locked += len(node.pages)
-    if len(set(owned)) != len(owned) or not pages.all_are(_CACHED, owned):
+    if len(set(owned)) != len(owned) or not pages.all_are(CACHED, owned):
         raise IntegrityError(_first_bad_node(nodes, pages))
     if (len(owned), locked, len(nodes)) != (pages.cached, tree.locked_pages, tree.node_count):
         sums, booked = (len(owned), locked, len(nodes)), (pages.cached, tree.locked_pages, tree.node_count)
@@ -133,7 +130,7 @@ def check_host(host: HostTier, written: Sequence[int], read: Sequence[int]) -> N
         if page.readers != readers.pop(page.number, 0):
             raise IntegrityError(f"host page {page.number} counts {page.readers} readers, not the copies that read it")
         state = host.pages.state(page.number)
-        if state is not (_CACHED if page.is_ready else _HELD) or (page.is_ready and page.source is not None):
+        if state is not (CACHED if page.is_ready else HELD) or (page.is_ready and page.source is not None):
             raise IntegrityError(f"{page} is booked as {state.name}")
     if readers:
         raise IntegrityError(f"host pages {sorted(readers)} are read by copies, but are not in use")
@@ -174,7 +171,7 @@ def _check_node(node: Node, page_size: int) -> None:
 def _first_bad_node(nodes: Iterable[Node], pages: PagePool) -> str:
     seen: set[int] = set()
     for node in nodes:
-        if not pages.all_are(_CACHED, node.pages):
+        if not pages.all_are(CACHED, node.pages):
             return f"node {node.id} has pages {node.pages}, of which some are not CACHED"
         if not seen.isdisjoint(node.pages):
             break
@@ -189,7 +186,7 @@ def _check_window_of(window: SlidingWindowPool, lease: Lease) -> tuple[list[int]
     shared, own, given_back = pages[start:cached], pages[max(start, cached) :], pages[cached:start]
     if NO_WINDOW_PAGE in shared or NO_WINDOW_PAGE in own or given_back.count(NO_WINDOW_PAGE) != len(given_back):
         raise IntegrityError(f"{lease} has window pages {pages}, but must have all from place {start} on")
-    if not window.pages.all_are(_CACHED, shared) or not window.pages.all_are(_HELD, own):
+    if not window.pages.all_are(CACHED, shared) or not window.pages.all_are(HELD, own):
         raise IntegrityError(f"{lease} uses window pages {shared} of the tree and {own} of its own, not so booked")
     return shared, own
 
@@ -201,7 +198,7 @@ def _check_window_pages(window: SlidingWindowPool, pages: Sequence[int]) -> None
         window_page = beside[page]
         if window_page == NO_WINDOW_PAGE:
             continue
-        if state(window_page) is not _CACHED or (page in idle) is (users[window_page] > 0):
+        if state(window_page) is not CACHED or (page in idle) is (users[window_page] > 0):
             raise IntegrityError(
                 f"window page {window_page} beside page {page} of the tree is {state(window_page).name} with "
                 f"{users[window_page]} users, {'idle' if page in idle else 'not idle'}"

@@ -41,7 +41,7 @@ from engine.model.sampling import Sampler
 from engine.model.slot_record import SlotRecord
 from engine.model.stage_slice import PROBED_TOKENS, OnLoad
 from engine.model.verification import verify
-from engine.plan import LoraChange, Microbatch
+from engine.plan import LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
 __all__ = ["RunnerCounters", "StageRunner", "limit_threads"]
 
@@ -310,20 +310,20 @@ class StageRunner:
 
     # -- other weights, in two steps, so that all stages take them or none does --
 
-    def prepare_update(self, update: Microbatch) -> str | None:
+    def prepare_update(self, update: WeightUpdate) -> str | None:
         """Load an update's weights beside the present ones; returns why that is impossible, None on success.
 
         Takes as much memory as the weights do, until ``finish_update``.
         """
         try:
             self._fail_if_told()
-            self._prepared = self._load_beside(update.weights)
+            self._prepared = self._load_beside(update.path)
             error = None
         except EngineError as exc:
             error = f"stage {self.stage}: {exc}"
         except Exception as exc:  # noqa: BLE001 - an update that does not succeed must not end an engine that serves
             _log.warning("stage %d could not load other weights", self.stage, exc_info=exc)
-            error = f"stage {self.stage} could not load {update.weights or 'its weights'}: {type(exc).__name__}: {exc}"
+            error = f"stage {self.stage} could not load {update.path or 'its weights'}: {type(exc).__name__}: {exc}"
         self._count(update)
         self.counters.failed += error is not None
         return error
@@ -341,13 +341,12 @@ class StageRunner:
 
     # -- LoRAs, in two steps as well --
 
-    def prepare_lora(self, control: Microbatch) -> str | None:
+    def prepare_lora(self, update: LoraUpdate) -> str | None:
         """Read this stage's part of a LoRA; returns why that is impossible, None on success.
 
         The stage computes nothing meanwhile, and holds one LoRA more than before until ``finish_lora``.
         """
-        change = control.lora
-        assert change is not None, f"microbatch {control.id} changes no LoRA"
+        change = update.change
         self._prepared_change = None
         try:
             self._fail_if_told()
@@ -358,7 +357,7 @@ class StageRunner:
         except Exception as exc:  # noqa: BLE001 - a LoRA that cannot be read must not end an engine that serves
             _log.warning("stage %d could not load a LoRA", self.stage, exc_info=exc)
             error = self._without(change, f"{type(exc).__name__}: {exc}")
-        self._count(control)
+        self._count(update)
         self.counters.failed += error is not None
         return error
 
@@ -388,18 +387,18 @@ class StageRunner:
 
     # -- profiles --
 
-    def profile(self, control: Microbatch) -> str | None:
+    def profile(self, control: ProfileSwitch) -> str | None:
         """Begin or end a profile; returns why that is impossible, None on success."""
         self._count(control)
         try:
             # One may be left over where another stage could not begin.
             if self._profile is not None:
                 self._profile.stop()
-            self._profile = None if control.trace_dir is None else StageProfile(control.trace_dir, self.stage)
+            self._profile = None if control.folder is None else StageProfile(control.folder, self.stage)
         except (OSError, RuntimeError, ValueError) as exc:  # A path with a NUL byte is a ValueError.
             self._profile = None
-            if isinstance(exc, OSError) and exc.strerror and control.trace_dir is not None:
-                place = f"a trace must be written into {control.trace_dir}, but: {exc.strerror} ({exc.filename})"
+            if isinstance(exc, OSError) and exc.strerror and control.folder is not None:
+                place = f"a trace must be written into {control.folder}, but: {exc.strerror} ({exc.filename})"
                 return (
                     f"stage {self.stage}: {place}; open the folder to the server, or start it with another profile_dir"
                 )

@@ -19,7 +19,7 @@ from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.stage import view_of
 from engine.pipeline.wire import StageView
-from engine.plan import ForwardMode, GrammarOrder, Microbatch
+from engine.plan import GrammarOrder, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
 __all__ = ["LocalPipeline"]
 
@@ -62,22 +62,22 @@ class LocalPipeline:
             self._launched.append(self._runner.launch(self._queued.popleft()))
 
     def _computed(self, microbatch: Microbatch) -> Completion:
-        if microbatch.mode is ForwardMode.PROFILE:
+        if isinstance(microbatch, ProfileSwitch):
             return Completion(microbatch_id=microbatch.id, error=self._runner.profile(microbatch))
-        if microbatch.mode is ForwardMode.UPDATE:
+        if isinstance(microbatch, WeightUpdate):
             return self._update(microbatch)
-        if microbatch.mode is ForwardMode.LORA:
+        if isinstance(microbatch, LoraUpdate):
             return self._change_loras(microbatch)
         output = self._runner.forward(microbatch)
         assert isinstance(output, Completion), "the only stage returned hidden states"
         return output
 
-    def _update(self, update: Microbatch) -> Completion:
+    def _update(self, update: WeightUpdate) -> Completion:
         error = self._runner.prepare_update(update)
         self._runner.finish_update(commit=error is None)
         return Completion(microbatch_id=update.id, error=error)
 
-    def _change_loras(self, control: Microbatch) -> Completion:
+    def _change_loras(self, control: LoraUpdate) -> Completion:
         error = self._runner.prepare_lora(control)
         self._runner.finish_lora(commit=error is None)
         return Completion(microbatch_id=control.id, error=error)

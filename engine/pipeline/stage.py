@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import torch
 
@@ -40,7 +40,7 @@ from engine.pipeline.wire import (
     decode_stage_message,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.process.control import Loading
 from lockstep_sizes import sizes_of
 
@@ -49,6 +49,7 @@ __all__ = ["StageLoop", "run_stage", "view_of"]
 logger = logging.getLogger(__name__)
 
 _NO_MICROBATCH = -1
+_Control = TypeVar("_Control", WeightUpdate, LoraUpdate, ProfileSwitch)
 
 
 def run_stage(
@@ -107,10 +108,8 @@ class StageLoop:
     def _handle(self, message: StageMessage) -> bool:
         """Act on one message; False ends the loop."""
         match message:
-            case Launch() if message.microbatch.is_control:
-                self._control(message.microbatch)
             case Launch():
-                self._step(message.microbatch)
+                self._launch(message.microbatch)
             case FinishUpdate():
                 self._runner.finish_update(commit=message.commit)
             case FinishLora():
@@ -130,20 +129,23 @@ class StageLoop:
                 assert_never(message)
         return True
 
-    def _control(self, control: Microbatch) -> None:
-        act: Callable[[Microbatch], str | None]
-        match control.mode:
-            case ForwardMode.UPDATE:
-                act = self._runner.prepare_update
-            case ForwardMode.LORA:
-                act = self._runner.prepare_lora
-            case _:
-                act = self._runner.profile
+    def _launch(self, microbatch: Microbatch) -> None:
+        match microbatch:
+            case Forward():
+                self._step(microbatch)
+            case WeightUpdate():
+                self._control(microbatch, self._runner.prepare_update)
+            case LoraUpdate():
+                self._control(microbatch, self._runner.prepare_lora)
+            case ProfileSwitch():
+                self._control(microbatch, self._runner.profile)
+
+    def _control(self, control: _Control, act: Callable[[_Control], str | None]) -> None:
         self._note(control.id, Phase.COMPUTING)
         self._report(ControlDone(microbatch_id=control.id, stage=self._runner.stage, error=act(control)))
         self._note(control.id, Phase.DONE)
 
-    def _step(self, microbatch: Microbatch) -> None:
+    def _step(self, microbatch: Forward) -> None:
         hidden = None if self._runner.is_first else self._await(microbatch)
         self._note(microbatch.id, Phase.COMPUTING)
         if isinstance(hidden, HiddenFailed):
@@ -155,14 +157,14 @@ class StageLoop:
         self._hand_on(microbatch, output)
         self._note(microbatch.id, Phase.DONE)
 
-    def _await(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
+    def _await(self, microbatch: Forward) -> torch.Tensor | HiddenFailed:
         self._note(microbatch.id, Phase.WAITING)
         return self._neighbours.receive(microbatch)
 
     def _note(self, microbatch_id: int, phase: Phase) -> None:
         self._progress.note(self._runner.stage, microbatch_id, phase)
 
-    def _hand_on(self, microbatch: Microbatch, output: torch.Tensor | Completion) -> None:
+    def _hand_on(self, microbatch: Forward, output: torch.Tensor | Completion) -> None:
         """To the next stage, or from the last one to the scheduler. A failure takes the same way as a result, so that
         completions arrive in launch order.
         """

@@ -34,7 +34,7 @@ from engine.pipeline.wire import (
     decode_stage_report,
     stage_address,
 )
-from engine.plan import ForwardMode, GrammarOrder, Microbatch
+from engine.plan import Forward, GrammarOrder, LoraUpdate, Microbatch, WeightUpdate
 from engine.process.control import STAGE_PREFIX
 
 __all__ = ["DESCRIBE_TIMEOUT_S", "StagedPipeline"]
@@ -71,7 +71,7 @@ class StagedPipeline:
         self._awaited: dict[int, tuple[int, tuple[int, ...], list[int]]] = {}
         self._completions: dict[int, Completion] = {}
         self._views: dict[int, StageView] = {}
-        self._controls: dict[int, ForwardMode] = {}
+        self._controls: dict[int, Microbatch] = {}
         self._done: dict[int, list[ControlDone]] = {}
         # Grammars that are being compiled, by id, and those of which the last stage has said that they are.
         self._compiling: set[int] = set()
@@ -82,10 +82,10 @@ class StagedPipeline:
     def launch(self, microbatch: Microbatch) -> None:
         """Send the plan to every stage."""
         self._launched.append(microbatch.id)
-        if microbatch.is_control:
-            self._controls[microbatch.id] = microbatch.mode
-        else:
+        if isinstance(microbatch, Forward):
             self._awaited[microbatch.id] = _awaited_of(microbatch)
+        else:
+            self._controls[microbatch.id] = microbatch
         self._broadcast(Launch(microbatch))
 
     def next_completion(self, timeout_s: float | None) -> PipelineEvent | None:
@@ -254,15 +254,15 @@ class StagedPipeline:
         del self._done[number]
         first = min((one for one in reports if one.error is not None), key=lambda one: one.stage, default=None)
         error = None if first is None else first.error
-        mode = self._controls.pop(number)
-        if mode is ForwardMode.UPDATE:
+        control = self._controls.pop(number)
+        if isinstance(control, WeightUpdate):
             self._broadcast(FinishUpdate(commit=error is None))
-        elif mode is ForwardMode.LORA:
+        elif isinstance(control, LoraUpdate):
             self._broadcast(FinishLora(commit=error is None))
         self._completions[number] = Completion(microbatch_id=number, error=error)
 
 
-def _awaited_of(microbatch: Microbatch) -> tuple[int, tuple[int, ...], list[int]]:
+def _awaited_of(microbatch: Forward) -> tuple[int, tuple[int, ...], list[int]]:
     """Tokens that a microbatch brings, drafts that may hold, and prompt logprobs of each segment that asks for some."""
     segments = microbatch.segments
     targets = [len(segment.targets) for segment in segments if segment.logprobs_from >= 0]

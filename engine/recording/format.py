@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.frames import BadFrameError, decoder_of
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
-from engine.plan import Microbatch, Segment
+from engine.plan import LoraUpdate, Microbatch, Segment
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
 
@@ -35,7 +35,7 @@ __all__ = [
     "read_recording",
 ]
 
-FORMAT: Final = "lockstep-recording-2"
+FORMAT: Final = "lockstep-recording-3"
 _LENGTH: Final = struct.Struct(">I")
 # A frame holds the messages of one step; a larger one means that the file is something else.
 _FRAME_LIMIT_BYTES: Final = 1 << 30
@@ -171,7 +171,7 @@ def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
         for s in microbatch.segments
     ]
     shape = microbatch.id, microbatch.mode, segments
-    return shape if microbatch.lora is None else (*shape, microbatch.lora)
+    return (*shape, microbatch.change) if isinstance(microbatch, LoraUpdate) else shape
 
 
 def _asked(segment: Segment) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.scheduler.books import Books
 from engine.scheduler.flush_and_update import FlushAndUpdate
 from engine.scheduler.loras import Loras
@@ -82,19 +82,19 @@ class Controls:
             has_slot = update is None and profile is None and in_flight < self._depth
             change = self.loras.next_change(has_slot=has_slot)
         if update is not None:
-            return None if in_flight else Microbatch(number, ForwardMode.UPDATE, (), weights=update.model_path)
+            return None if in_flight else WeightUpdate(number, update.model_path)
         if profile is not None and in_flight < self._depth:
-            return Microbatch(number, ForwardMode.PROFILE, (), trace_dir=self._profiles.launch())
-        return None if change is None else Microbatch(number, ForwardMode.LORA, (), lora=change)
+            return ProfileSwitch(number, self._profiles.launch())
+        return None if change is None else LoraUpdate(number, change)
 
     def finish(self, microbatch: Microbatch, error: str | None) -> CallAnswer | None:
         """Note that all stages have carried out the last message, or with ``error`` that they could not.
 
         None where no call asked for it.
         """
-        if microbatch.mode is ForwardMode.UPDATE:
+        if isinstance(microbatch, WeightUpdate):
             return self._flush_and_update.finish_update(error)
-        if microbatch.mode is ForwardMode.LORA:
+        if isinstance(microbatch, LoraUpdate):
             return self.loras.finish(error)
         return self._profiles.finish(error)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.messages import CallAnswer, LoadLora, UnloadLora
-from engine.plan import LoraChange, Microbatch
+from engine.plan import LoraChange, LoraUpdate
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.counters import Counters
 from engine.scheduler.grammars import Grammars
@@ -174,10 +174,9 @@ class Loras:
         self._counters.lora_evictions += launched.victim is not None
         return _answer(change, "added", call)
 
-    def left_without(self, control: Microbatch) -> list[Request]:
+    def left_without(self, control: LoraUpdate) -> list[Request]:
         """The requests for which a LoRA was to be loaded, and could not."""
-        assert control.lora is not None
-        lora = self.known[control.lora.name]
+        lora = self.known[control.change.name]
         return [request for request in self._books.waiting if request.lora is lora]
 
     def give_up(self, why: str) -> list[CallAnswer]:

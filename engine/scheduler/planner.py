@@ -11,7 +11,7 @@ from typing import Final
 
 from engine.limits import Limits
 from engine.memory import KVMemory
-from engine.plan import UNKNOWN_TOKEN, ForwardMode, Segment
+from engine.plan import DECODE, MIXED, PREFILL, UNKNOWN_TOKEN, Segment
 from engine.scheduler.books import Books
 from engine.scheduler.chunk_sizes import ChunkSizes
 from engine.scheduler.counters import Counters
@@ -20,21 +20,13 @@ from engine.scheduler.grammars import Grammars
 from engine.scheduler.planning_ahead import may_go_ahead
 from engine.scheduler.policy import policy_named
 from engine.scheduler.prompt_logprobs import NOTHING, next_asked
-from engine.scheduler.request import NO_LOGPROBS_DUE, Place, Request
+from engine.scheduler.request import CHUNKED, DISPATCHED, NO_LOGPROBS_DUE, RETRACTING, RUNNING, Request
 from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["ADMISSION_TRIES_LIMIT_REQUESTS", "Plan", "Planner"]
 
 # This many waiting requests that do not fit are tried in one step; each try walks the tree, and the queue may be long.
 ADMISSION_TRIES_LIMIT_REQUESTS: Final = 16
-# Constants, because an enum's member takes ten times as long to look up, and every step does.
-_PREFILL: Final = ForwardMode.PREFILL
-_DECODE: Final = ForwardMode.DECODE
-_CHUNKED: Final = Place.CHUNKED
-_DISPATCHED: Final = Place.DISPATCHED
-_RUNNING: Final = Place.RUNNING
-_RETRACTING: Final = Place.RETRACTING
-_MIXED: Final = ForwardMode.MIXED
 
 
 class Plan:
@@ -49,7 +41,7 @@ class Plan:
     def __init__(self, budget: int, seats: int) -> None:
         self.budget = budget
         self.seats = seats
-        self.mode = _PREFILL
+        self.mode = PREFILL
         self.segments: list[Segment] = []
         self.requests: list[Request] = []
         self.tokens = 0
@@ -110,13 +102,13 @@ class Planner:
             else:
                 self._add_prefill(plan)
         if not plan.tokens:
-            plan.mode = _DECODE
+            plan.mode = DECODE
             self._add_decodes(plan, self._decode_share())
         return plan if plan.tokens else None
 
     def check_budget(self, plan: Plan) -> None:
         """No microbatch is larger than what the stages were sized for."""
-        most = self._most_decodes if plan.mode is _DECODE else self._limits.prefill_budget_tokens
+        most = self._most_decodes if plan.mode is DECODE else self._limits.prefill_budget_tokens
         assert plan.tokens <= most, f"a {plan.mode} microbatch has {plan.tokens} tokens, the budget is {most}"
         assert len(plan.requests) <= self._most_requests, f"{plan.requests} are in one microbatch"
 
@@ -153,13 +145,13 @@ class Planner:
     def retract_all(self) -> None:
         """Send every request that owns memory back to the queue: at once, or when its last microbatch is back."""
         for request in list(self._books.requests.values()):
-            if request.lease is None or request.place is _RETRACTING:
+            if request.lease is None or request.place is RETRACTING:
                 continue
             if not request.in_flight:
                 self.retract(request)
                 continue
             self._books.take_out(request)
-            request.place = _RETRACTING
+            request.place = RETRACTING
             self._books.retracting.append(request)
 
     # -- prefill --
@@ -231,7 +223,7 @@ class Planner:
             request.cached_tokens = request.prefill_start
             self._counters.cached_tokens += request.cached_tokens
             self._counters.host_hit_tokens += len(lease.held_pages) * self._limits.page_size
-        request.place = _CHUNKED
+        request.place = CHUNKED
         self._books.chunked = request
         request.overtaken = 0
         for other in self.policy.overtaken_by(request, self._grammars.startable(self._books.waiting)):
@@ -253,7 +245,7 @@ class Planner:
         if not (last and start == request.prefill_start):
             request.chunks_done += 1  # A part of a split prompt, the tail included; not a prompt that fits one pass.
         if last:
-            request.place = _DISPATCHED
+            request.place = DISPATCHED
             self._books.chunked = None
         emits = last and end < request.limit_tokens
         asked = NOTHING if request.logprobs_due == NO_LOGPROBS_DUE else next_asked(request, start, end)
@@ -285,7 +277,7 @@ class Planner:
             guesses = () if drafts is None else drafts.take(request, spare_pages=len(running))
             self._add_segment(plan, request, start, start + 1, emits=True, drafts=guesses)
         if before and plan.tokens > before:
-            plan.mode = _MIXED
+            plan.mode = MIXED
 
     def _choose_decodes(self, most: int) -> list[Request]:
         """Running requests with a place for their next token's KV: those in no microbatch, then what goes ahead."""
@@ -295,9 +287,9 @@ class Planner:
             if len(chosen) >= most:
                 break
             # It may have been retracted to make room for another one of this microbatch.
-            if request.place is _RUNNING and self._make_room(request, chosen):
+            if request.place is RUNNING and self._make_room(request, chosen):
                 chosen.append(request)
-            elif request.place is _RUNNING:
+            elif request.place is RUNNING:
                 one_waits = True
         # What is to give way to one that waits has to come back first.
         if self._plans_ahead and not one_waits:
@@ -391,20 +383,20 @@ class Planner:
         request.planned_tokens = end + len(drafts)
         request.in_flight += 1
         segment = Segment(
-            request.rid,
-            lease.row,
-            start,
-            (tuple(request.ids[start:end]) or self._unknown) + drafts,
-            unsent,
-            tuple(lease.pages[unsent:]),
-            emits,
+            rid=request.rid,
+            row=lease.row,
+            start=start,
+            token_ids=(tuple(request.ids[start:end]) or self._unknown) + drafts,
+            page_start=unsent,
+            pages=tuple(lease.pages[unsent:]),
+            emits=emits,
             # Only with the first segment of a tenant: a page swapped for the tree's own is sent again, a spec is not.
-            request.spec if start == request.prefill_start else None,
-            () if window is None else window.window_pages_of(lease, unsent),
-            len(drafts),
-            asked[0],
-            asked[1],
-            0 if request.lora is None else request.lora.use(self._counters.forward_ct),
+            sampling=request.spec if start == request.prefill_start else None,
+            window_pages=() if window is None else window.window_pages_of(lease, unsent),
+            drafts=len(drafts),
+            logprobs_from=asked[0],
+            next_id=asked[1],
+            lora=0 if request.lora is None else request.lora.use(self._counters.forward_ct),
         )
         plan.segments.append(segment)
         plan.requests.append(request)

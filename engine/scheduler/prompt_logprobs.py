@@ -11,7 +11,7 @@ from typing import Final
 
 from engine.errors import IntegrityError
 from engine.messages import Completion, TokenOutput
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import DECODE, Microbatch
 from engine.scheduler.replies import part_of
 from engine.scheduler.request import NO_LOGPROBS_DUE, Request
 
@@ -19,8 +19,6 @@ __all__ = ["NOTHING", "first_due", "next_asked", "parts_told"]
 
 # What ``next_asked`` gives for a segment that asks for nothing: ``logprobs_from`` and ``next_id``.
 NOTHING: Final = (-1, -1)
-# A constant, because a member costs four times as much to look up, and every result asks.
-_DECODE: Final = ForwardMode.DECODE
 
 
 def first_due(prompt_logprobs_from: int) -> int:
@@ -45,7 +43,7 @@ def parts_told(microbatch: Microbatch, requests: Sequence[Request], completion: 
 
     Raises IntegrityError for a result that does not fit its plan.
     """
-    if microbatch.mode is _DECODE:
+    if microbatch.mode is DECODE:
         return []
     both = zip(microbatch.segments, requests, strict=True)
     asked = [(segment, request) for segment, request in both if segment.logprobs_from >= 0]

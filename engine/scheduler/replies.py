@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from engine.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
+from engine.messages import STOP, PromptLogprob, TokenLogprob, TokenOutput
 from engine.scheduler.request import Request
 
 __all__ = ["output_of", "part_of"]
 
-# A constant, because a member takes ten times as long to look up, and every reply asks.
-_STOP: Final = FinishReason.STOP
 
 
 def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | None) -> TokenOutput:
@@ -22,7 +18,7 @@ def output_of(request: Request, *, token: int | None, logprob: TokenLogprob | No
         token_ids=() if token is None else (token,),
         logprobs=() if logprob is None else (logprob,),
         finish_reason=request.finish_reason,
-        stop_token_id=token if request.finish_reason is _STOP else None,
+        stop_token_id=token if request.finish_reason is STOP else None,
         error=request.error,
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,

@@ -40,6 +40,10 @@ class Place(StrEnum):
     GONE = "gone"
 
 
+# Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
+WAITING, CHUNKED, DISPATCHED, RUNNING, RETRACTING, RELEASING, GONE = Place
+
+
 @dataclass(slots=True, eq=False)
 class KnownGrammar:
     """A grammar under the id that the last stage knows it by. ``users`` are requests that are alive or in flight."""

@@ -7,13 +7,15 @@ request enters by ``Generate``, moves through the books, and leaves by exactly o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 from engine.errors import IntegrityError
 from engine.instruments import DigestChain, Pressure
 from engine.limits import Limits
 from engine.memory import HostTier, KVMemory, SlidingWindowPool
 from engine.messages import (
+    LENGTH,
+    STOP,
     Abort,
     AbortAll,
     CallAnswer,
@@ -34,7 +36,7 @@ from engine.messages import (
     StatsAnswer,
     TokenLogprob,
 )
-from engine.plan import ForwardMode, Microbatch, Segment
+from engine.plan import DECODE, Forward, LoraUpdate, Microbatch, Segment
 from engine.scheduler.admission import Admission
 from engine.scheduler.books import Books, Launched
 from engine.scheduler.controls import ControlCall, Controls
@@ -48,22 +50,12 @@ from engine.scheduler.planner import Planner
 from engine.scheduler.ports import StepResult
 from engine.scheduler.prompt_logprobs import parts_told
 from engine.scheduler.replies import output_of
-from engine.scheduler.request import Place, Request
+from engine.scheduler.request import CHUNKED, DISPATCHED, GONE, RELEASING, RETRACTING, RUNNING, Request
 from engine.scheduler.sizes import sizes_of, stats_of
 from engine.scheduler.time_limits import TimeLimits
 
 __all__ = ["Scheduler"]
 
-# Constants, because an enum's member takes ten times as long to look up, and these are asked for in every step.
-_CHUNKED: Final = Place.CHUNKED
-_DISPATCHED: Final = Place.DISPATCHED
-_RUNNING: Final = Place.RUNNING
-_RETRACTING: Final = Place.RETRACTING
-_RELEASING: Final = Place.RELEASING
-_GONE: Final = Place.GONE
-_STOP: Final = FinishReason.STOP
-_LENGTH: Final = FinishReason.LENGTH
-_DECODE: Final = ForwardMode.DECODE
 
 
 class Scheduler:
@@ -201,14 +193,14 @@ class Scheduler:
             self._replies.append(answer)
         elif error is not None:
             # Only for requests that wait: those that ran with the LoRA would have kept it.
-            assert control.mode is ForwardMode.LORA, f"nothing asked for {control}"
+            assert isinstance(control, LoraUpdate), f"nothing asked for {control}"
             for request in self.loras.left_without(control):
                 self._end(request, FinishReason.UNAVAILABLE, error=error)
 
     def _on_results(self, launched: Launched, completion: Completion) -> None:
         tokens, logprobs, used = completion.token_ids, completion.logprobs, 0
         accepted, guesses, has_draft_model = iter(completion.accepted), iter(completion.guesses), self._has_draft_model
-        if launched.microbatch.mode is not _DECODE:
+        if launched.microbatch.mode is not DECODE:
             self._replies += parts_told(launched.microbatch, launched.requests, completion)
         for failed in completion.errors:
             for request in launched.requests:
@@ -276,11 +268,11 @@ class Scheduler:
         """The result of a part of a prompt: confirmed KV, but no token."""
         assert request.lease is not None, f"{request} owned no memory while it was in flight"
         self.memory.tree.check_own(request.lease.node)
-        if request.place is _CHUNKED and not request.in_flight:
+        if request.place is CHUNKED and not request.in_flight:
             self.memory.publish(request.lease, request.ids[: request.planned_tokens], counts=False)
         if request.is_prefilled and not (request.in_flight or request.is_finished):
             self.memory.publish(request.lease, request.ids, counts=True)
-            self._end(request, _LENGTH)
+            self._end(request, LENGTH)
             return
         self._release_if_landed(request)
 
@@ -291,10 +283,10 @@ class Scheduler:
         self._release_if_landed(request)
 
     def _take_token(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
-        if request.place is _DISPATCHED:
+        if request.place is DISPATCHED:
             assert request.lease is not None
             self.memory.publish(request.lease, request.ids, counts=True)
-            request.place = _RUNNING
+            request.place = RUNNING
             self.books.running[request.rid] = request
         request.ids.append(token)
         self.counters.generated_tokens += 1
@@ -306,8 +298,8 @@ class Scheduler:
 
     def _why_finished(self, request: Request, token: int) -> FinishReason | None:
         if token in request.stop_ids:
-            return _STOP
-        return _LENGTH if len(request.ids) >= request.limit_tokens else None
+            return STOP
+        return LENGTH if len(request.ids) >= request.limit_tokens else None
 
     def _on_pipeline_failed(self, failed: PipelineFailed) -> None:
         """Nothing in flight will come back: every request ends with an error that names the dead process."""
@@ -383,7 +375,7 @@ class Scheduler:
             self._forget(request)
         elif request.in_flight:
             # The pages stay until the last microbatch that uses them is back; its result is dropped.
-            request.place = _RELEASING
+            request.place = RELEASING
             self.books.releasing.append(request)
         else:
             self._free(request)
@@ -392,10 +384,10 @@ class Scheduler:
         """Do what had to wait for a request's last microbatch in flight: release it or send it to the queue."""
         if request.in_flight:
             return
-        if request.place is _RELEASING:
+        if request.place is RELEASING:
             self.books.take_out(request)
             self._free(request)
-        elif request.place is _RETRACTING:
+        elif request.place is RETRACTING:
             self.planner.retract(request)
 
     def _free(self, request: Request) -> None:
@@ -408,7 +400,7 @@ class Scheduler:
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        request.place = _GONE
+        request.place = GONE
         self.grammars.let_go(request)
 
     # -- operators' calls --
@@ -450,9 +442,7 @@ class Scheduler:
             return None
         self.planner.check_budget(plan)
         segments, copies = tuple(plan.segments), self._copies.launch()
-        return self._book(
-            Microbatch(self.counters.forward_ct, plan.mode, segments, copies=copies), tuple(plan.requests)
-        )
+        return self._book(Forward(self.counters.forward_ct, plan.mode, segments, copies), tuple(plan.requests))
 
     def _book(self, microbatch: Microbatch, requests: tuple[Request, ...]) -> Microbatch:
         self.counters.forward_ct += 1

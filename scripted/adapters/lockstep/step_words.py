@@ -32,7 +32,7 @@ from engine.messages import (
     StopProfile,
     TokenOutput,
 )
-from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
+from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, Segment, WeightUpdate
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
@@ -152,11 +152,15 @@ def _launched(microbatch: Microbatch) -> ShownBatch:
 
 def _order(microbatch: Microbatch) -> str:
     """What a microbatch without requests tells the stages."""
-    if microbatch.mode is ForwardMode.UPDATE:
-        return f"update to {printable(microbatch.weights or 'the configured weights')}"
-    if microbatch.mode is ForwardMode.PROFILE:
-        return f"{'end' if microbatch.trace_dir is None else 'begin'} to profile"
-    return str(microbatch.mode) if microbatch.lora is None else _change_text(microbatch.lora)
+    match microbatch:
+        case WeightUpdate():
+            return f"update to {printable(microbatch.path or 'the configured weights')}"
+        case ProfileSwitch():
+            return f"{'end' if microbatch.folder is None else 'begin'} to profile"
+        case LoraUpdate():
+            return _change_text(microbatch.change)
+        case Forward():
+            return str(microbatch.mode)
 
 
 def _change_text(change: LoraChange) -> str:

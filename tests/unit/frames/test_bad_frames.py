@@ -35,13 +35,13 @@ from engine.pipeline.wire import (
     decode_stage_report,
 )
 from engine.placement.messages import Begin, StagePulse, decode_agent_message, decode_to_agent
-from engine.plan import ForwardMode, Microbatch, Segment, decode_microbatch
+from engine.plan import Forward, ForwardMode, Segment
 from engine.process.control import Dying, decode_child_message
 from scripted.adapters.lockstep.server.wire import RunScript, decode_command
 from scripted.adapters.lockstep.server.wire import decode_reply as decode_gate_reply
 from scripted.gate.run import ScriptSucceeded
 
-PLAN = Microbatch(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))
+PLAN = Forward(1, ForwardMode.PREFILL, (Segment("rid", 0, 0, (1, 2), 0, (0,), True),))
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
 ORDER = ServeRequest(settings="{}", private_dir="/a", log_path="/b", working_dir="/c", import_path=("d",))
 # Every decoder of what comes from another process, and a frame that it takes.
@@ -52,7 +52,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
     ),
     "pipeline event": (decode_pipeline_event, Completion(microbatch_id=1, token_ids=(2,), error="text")),
     "replies": (decode_reply, (TokenOutput(rid="a", token_ids=(1,)), CallAnswer(call_id="c", ok=True, message="m"))),
-    "plan": (decode_microbatch, PLAN),
     "stage message": (decode_stage_message, Launch(PLAN)),
     "stage report": (decode_stage_report, ControlDone(microbatch_id=1, stage=0, error="text")),
     "hidden header": (decode_hidden_header, HiddenFailed(1, "text")),

@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.limits import Limits, ModelFacts
 from engine.messages import Completion
 from engine.model.runner import StageRunner
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 
 # Where the tests of parity compute: ``pytest --device``.
 DEVICE = "cpu"
@@ -53,7 +53,7 @@ class ChainedStages:
 
     def plan(self, *segments: Segment) -> Microbatch:
         self.launched += 1
-        return Microbatch(self.launched, ForwardMode.MIXED, segments)
+        return Forward(self.launched, ForwardMode.MIXED, segments)
 
     def logits(self, *segments: Segment) -> torch.Tensor:
         microbatch, hidden = self.plan(*segments), None

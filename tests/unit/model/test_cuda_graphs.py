@@ -24,7 +24,7 @@ from engine.model.batch import DecodeBatch
 from engine.model.cuda_graphs import graph_sizes, why_no_graphs
 from engine.model.kv_pool import KVPool
 from engine.model.lean import LeanDecoder
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import SamplingSpec, Segment, WeightUpdate
 
 PROMPTS = [[(row * 31 + place * 7) % 190 for place in range(5 + 6 * row)] for row in range(5)]
 SPECS = [SamplingSpec(seed=row, temperature=0.9 if row % 2 else 0.0) for row in range(5)]
@@ -150,7 +150,7 @@ def test_other_weights_are_recorded_anew(checkpoint_of: Callable[[str], Path]) -
     chain = chain_of(checkpoint_of("qwen3"))
     before = said(chain, 2)
     (runner,) = chain.runners
-    assert runner.prepare_update(Microbatch(99, ForwardMode.UPDATE, (), weights=str(checkpoint_of("qwen3")))) is None
+    assert runner.prepare_update(WeightUpdate(99, str(checkpoint_of("qwen3")))) is None
     runner.finish_update(commit=True)
     sizes = counted(chain)
     chain.done.clear()

@@ -30,7 +30,7 @@ from engine.model.sampling import Sampler
 from engine.model.stage_model import StageModel
 from engine.model.stage_slice import StageSlice
 from engine.model.weights import WeightFiles
-from engine.plan import UNKNOWN_TOKEN, ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import UNKNOWN_TOKEN, Forward, ForwardMode, SamplingSpec, Segment
 
 # Of a device that is not the CPU every build of torch can make fake tensors, if it is this one.
 GPU = torch.device("meta")
@@ -201,7 +201,7 @@ def test_launching_waits_for_nothing(
     rest = msgspec.structs.replace(parts[3], start=4, token_ids=(5, 6), emits=True, pages=(), sampling=None)
     monkeypatch.setattr(torch, "tensor", _waits)
     for number, segments in enumerate([parts, [rest, *decodes], [decodes[2], decodes[0]]]):
-        microbatch = Microbatch(number, ForwardMode.MIXED, tuple(segments))
+        microbatch = Forward(number, ForwardMode.MIXED, tuple(segments))
         assert runner.can_launch(microbatch)
         with _NoWaits():
             launched = runner.launch(microbatch)

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.limits import Limits, embedded_facts
 from engine.messages import Completion
 from engine.model.drafting import DraftModel
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(
     device="cpu", page_size=8, max_total_tokens=256, context_length=128, speculative_algorithm="draft_model",
@@ -26,7 +26,7 @@ def prefill(*prompts: tuple[int, ...]) -> Microbatch:
         Segment(f"r{row}", row, 0, ids, 0, (2 * row, 2 * row + 1)[: -(-len(ids) // 8)], True, SamplingSpec(seed=0))
         for row, ids in enumerate(prompts)
     ]
-    return Microbatch(0, ForwardMode.PREFILL, tuple(segments))
+    return Forward(0, ForwardMode.PREFILL, tuple(segments))
 
 
 def told(*tokens: int) -> Completion:
@@ -65,7 +65,7 @@ def test_guesses_go_on_from_the_last_token_that_was_accepted(guessed: tuple[tupl
     model.guess(batch, told(33))
     right, wrong = guessed[0][0], 99
     segment = Segment("r0", 0, len(SHORT), (33, right, wrong), 0, (), True, drafts=2)
-    decode = Microbatch(1, ForwardMode.DECODE, (segment,))
+    decode = Forward(1, ForwardMode.DECODE, (segment,))
     model.adopt(decode)
     (next_guesses,) = model.guess(decode, Completion(microbatch_id=1, token_ids=(right, guessed[0][1]), accepted=(1,)))
     assert next_guesses[:2] == guessed[0][2:]

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, IntegrityError
 from engine.model.embedded_lora import embedded_lora_folder
 from engine.model.lora_config import LoraConfig, require_lora
-from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
+from engine.plan import LoraChange, LoraUpdate, Segment, WeightUpdate
 
 TOLERANCE = 1e-4  # fp32; the largest difference seen was 7e-6
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -70,7 +70,7 @@ class AdaptedStages(ChainedStages):
 
     def change(self, change: LoraChange) -> list[str | None]:
         """What each stage says; then all of them take it, or none."""
-        control = Microbatch(self.launched, ForwardMode.LORA, (), lora=change)
+        control = LoraUpdate(self.launched, change)
         errors = [runner.prepare_lora(control) for runner in self.runners]
         for runner in self.runners:
             runner.finish_lora(commit=errors == [None] * len(errors))
@@ -200,7 +200,7 @@ def test_an_update_keeps_the_loras(
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     chain = stages(model)
     chain.change(LoraChange("a", 1, str(folders[0])))
-    assert chain.runners[0].prepare_update(Microbatch(9, ForwardMode.UPDATE, (), weights=str(other))) is None
+    assert chain.runners[0].prepare_update(WeightUpdate(9, str(other))) is None
     chain.runners[0].finish_update(commit=True)
     logits = chain.logits(chain.of(1, range(12)))
     with torch.inference_mode():

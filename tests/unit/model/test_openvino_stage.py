@@ -22,7 +22,7 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, PromptLogprob
 from engine.model.checkpoint import read_configured_facts
 from engine.model.runner import StageRunner
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, ProfileSwitch, SamplingSpec, Segment, WeightUpdate
 
 pytest.importorskip("openvino")
 
@@ -115,7 +115,7 @@ def test_a_cached_prefix_is_read_by_another_row() -> None:
 
 def test_a_microbatch_without_emitting_rows_has_no_logits() -> None:
     chain = chain_of()
-    plan = Microbatch(1, ForwardMode.PREFILL, (chain.segment(0, PROMPT, emits=False),))
+    plan = Forward(1, ForwardMode.PREFILL, (chain.segment(0, PROMPT, emits=False),))
     assert chain.runners[0].logits(plan).shape == (0, EMBEDDED_FACTS.vocab_size)
     assert chain.forward(chain.segment(1, PROMPT, emits=False)).token_ids == ()
 
@@ -160,7 +160,7 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
     before = chain.generate(0, PROMPT, 6, chunk=64, spec=SamplingSpec(seed=0))
     pools = [runner._model.pool for runner in chain.runners]
     for runner in chain.runners:
-        assert runner.prepare_update(Microbatch(90, ForwardMode.UPDATE, (), "embedded:7")) is None
+        assert runner.prepare_update(WeightUpdate(90, "embedded:7")) is None
     for runner in chain.runners:
         runner.finish_update(commit=True)
     assert [runner._model.pool for runner in chain.runners] == pools
@@ -173,9 +173,9 @@ def test_after_an_update_the_stages_are_those_of_the_other_weights(pp_size: int)
 def test_a_profile_shows_the_time_in_openvino(tmp_path: Path) -> None:
     """C06"""
     runner = (chain := chain_of()).runners[0]
-    assert runner.profile(Microbatch(90, ForwardMode.PROFILE, (), trace_dir=str(tmp_path))) is None
+    assert runner.profile(ProfileSwitch(90, str(tmp_path))) is None
     chain.forward(chain.segment(0, PROMPT))
-    assert runner.profile(Microbatch(91, ForwardMode.PROFILE, ())) is None
+    assert runner.profile(ProfileSwitch(91, None)) is None
     events = json.loads((tmp_path / "stage-0.json").read_text())["traceEvents"]
     assert "stage on openvino" in {event["name"] for event in events}
 

@@ -12,7 +12,7 @@ from engine.errors import IntegrityError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion
 from engine.model.runner import limit_threads
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 
 UNKNOWN_ID = "IndexError" if DEVICE == "cpu" else "token ids must be in"
 PROMPT = list(b"the same prompt for everyone")
@@ -184,5 +184,5 @@ def test_slots_follow_the_page_table() -> None:
 
 def test_a_microbatch_without_emitting_rows_has_no_logits() -> None:
     chain = chain_of()
-    plan = Microbatch(1, ForwardMode.PREFILL, (chain.segment(0, PROMPT, emits=False),))
+    plan = Forward(1, ForwardMode.PREFILL, (chain.segment(0, PROMPT, emits=False),))
     assert chain.runners[0].logits(plan).shape == (0, EMBEDDED_FACTS.vocab_size)

@@ -13,7 +13,7 @@ from engine.limits import Limits, embedded_facts
 from engine.messages import Completion, Generate, SamplingParams, TokenLogprob, TokenOutput
 from engine.model.runner import StageRunner
 from engine.model.verification import verify
-from engine.plan import ForwardMode, Microbatch, Segment
+from engine.plan import Forward, ForwardMode, Microbatch, Segment
 from engine.scheduler import Scheduler
 
 # Three tokens share nearly all of the probability, so that some guesses hold and some do not.
@@ -25,7 +25,7 @@ def segment(rid: str, ids: tuple[int, ...], *, drafts: int = 0, emits: bool = Tr
 
 
 def test_what_follows_a_wrong_guess_is_dropped() -> None:
-    batch = Microbatch(
+    batch = Forward(
         3,
         ForwardMode.DECODE,
         (segment("a", (1, 5, 6, 7), drafts=3), segment("b", (2,)), segment("c", (3, 9), drafts=1)),
@@ -48,14 +48,14 @@ def test_a_guess_into_a_dead_end_is_not_accepted(
     dead_ends: tuple[int, ...], accepted: tuple[int, ...], tokens: tuple[int, ...] | None
 ) -> None:
     """B11: what was chosen after it is of no use; the next decode meets that end by itself."""
-    batch = Microbatch(3, ForwardMode.DECODE, (segment("a", (1, 5, 6, 7), drafts=3), segment("c", (3, 9), drafts=1)))
+    batch = Forward(3, ForwardMode.DECODE, (segment("a", (1, 5, 6, 7), drafts=3), segment("c", (3, 9), drafts=1)))
     result = verify(batch, (5, 6, 8, 4, 9, 30), (), dead_ends)
     assert result.accepted == accepted
     assert result.token_ids == (tokens or (5, 6, 8, 9, 30))
 
 
 def test_parts_of_prompts_choose_nothing() -> None:
-    batch = Microbatch(1, ForwardMode.MIXED, (segment("p", (1, 2), emits=False), segment("a", (1, 5), drafts=1)))
+    batch = Forward(1, ForwardMode.MIXED, (segment("p", (1, 2), emits=False), segment("a", (1, 5), drafts=1)))
     assert verify(batch, (4, 7), ()) == Completion(microbatch_id=1, token_ids=(4,), accepted=(0,))
 
 

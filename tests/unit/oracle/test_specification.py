@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, EMBEDDED_WINDOW_FACTS, Limits
 from engine.memory import Node
 from engine.messages import CallAnswer, EngineStats, FlushCache, Generate, Reply, SamplingParams, TokenOutput
-from engine.plan import Microbatch
+from engine.plan import Forward
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.copies import SPECIFIED_EVERY_RUNS, is_specified
 from scripted.adapters.lockstep.schedules import WORKLOADS
@@ -140,7 +140,7 @@ def test_a_microbatch_too_much_too_few_or_of_another_kind() -> None:
     scheduler, events, result = _first_step()
     assert result.microbatch is not None
     assert _judged(msgspec.structs.replace(result, microbatch=None), scheduler, events) == "Launch"
-    other = Microbatch(1, result.microbatch.mode, result.microbatch.segments)
+    other = Forward(1, result.microbatch.mode, result.microbatch.segments)
     assert _judged(msgspec.structs.replace(result, microbatch=other), scheduler, events) == "Launch"
     assert _judged(result, scheduler, ()) == "Launch"
 

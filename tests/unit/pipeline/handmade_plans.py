@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.limits import Limits
 from engine.messages import Completion
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment
 from engine.scheduler.ports import Pipeline
 
 ROW_TOKENS = 256
@@ -30,7 +30,7 @@ class PlanWriter:
         pages = tuple(range(first, first + self._pages)) if start == 0 else ()
         spec = SamplingSpec(seed=row) if start == 0 else None
         segment = Segment(f"r{row}", row, start, tuple(ids), 0, pages, emits, spec)
-        return Microbatch(self._launched, ForwardMode.PREFILL, (segment,))
+        return Forward(self._launched, ForwardMode.PREFILL, (segment,))
 
 
 def run(pipeline: Pipeline, microbatch: Microbatch) -> Completion:

@@ -13,7 +13,7 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.model.launched import LaunchedStep
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
-from engine.plan import UNKNOWN_TOKEN, ForwardMode, LoraChange, Microbatch, SamplingSpec, Segment
+from engine.plan import UNKNOWN_TOKEN, Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, SamplingSpec, Segment
 
 CONFIG = EngineConfig(device="cpu", context_length=256)
 LIMITS = Limits.of(CONFIG, EMBEDDED_FACTS)
@@ -151,7 +151,7 @@ def test_what_no_request_may_see_ends_the_pipeline_in_its_turn(early: LocalPipel
     writer = PlanWriter(LIMITS)
     early.launch(writer.plan(0, [1, 2, 3]))
     stolen = Segment("thief", 1, 0, (7, 8, 9), 0, (0,), True, SamplingSpec(seed=0))
-    early.launch(Microbatch(2, ForwardMode.PREFILL, (stolen,)))
+    early.launch(Forward(2, ForwardMode.PREFILL, (stolen,)))
     early.launch(writer.plan(0, [UNKNOWN_TOKEN]))
     assert [take(early).error for _ in range(2)] == [None, None]
     with pytest.raises(IntegrityError, match="a page was overwritten by another owner"):
@@ -180,9 +180,9 @@ def test_what_waits_holds_up_all_after_it(early: LocalPipeline, monkeypatch: pyt
     numbers, writer = told_to_device(early._runner, monkeypatch), PlanWriter(LIMITS)
     early.launch(writer.plan(0, [1, 2, 3]))
     change = LoraChange("a", 1, f"{EMBEDDED_LORA}:3")
-    early.launch(Microbatch(2, ForwardMode.LORA, (), lora=change))
+    early.launch(LoraUpdate(2, change))
     (segment,) = writer.plan(1, [1, 2, 3]).segments
-    early.launch(Microbatch(3, ForwardMode.PREFILL, (msgspec.structs.replace(segment, lora=1),)))
+    early.launch(Forward(3, ForwardMode.PREFILL, (msgspec.structs.replace(segment, lora=1),)))
     assert numbers == [1]
     assert early.takes_more
     assert [(take(early).microbatch_id, list(numbers)) for _ in range(3)] == [(1, [1]), (2, [1, 3]), (3, [1, 3])]
@@ -197,6 +197,6 @@ def test_what_is_planned_ahead_is_launched_first_and_nothing_else(is_early: bool
         pipeline = LocalPipeline(runner)
         assert not pipeline.takes_more
         segment = Segment("r", 0, 0, (1, 2, 3), 0, (0,), True, spec)
-        pipeline.launch(Microbatch(1, ForwardMode.PREFILL, (segment,)))
+        pipeline.launch(Forward(1, ForwardMode.PREFILL, (segment,)))
         assert pipeline.takes_more is expected
         assert len(take(pipeline).token_ids) == 1

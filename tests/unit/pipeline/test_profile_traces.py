@@ -17,14 +17,14 @@ from engine.model import profiling
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
-from engine.plan import ForwardMode, Microbatch
+from engine.plan import Microbatch, ProfileSwitch
 
 PROMPT = list(b"What takes the time?")
 LIMITS = Limits.of(EngineConfig(), EMBEDDED_FACTS)
 
 
 def control(trace_dir: Path | None, number: int = 100) -> Microbatch:
-    return Microbatch(number, ForwardMode.PROFILE, (), trace_dir=None if trace_dir is None else str(trace_dir))
+    return ProfileSwitch(number, None if trace_dir is None else str(trace_dir))
 
 
 def events_of(trace: Path) -> set[str]:

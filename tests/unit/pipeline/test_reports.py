@@ -28,7 +28,7 @@ from engine.pipeline.wire import (
     decode_stage_message,
     stage_address,
 )
-from engine.plan import ForwardMode, LoraChange, Microbatch, Segment
+from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, Segment, WeightUpdate
 
 WAIT_S = 10.0
 SOON_S = 0.02
@@ -54,9 +54,9 @@ def segment(row: int) -> Segment:
     return Segment(f"r{row}", row, 0, (1,), 0, (row,), True)
 
 
-PLAN = Microbatch(5, ForwardMode.PREFILL, (segment(0), segment(1)))
-UPDATE = Microbatch(6, ForwardMode.UPDATE, (), "embedded:7")
-CHANGE = Microbatch(6, ForwardMode.LORA, (), lora=LoraChange("x", 1, "/x"))
+PLAN = Forward(5, ForwardMode.PREFILL, (segment(0), segment(1)))
+UPDATE = WeightUpdate(6, "embedded:7")
+CHANGE = LoraUpdate(6, LoraChange("x", 1, "/x"))
 RIGHT = Completion(microbatch_id=5, token_ids=(1, 2))
 
 

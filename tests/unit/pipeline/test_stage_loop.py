@@ -25,12 +25,12 @@ from engine.pipeline.wire import (
     StageView,
     decode_stage_report,
 )
-from engine.plan import ForwardMode, LoraChange, Microbatch
+from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 
-STEP = Microbatch(3, ForwardMode.DECODE, ())
-UPDATE = Microbatch(4, ForwardMode.UPDATE, (), "embedded:7")
-PROFILE = Microbatch(5, ForwardMode.PROFILE, ())
-CHANGE = Microbatch(6, ForwardMode.LORA, (), lora=LoraChange("x", 1, "/x"))
+STEP = Forward(3, ForwardMode.DECODE, ())
+UPDATE = WeightUpdate(4, "embedded:7")
+PROFILE = ProfileSwitch(5, None)
+CHANGE = LoraUpdate(6, LoraChange("x", 1, "/x"))
 RESULT = Completion(microbatch_id=3, token_ids=(8,))
 
 

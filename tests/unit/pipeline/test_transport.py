@@ -32,7 +32,18 @@ from engine.pipeline.wire import (
     decode_stage_report,
 )
 from engine.pipeline.wires import StageWires
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    Forward,
+    LoraChange,
+    LoraUpdate,
+    ProfileSwitch,
+    SamplingSpec,
+    Segment,
+    WeightUpdate,
+)
 
 WAIT_S = 10.0
 HIDDEN_SIZE = 8
@@ -54,9 +65,9 @@ def pair(private_dir: Path) -> Iterator[Pair]:
         end.close()
 
 
-def microbatch(number: int = 1, *, tokens: int = 1) -> Microbatch:
+def microbatch(number: int = 1, *, tokens: int = 1) -> Forward:
     """A microbatch of one prompt of this many tokens."""
-    return Microbatch(number, ForwardMode.PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))
+    return Forward(number, PREFILL, (Segment("r", 0, 0, (1,) * tokens, 0, (), False),))
 
 
 def hidden_states(tokens: int = 1) -> torch.Tensor:
@@ -216,11 +227,14 @@ segments = st.builds(
         st.builds(
             Launch,
             st.builds(
-                Microbatch,
+                Forward,
                 id=st.integers(0, 2**40),
-                mode=st.sampled_from(ForwardMode),
+                mode=st.sampled_from((PREFILL, DECODE, MIXED)),
                 segments=st.lists(segments, max_size=3).map(tuple),
-            ),
+            )
+            | st.builds(WeightUpdate, st.integers(0, 2**40), st.none() | st.text())
+            | st.builds(ProfileSwitch, st.integers(0, 2**40), st.none() | st.text())
+            | st.builds(LoraUpdate, st.integers(0, 2**40), st.builds(LoraChange, st.text())),
         ),
         st.builds(Describe, st.integers(0, 99)),
         st.just(FailNextStep()),

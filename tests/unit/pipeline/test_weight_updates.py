@@ -18,7 +18,7 @@ from engine.model.embedded import embedded_folder, write_embedded
 from engine.model.runner import StageRunner
 from engine.pipeline.local import LocalPipeline
 from engine.pipeline.staged import StagedPipeline
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, Microbatch, SamplingSpec, Segment, WeightUpdate
 
 PROMPT = list(b"A prompt for all weights.")
 TOKENS = 8
@@ -31,7 +31,7 @@ def limits(pp_size: int = 1) -> Limits:
 
 
 def update(source: str | None, number: int = 100) -> Microbatch:
-    return Microbatch(number, ForwardMode.UPDATE, (), source)
+    return WeightUpdate(number, source)
 
 
 def local(**values: object) -> LocalPipeline:
@@ -145,9 +145,9 @@ def test_the_sanitizer_finds_kv_of_the_weights_before() -> None:
     """B15: the epoch of a page is that of the engine."""
     runner = StageRunner(EngineConfig(device="cpu", kv_sanitizer=True, page_size=4), limits(), 0)
     runner.forward(
-        Microbatch(1, ForwardMode.PREFILL, (Segment("a", 0, 0, (1, 2, 3, 4), 0, (0,), False, SamplingSpec(0)),))
+        Forward(1, ForwardMode.PREFILL, (Segment("a", 0, 0, (1, 2, 3, 4), 0, (0,), False, SamplingSpec(0)),))
     )
-    hit = Microbatch(3, ForwardMode.PREFILL, (Segment("b", 1, 4, (5,), 0, (0, 1), True, SamplingSpec(0)),))
+    hit = Forward(3, ForwardMode.PREFILL, (Segment("b", 1, 4, (5,), 0, (0, 1), True, SamplingSpec(0)),))
     runner.forward(hit)
     assert runner.prepare_update(update("embedded:7")) is None
     runner.finish_update(commit=True)

@@ -22,7 +22,7 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.plan import ForwardMode, LoraChange
+from engine.plan import ForwardMode, LoraChange, LoraUpdate
 
 ONE = {"max_loras": 1, "lora": "x=embedded-lora:1,y=embedded-lora:2"}
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
@@ -38,7 +38,7 @@ def load(name: str, seed: int = 1) -> LoadLora:
 
 
 def changes(engine: SimulatedEngine) -> list[LoraChange]:
-    return [one.lora for one in engine.microbatches if one.lora is not None]
+    return [one.change for one in engine.microbatches if isinstance(one, LoraUpdate)]
 
 
 def test_an_engine_without_places_holds_no_loras() -> None:

@@ -22,7 +22,7 @@ def test_a_profile_is_begun_and_ended_in_the_order_of_the_microbatches() -> None
     engine.drain()
     assert engine.answers["stop"].message == "wrote the profile into /traces"
     profiles = [one for one in engine.microbatches if one.mode is ForwardMode.PROFILE]
-    assert [one.trace_dir for one in profiles] == ["/traces", None]
+    assert [one.folder for one in profiles] == ["/traces", None]
     assert len(engine.life("r").tokens) == 6
 
 

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import IntegrityError, ProcessDiedError
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Abort, Completion, GrammarReady, PipelineEvent, PipelineFailed, encode
-from engine.plan import ForwardMode, GrammarOrder, Microbatch
+from engine.plan import Forward, ForwardMode, GrammarOrder, Microbatch, WeightUpdate
 from engine.process.control import Control, ProcessDied, Serving, Shutdown
 from engine.scheduler import Scheduler
 from engine.scheduler.ports import Step, StepResult
@@ -302,7 +302,7 @@ def test_dead_supervisor_ends_the_loop_at_once(world: World) -> None:
         world.gate.next_step(NOTHING)
 
 
-LAUNCHED = msgspec.structs.replace(NOTHING, microbatch=Microbatch(7, ForwardMode.DECODE, ()))
+LAUNCHED = msgspec.structs.replace(NOTHING, microbatch=Forward(7, ForwardMode.DECODE, ()))
 
 
 def test_a_stage_that_returns_nothing_is_named_and_then_it_is_the_end(make_world) -> None:
@@ -346,7 +346,7 @@ def _after(world: World, previous: StepResult) -> StepResult:
 
 def test_other_weights_may_take_as_long_as_a_start(make_world) -> None:
     world = make_world(step_timeout_s=0.01)
-    update = msgspec.structs.replace(NOTHING, microbatch=Microbatch(7, ForwardMode.UPDATE, ()))
+    update = msgspec.structs.replace(NOTHING, microbatch=WeightUpdate(7, None))
     thread, steps = _waiting_step(world, update)
     thread.join(0.1)
     assert thread.is_alive()

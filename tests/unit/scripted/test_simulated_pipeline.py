@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import Completion, PipelineFailed
-from engine.plan import ForwardMode, Microbatch, SamplingSpec, Segment
+from engine.plan import Forward, ForwardMode, SamplingSpec, Segment
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 
 GREEDY = SamplingSpec(seed=0)
@@ -32,7 +32,7 @@ def segment(
 
 
 def completion_of(pipeline: SimulatedPipeline, *segments: Segment) -> Completion:
-    pipeline.launch(Microbatch(0, ForwardMode.PREFILL, segments))
+    pipeline.launch(Forward(0, ForwardMode.PREFILL, segments))
     done = pipeline.next_completion(0)
     assert isinstance(done, Completion)
     return done
@@ -86,7 +86,7 @@ def test_logprobs_have_one_entry_a_token() -> None:
     first = segment((1,), pages=(0,), spec=GREEDY)
     second = segment((2,), row=1, pages=(1,), spec=wants)
     completion_of(pipeline, first, second)
-    pipeline.launch(Microbatch(1, ForwardMode.DECODE, (segment((3,), start=1), segment((4,), row=1, start=1))))
+    pipeline.launch(Forward(1, ForwardMode.DECODE, (segment((3,), start=1), segment((4,), row=1, start=1))))
     done = pipeline.next_completion(0)
     assert isinstance(done, Completion)
     assert [logprob is not None for logprob in done.logprobs] == [False, True]
@@ -126,7 +126,7 @@ def test_failed_microbatch_poisons_its_rows_until_their_next_tenant() -> None:
 def test_stalled_stage_holds_completions_back() -> None:
     pipeline = pipeline_of()
     pipeline.stall_stage(0)
-    pipeline.launch(Microbatch(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
+    pipeline.launch(Forward(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
     assert not pipeline.ready
     assert pipeline.next_completion(0) is None
     pipeline.resume_stage(0)
@@ -138,7 +138,7 @@ def test_dead_stage_loses_what_is_in_flight_even_behind_a_stall() -> None:
     """A06"""
     pipeline = pipeline_of()
     pipeline.stall_stage(0)
-    pipeline.launch(Microbatch(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
+    pipeline.launch(Forward(0, ForwardMode.PREFILL, (segment((1,), pages=(0,), spec=GREEDY),)))
     pipeline.kill_stage(1)
     assert pipeline.ready
     assert isinstance(pipeline.next_completion(0), PipelineFailed)

@@ -147,7 +147,7 @@ def test_a_run_without_steps_writes_no_trace_and_says_so(monkeypatch, capsys, sc
 )
 def test_a_bad_command_is_one_clear_line(monkeypatch, capsys, scripts, arguments, said):
     recording = scripts.with_suffix(".rec")
-    recording.write_bytes(b"\0\0\0\x20\x94\xa6header\xb4lockstep-recording-2")
+    recording.write_bytes(b"\0\0\0\x20\x94\xa6header\xb4lockstep-recording-3")
     assert run_main(monkeypatch, *[word.format(file=scripts, recording=recording) for word in arguments]) == 2
     captured = capsys.readouterr()
     assert said in captured.err

@@ -35,7 +35,7 @@ from engine.messages import (
     UnloadLora,
     UpdateWeights,
 )
-from engine.plan import ForwardMode
+from engine.plan import ProfileSwitch
 from engine.scheduler import StepResult
 from scripted.adapters.lockstep.oracle.due_replies import DueReplies, Said
 from scripted.adapters.lockstep.oracle.launches import follow_launch
@@ -49,7 +49,6 @@ __all__ = ["ClientAccount"]
 
 # Constants, because an enum's member costs four times as much to look up, and these are asked for in every step.
 _ABORT: Final = FinishReason.ABORT
-_PROFILE: Final = ForwardMode.PROFILE
 
 
 class ClientAccount:
@@ -96,7 +95,7 @@ class ClientAccount:
             ledger.loras.end_step()
         microbatch = result.microbatch
         if microbatch is not None:
-            if microbatch.mode is _PROFILE:
+            if isinstance(microbatch, ProfileSwitch):
                 ledger.profiles.launch(microbatch)
             # After a flush that should have been refused, the account of memory is of no use.
             if not ledger.calls.suspicion:

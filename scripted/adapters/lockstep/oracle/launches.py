@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.plan import ForwardMode, Microbatch, Segment
+from engine.plan import ForwardMode, LoraUpdate, Microbatch, Segment, WeightUpdate
 from scripted.adapters.lockstep.oracle.asked_logprobs import check_asked
 from scripted.adapters.lockstep.oracle.ledger import Flight, Ledger
 from scripted.adapters.lockstep.oracle.life import Life
@@ -52,14 +52,14 @@ def _check_launch(ledger: Ledger, microbatch: Microbatch) -> None:
         raise Violation(f"microbatch {number} is launched, but it is number {ledger.totals.forward_ct}")
     if flights and flights[-1].mode is _UPDATE:
         raise Violation(f"microbatch {number} is launched while the weights are being updated")
-    if microbatch.mode is _UPDATE:
+    if isinstance(microbatch, WeightUpdate):
         _check_update(ledger, microbatch)
         return
     if len(flights) >= limits.depth:
         raise Violation(f"microbatch {number} is launched, {limits.depth} are in flight already")
-    if microbatch.lora is not None:
+    if isinstance(microbatch, LoraUpdate):
         in_use = {tenancy.lora for tenancy in ledger.pages.rows.values()}
-        ledger.loras.launch(microbatch.lora, in_use, is_used=ledger.is_used(microbatch.lora.name))
+        ledger.loras.launch(microbatch.change, in_use, is_used=ledger.is_used(microbatch.change.name))
     if microbatch.is_control:
         return
     if ledger.paused is not None:
@@ -74,13 +74,13 @@ def _check_launch(ledger: Ledger, microbatch: Microbatch) -> None:
         raise Violation(f"a request is in microbatch {number} twice: {', '.join(rids)}")
 
 
-def _check_update(ledger: Ledger, microbatch: Microbatch) -> None:
+def _check_update(ledger: Ledger, microbatch: WeightUpdate) -> None:
     if not ledger.is_quiescent:
         busy = [flight.id for flight in ledger.flights], list(ledger.pages.rows.values())
         raise Violation(f"the weights are updated while microbatches {busy[0]} are in flight and {busy[1]} own rows")
     update = ledger.calls.update
-    if update is None or update.model_path != microbatch.weights:
-        raise Violation(f"the weights are updated to {microbatch.weights}, but asked for is {update}")
+    if update is None or update.model_path != microbatch.path:
+        raise Violation(f"the weights are updated to {microbatch.path}, but asked for is {update}")
 
 
 def _tenant_of(ledger: Ledger, segment: Segment) -> tuple[Life, Tenancy]:

@@ -6,7 +6,7 @@ Fed with calls, launches, results and answers by the account of clients. It know
 from __future__ import annotations
 
 from engine.messages import CallAnswer, StartProfile, StopProfile
-from engine.plan import Microbatch
+from engine.plan import ProfileSwitch
 from scripted.core.violation import Violation
 
 __all__ = ["ProfileCalls"]
@@ -30,11 +30,11 @@ class ProfileCalls:
         else:
             self._due = call
 
-    def launch(self, microbatch: Microbatch) -> None:
+    def launch(self, switch: ProfileSwitch) -> None:
         """The stages are told. Raises Violation for what was not asked for."""
         folder = self._due.folder if isinstance(self._due, StartProfile) else None
-        if self._due is None or folder != microbatch.trace_dir:
-            raise Violation(f"a profile goes to {microbatch.trace_dir}, but asked for is {self._due}")
+        if self._due is None or folder != switch.folder:
+            raise Violation(f"a profile goes to {switch.folder}, but asked for is {self._due}")
         self._launched, self._due = self._due, None
 
     def land(self, error: str | None) -> None:

@@ -32,7 +32,7 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.pipeline.wire import StageView
-from engine.plan import Copies, ForwardMode, GrammarOrder, LoraChange, Microbatch, SamplingSpec, Segment
+from engine.plan import Copies, GrammarOrder, LoraChange, LoraUpdate, Microbatch, SamplingSpec, Segment, WeightUpdate
 from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
     alphabet_of,
@@ -303,9 +303,9 @@ class SimulatedPipeline:
 
     def _control(self, microbatch: Microbatch) -> str | None:
         """Do what every stage does at this place; returns why not."""
-        if microbatch.mode is ForwardMode.UPDATE:
-            return self._update(microbatch.weights)
-        return None if microbatch.lora is None else self._change(microbatch.lora)
+        if isinstance(microbatch, WeightUpdate):
+            return self._update(microbatch.path)
+        return self._change(microbatch.change) if isinstance(microbatch, LoraUpdate) else None
 
     def _change(self, change: LoraChange) -> str | None:
         """Load and drop LoRAs; returns why not."""

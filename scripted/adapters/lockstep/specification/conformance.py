@@ -185,9 +185,9 @@ def _compare_plan(expected: Expected, microbatch: Microbatch | None) -> None:
         which = "Turns" if (longer or microbatch.segments[len(rids) :])[0].sampling is None else "Order"
         raise Nonconformance(which, f"{what} must be of {rids}, but is of {list(microbatch.rids)}")
     _must_be_equal(rule, f"the mode of {what}", expected.mode, microbatch.mode)
-    told = microbatch.trace_dir if expected.mode is ForwardMode.PROFILE else microbatch.weights
+    told = getattr(microbatch, "path" if expected.mode is ForwardMode.UPDATE else "folder", None)
     _must_be_equal(rule, f"what {what} tells the stages", expected.told, told)
-    _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, microbatch.lora)
+    _must_be_equal("Changes", f"the change of LoRAs of {what}", expected.lora, getattr(microbatch, "change", None))
     _must_be_equal("Launch", "the number of the microbatch", expected.number, microbatch.id)
     copies = (0, 0) if microbatch.copies is None else (len(microbatch.copies.out), len(microbatch.copies.into))
     _must_be_equal("Copies", f"the number of copies to and from the host of {what}", expected.copies, copies)
