@@ -8,12 +8,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from scripted.core.named import OWN, adapter_named
-from scripted.core.protocol import ScriptedAdapter, ScriptEnded
+from scripted.core.protocol import ScriptEnded
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ServerDirty
 from scripted.script.arguments import check_plain
@@ -90,7 +90,7 @@ class ScriptedSession:
     def _run_on_adapter(self, test: ScriptedTest, options: ScriptOptions, arguments: dict[str, Any]) -> ScriptEnded:
         __tracebackhide__ = True
         # @scripted has refused adapters that run no scripts.
-        adapter = cast("ScriptedAdapter", adapter_named(test.adapter))
+        adapter = adapter_named(test.adapter)
         mutant = self.adapter_mutant if self.adapter_mutant in adapter.mutant_names else None
         return adapter.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 

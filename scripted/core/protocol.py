@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
-from scripted.core.written import WrittenTest
+from scripted.core.written import TestHead
 
 __all__ = [
     "Adapter",
@@ -25,7 +25,6 @@ __all__ = [
     "Oracle",
     "Pipeline",
     "ScriptEnded",
-    "ScriptedAdapter",
     "Stepped",
 ]
 
@@ -240,11 +239,18 @@ class Adapter(Protocol):
         """The registered script ``FILE::NAME`` as a target. Raises ScriptDefinitionError where there is none."""
         ...
 
-    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
-        """The first of these schedules that makes a test: one that was seen red with the bug and green without it.
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
+    ) -> ScriptEnded:
+        """Run a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
+        ...
 
-        Raises ScriptDefinitionError where the adapter has no scripts.
-        """
+    def settling(self, placed: Sequence[Placed], outcome: Any) -> Sequence[Placed]:
+        """What ended the run of a schedule, and what a run that broke off has left for a script to end."""
+        ...
+
+    def test_head(self, config: Any, body: str) -> TestHead:
+        """What stands above the ``body`` of a test that is written."""
         ...
 
 
@@ -253,14 +259,4 @@ class ScriptEnded(Protocol):
 
     def counts(self) -> dict[str, int]:
         """What the summary of many scripts adds up, by name."""
-        ...
-
-
-class ScriptedAdapter(Adapter, Protocol):
-    """An adapter that runs scripts too, through ``@scripted(adapter=...)``. The engine's own has tiers for that."""
-
-    def run_script(
-        self, script: Any, arguments: Mapping[str, Any], *, config: Any, options: Any, mutant: str | None
-    ) -> ScriptEnded:
-        """RunLike a generator function of ``t`` on a machine of this configuration. Raises ScriptError."""
         ...

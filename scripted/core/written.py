@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["WrittenTest"]
+__all__ = ["TestHead", "WrittenTest"]
 
 
 class WrittenTest(msgspec.Struct, frozen=True):
@@ -12,3 +12,12 @@ class WrittenTest(msgspec.Struct, frozen=True):
 
     text: str | None
     said: tuple[str, ...]
+
+
+class TestHead(msgspec.Struct, frozen=True):
+    """What stands above a test of an adapter: lines around ``from scripted import scripted``, and the decorator."""
+
+    decorator: str
+    imports: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()

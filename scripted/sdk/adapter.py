@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
-from scripted.core.written import WrittenTest
+from scripted.core.written import TestHead
 from scripted.report.step_log import StepLog
 from scripted.sdk.actions import ResumeAll, actions_of
 from scripted.sdk.capabilities import Capabilities, Limits
@@ -32,6 +32,9 @@ from scripted.search.forks import Copier, Frozen
 
 __all__ = ["UNKNOWN_RID", "SchedulerAdapter"]
 
+_WIDTH: Final = 116
+# Names that mean something else in @scripted(...).
+_OPTIONS: Final = frozenset({"config", "adapter", "tiers", "timeout_s", "max_steps", "oracle", "must_reach"})
 # A request that never was; nothing a schedule names is called this.
 UNKNOWN_RID: Final = "nobody-ever"
 
@@ -276,8 +279,23 @@ class SchedulerAdapter:
             f"there are {', '.join(self.workloads)}"
         )
 
-    def write_test(self, schedules: Iterable[Any], *, name: str, mutant: str | None) -> WrittenTest:
-        """A pytest file that runs the events of one of these schedules as verbs."""
-        from scripted.sdk.script_writer import write_test
+    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
+        """What ended its run; a script is settled like a schedule, so one that broke off leaves nothing open."""
+        del placed
+        return list(outcome.implied)
 
-        return write_test(schedules, name=name, mutant=mutant)
+    def test_head(self, config: Any, body: str) -> TestHead:
+        """Raises ScriptDefinitionError for a configuration that ``@scripted`` cannot say."""
+        del body
+        words = self.config_words(config)
+        taken = sorted(_OPTIONS.intersection(words))
+        if taken:
+            raise ScriptDefinitionError(
+                f"the setting {taken[0]!r} of {self.name} is an option of @scripted too, so no test can be written; "
+                "call it something else in the adapter's configuration"
+            )
+        arguments = [f'adapter="{self.name}"', *(f"{name}={value!r}" for name, value in words.items())]
+        text = f"@scripted({', '.join(arguments)})"
+        if len(text) > _WIDTH:
+            text = "\n".join(["@scripted(", *(f"    {argument}," for argument in arguments), ")"])
+        return TestHead(text)

@@ -19,6 +19,7 @@ from scripted.search.mutant_search import Found, find_mutant
 from scripted.search.shrinking import shrink
 from scripted.search.targets import target_named
 from scripted.search.units import Finding, SearchPlan
+from scripted.search.written_test import write_test
 
 __all__ = ["plain_console", "save_test", "search", "search_for_mutants"]
 
@@ -88,7 +89,7 @@ def save_test(
     console: Console, schedules: Sequence[Schedule], path: Path, *, name: str, mutant: str | None = None
 ) -> bool:
     """Write the first of these schedules that makes a test, and say what was seen; True when a file was written."""
-    written = schedules[0].adapter.write_test(schedules, name=name, mutant=mutant)
+    written = write_test(schedules, name=name, mutant=mutant)
     for line in written.said:
         console.print(f"  {line}", soft_wrap=True)
     if written.text is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -23,17 +23,18 @@ from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.digests import check_digests
 from scripted.adapters.lockstep.places import place_of
 from scripted.adapters.lockstep.script_target import ScriptTarget
+from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.adapters.lockstep.workloads import TEXTS
-from scripted.adapters.lockstep.written_test import write_test
+from scripted.adapters.lockstep.written_tests import settling, test_head
 from scripted.core.action import Action
 from scripted.core.common_actions import ReleaseResults
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Run
-from scripted.core.schedule import Schedule
-from scripted.core.written import WrittenTest
+from scripted.core.written import TestHead
+from scripted.gate.run import ScriptSucceeded
 from scripted.report.step_log import StepLog
 from scripted.rig.history import record_step
 from scripted.script.loader import find_test
@@ -154,9 +155,19 @@ class LockstepAdapter:
         """The registered script ``FILE::NAME``. Raises ScriptDefinitionError."""
         return ScriptTarget(find_test(target))
 
-    def write_test(self, schedules: Iterable[Schedule], *, name: str, mutant: str | None) -> WrittenTest:
-        """A registered test that was run before it is kept."""
-        return write_test(schedules, name=name, mutant=mutant)
+    def run_script(
+        self, script: Any, arguments: Mapping[str, Any], *, config: EngineConfig, options: Any, mutant: str | None
+    ) -> ScriptSucceeded:
+        """In the sim tier. Raises ScriptError."""
+        return ScriptedSim(config, mutant=mutant).run(script, options=options, **arguments)
+
+    def settling(self, placed: Sequence[Placed], outcome: Any) -> list[Placed]:
+        """What ended a run, and what ends the one that broke off."""
+        return settling(placed, outcome)
+
+    def test_head(self, config: EngineConfig, body: str) -> TestHead:
+        """A registered test."""
+        return test_head(config, body)
 
 
 ADAPTER: Final = LockstepAdapter()

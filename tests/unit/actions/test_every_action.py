@@ -52,7 +52,6 @@ from scripted.adapters.lockstep.actions import (
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
-from scripted.adapters.lockstep.written_test import write_test
 from scripted.core.prompts import prompt_of
 from scripted.core.refusals import BadCommand
 from scripted.core.schedule import Schedule
@@ -61,6 +60,7 @@ from scripted.script.options import ScriptOptions
 from scripted.script.t import ScriptContext
 from scripted.search.execution import execute, record
 from scripted.search.extras import extras_of
+from scripted.search.written_test import write_test
 from scripted.shell.command_line import HELP, read_command
 from scripted.shell.statements import lines_of
 

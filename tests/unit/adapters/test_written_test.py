@@ -12,10 +12,8 @@ from rich.console import Console
 from engine.messages import FlushCache
 from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.rehearsal import rehearse
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
-from scripted.adapters.lockstep.written_test import write_test
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
 from scripted.errors import ScriptError
@@ -24,6 +22,7 @@ from scripted.script.loader import load_test
 from scripted.search.console import save_test
 from scripted.search.execution import Prefixes, execute
 from scripted.search.strategies import RandomEvents
+from scripted.search.written_test import Line, write_test
 
 FLUSH = "flush-ignores-in-flight"
 RACE = Schedule.parse("pp_size=2 max_total_tokens=512; 1 start a prompt=5; 2 flush")
@@ -88,7 +87,7 @@ def test_what_a_broken_run_leaves_open_is_ended(opened: str, ended: str) -> None
     schedule = Schedule.parse(f"pp_size=2 max_total_tokens=512; 1 start a prompt=5; {opened}; {step} abort a")
     with switched_on("abort-waits-for-a-token"):
         written = write_test([schedule], name="it")
-    assert written.said[-1].endswith("fails on the engine as it is")
+    assert written.said[-1].endswith("fails on the scheduler as it is")
     assert ended in (written.text or "")
 
 
@@ -118,8 +117,8 @@ def test_a_bug_that_the_short_form_does_not_show_is_written_in_the_long_one(
         with pytest.raises(ScriptError):
             ScriptedSim(test.config).run(test.script, options=test.options)
     assert written.said == (
-        "not kept: a test of its events: it passes as the engine is",
-        "the test of 1 event fails on the engine as it is",
+        "not kept: a test of its events: it passes on the scheduler as it is",
+        "the test of 1 event fails on the scheduler as it is",
     )
     ScriptedSim(test.config).run(test.script, options=test.options)
 
@@ -139,9 +138,10 @@ def test_what_no_script_can_show_is_refused_with_the_reason(tmp_path: Path) -> N
 
 
 def test_a_test_that_is_red_for_a_reason_of_its_own_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripted.adapters.lockstep.written_test.rehearse", lambda config, placed: rehearse(config, ()))
+    lines = [Line(one.step, one.action) for one in RACE.placed]
+    monkeypatch.setattr("scripted.search.written_test.rehearse", lambda *_: lines)
     monkeypatch.setattr(
-        "scripted.adapters.lockstep.written_test.script_text",
+        "scripted.search.written_test.script_text",
         lambda draft, name: (
             "from scripted import scripted\nfrom engine import EngineConfig\n"
             "@scripted(EngineConfig())\ndef test_it(t):\n    yield\n    t.evict(1)\n"
@@ -150,7 +150,10 @@ def test_a_test_that_is_red_for_a_reason_of_its_own_is_not_kept(monkeypatch: pyt
     with switched_on(FLUSH):
         written = write_test([RACE], name="it")
     assert written.text is None
-    assert "it fails as the engine is for a reason of its own: BadCall: evict() takes 0 to 0 pages" in written.said[0]
+    assert (
+        "it fails on the scheduler as it is for a reason of its own: BadCall: evict() takes 0 to 0 pages"
+        in written.said[0]
+    )
     written = write_test([RACE], name="it", mutant=FLUSH)
     assert written.text is None
     assert f"it fails without {FLUSH} too" in written.said[0]

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from engine import EngineConfig
 from engine.errors import ConfigError
-from scripted.adapters.lockstep.script_writer import Draft, script_text
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.cli import app
 from scripted.cli.new import new_test
@@ -19,6 +18,7 @@ from scripted.errors import ServerDied
 from scripted.new_files import command_of, write_new
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
+from scripted.search.written_test import Draft, script_text
 from scripted.shell.command_line import read_command
 from scripted.shell.saved import save_session
 from scripted.shell.statements import Statement
@@ -57,7 +57,7 @@ def test_a_project_without_suites_gets_tests_without_a_registration(tmp_path, mo
         typed.append(read_command(line, typed))
     save_session(tmp_path / "test_saved.py", config, typed)
     written.append((tmp_path / "test_saved.py").read_text())
-    written.append(script_text(Draft(Schedule.parse("default; 1 start a prompt=3"), (), None, None), name="found"))
+    written.append(script_text(Draft(Schedule.parse("default; 1 start a prompt=3"), ()), name="found"))
     for text in written:
         assert "from engine import EngineConfig" in text
         assert not re.search(r"^(from|import) ci\b", text, re.MULTILINE)

@@ -14,11 +14,11 @@ from scripted import ScriptDefinitionError, ScriptFailed
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test, load_test
-from scripted.sdk.script_writer import script_text, write_test
 from scripted.search.execution import execute, record
 from scripted.search.mutant_search import find_mutant
 from scripted.search.shrinking import shrink
 from scripted.search.targets import workload_named
+from scripted.search.written_test import Draft, rehearse, script_text, write_test
 
 ROOT = Path(__file__).resolve().parents[3]
 BROKEN = "examples/your_scheduler/adapter.py"
@@ -36,6 +36,11 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def schedule_of(text: str, adapter: str, settings: str = "") -> Schedule:
     return Schedule.parse(f"adapter={adapter} {settings}; {text}")
+
+
+def text_of(schedule: Schedule) -> str:
+    lines = tuple(rehearse(schedule, execute(schedule)))
+    return script_text(Draft(schedule, lines, execute(schedule).failure), name="written")
 
 
 def loaded(text: str, folder: Path) -> Any:
@@ -67,7 +72,8 @@ def test_what_a_search_finds_becomes_a_test_that_fails_alike(tmp_path: Path) -> 
 
 
 def test_the_text_says_what_must_not_happen() -> None:
-    text = script_text(schedule_of(FOUND, BROKEN), name="Found it")
+    text = write_test([schedule_of(FOUND, BROKEN)], name="Found it").text
+    assert text is not None
     docstring, body = text.split('"""')[1:]
     assert f"Goal: this must not happen: step 3: Violation: {WORDS}" in " ".join(docstring.split())
     assert f"scripted replay 'adapter={BROKEN}; {FOUND}'" in " ".join(docstring.split())
@@ -77,12 +83,12 @@ def test_the_text_says_what_must_not_happen() -> None:
         "",
         f'@scripted(adapter="{BROKEN}")',
         "def test_found_it(t):",
-        '    t.start_req(rid="a", prompt_len=4, prompt_seed=0, max_new_tokens=1)',
+        '    a = t.start_req(rid="a", prompt_len=4, prompt_seed=0, max_new_tokens=1)',
         "    yield",
         '    t.abort("a")',
         "    t.flush_cache()",
         "    yield",
-        '    t.start_req(rid="c", prompt_len=5, prompt_seed=0, max_new_tokens=1)',
+        '    c = t.start_req(rid="c", prompt_len=5, prompt_seed=0, max_new_tokens=1)',
         "    yield",
         "    yield from t.run_until_idle()",
     ]
@@ -131,7 +137,7 @@ def test_a_script_has_the_steps_of_its_schedule(adapter: str, text: str, tmp_pat
     schedule = Schedule.parse(text, of=adapter)
     outcome, expected = record(schedule)
     assert outcome.failure is None
-    test = loaded(script_text(schedule, name="written"), tmp_path)
+    test = loaded(text_of(schedule), tmp_path)
     kept: list[Any] = []
 
     def watched(t: Any) -> Generator[None, None, None]:
@@ -148,15 +154,16 @@ def _busy(records: list[Any]) -> list[Any]:
 
 def test_what_is_never_settled_is_not_waited_for(tmp_path: Path) -> None:
     """A request that waits for ever is the end's own finding; a wait of the script would only run out of steps."""
-    with adapter_named(MUTANTS).switched_on("what-cannot-fit-is-taken"):
-        text = script_text(schedule_of("1 start a prompt=60", MUTANTS), name="written")
+    mutant = "what-cannot-fit-is-taken"
+    text = write_test([schedule_of("1 start a prompt=60", MUTANTS)], name="written", mutant=mutant).text
+    assert text is not None
     assert "run_until_idle" not in text
     with pytest.raises(ScriptFailed, match=r"nothing happens any more, but something waits for ever: a .preempted."):
-        run(loaded(text, tmp_path), mutant="what-cannot-fit-is-taken")
+        run(loaded(text, tmp_path), mutant=mutant)
 
 
 def test_settings_are_arguments_of_the_decorator(tmp_path: Path) -> None:
-    text = script_text(schedule_of(FOUND, MENDED, "blocks=9 block_size=8"), name="written")
+    text = text_of(schedule_of(FOUND, MENDED, "blocks=9 block_size=8"))
     assert f'@scripted(adapter="{MENDED}", blocks=9, block_size=8)' in text
     test = loaded(text, tmp_path)
     assert (test.config.blocks, test.config.block_size) == (9, 8)
@@ -187,14 +194,14 @@ def test_a_test_that_does_not_show_the_bug_is_not_kept(line: str, why: str, monk
     text = (
         f'from scripted import scripted\n\n\n@scripted(adapter="{MUTANTS}")\ndef test_it(t):\n    yield\n    {line}\n'
     )
-    monkeypatch.setattr("scripted.sdk.script_writer.script_text", lambda *_, **__: text)
+    monkeypatch.setattr("scripted.search.written_test.script_text", lambda *_, **__: text)
     written = write_test([schedule_of(FOUND, MUTANTS)], name="it", mutant="ended-request-is-remembered")
     assert written.text is None
-    assert written.said[0].startswith(f"not kept: {why}")
+    assert written.said[0].startswith(f"not kept: a test of its events: {why}")
 
 
 def test_a_script_of_a_adapter_is_no_target_of_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "test_written.py"
-    path.write_text(script_text(schedule_of(FOUND, MENDED), name="written"), encoding="ascii")
+    path.write_text(text_of(schedule_of(FOUND, MENDED)), encoding="ascii")
     with pytest.raises(ScriptDefinitionError, match=r"is a script of the adapter .*mended.py; run it with pytest"):
         find_test(f"{path}::test_written")

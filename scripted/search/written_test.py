@@ -1,0 +1,283 @@
+"""A schedule as a pytest file that was run before it is kept: red with the bug, green without it.
+
+A test that is not both is written in a longer form, or of the schedule as it was found, or not at all, with the reason.
+An adapter says what its tests look like, and runs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import textwrap
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from scripted.core.action import Action
+from scripted.core.phrases import plural
+from scripted.core.placed import Placed
+from scripted.core.schedule import Schedule
+from scripted.core.verb import Code, Verb, variable_of
+from scripted.core.written import WrittenTest
+from scripted.errors import BadCall, RequestRefused, ScriptError, ScriptTimeout
+from scripted.script.loader import load_test
+from scripted.script.options import ScriptOptions
+from scripted.script.waits import DEFAULT_BUDGET_STEPS
+from scripted.search.execution import Failure, Outcome, execute
+
+__all__ = ["Draft", "Line", "rehearse", "script_text", "write_test"]
+
+# A script of a schedule takes milliseconds; one that needs longer hangs.
+_LIMIT_S: Final = 20.0
+_WIDTH: Final = 116
+_SHOWN_LINES: Final = 20
+_INDENT: Final = "    "
+_REHEARSAL: Final = ScriptOptions(oracle=False, must_step=False)
+# A script that is left by one of these is wrong itself; it shows nothing of the scheduler.
+_FAULTS_OF_SCRIPTS: Final = ("BadCall", "UnknownName", "Departure", "RequestRefused", "NameError", "TypeError")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """An action as a line of script. ``is_refused``: the server refuses it; ``impossible``: why no script can do it."""
+
+    step: int
+    action: Action
+    is_refused: bool = False
+    impossible: str | None = None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """What a test is to do: the actions at their steps. ``schedule`` and ``failure`` are what its docstring says.
+
+    The run of the schedule took ``steps``. ``settled`` goes on as long and then flushes; ``waits`` until all is idle.
+    """
+
+    schedule: Schedule
+    lines: tuple[Line, ...]
+    failure: Failure | None = None
+    mutant: str | None = None
+    steps: int = 0
+    settled: bool = False
+    waits: bool = True
+
+
+def write_test(schedules: Iterable[Schedule], *, name: str, mutant: str | None = None) -> WrittenTest:
+    """A test of the first of these schedules that makes one which is right.
+
+    A schedule that fails, under ``mutant`` or as the scheduler is, becomes a test that fails there and passes without
+    the mutant. One that does not fail becomes a test that passes. No mutant may be on.
+    """
+    refused: list[str] = []
+    for schedule in schedules:
+        for form, draft in _drafts(schedule, mutant):
+            text = script_text(draft, name=name)
+            wrong = _what_is_wrong(text, name, draft)
+            if wrong is None:
+                return WrittenTest(text, (*refused, *_remarks_on(draft, mutant)))
+            refused.append(f"not kept: {form}: {wrong}{_left_out(draft.lines)}")
+    return WrittenTest(None, tuple(refused))
+
+
+def _drafts(schedule: Schedule, mutant: str | None) -> Iterator[tuple[str, Draft]]:
+    """The forms of a test, the shortest first; each is made when the one before it was of no use."""
+    with schedule.adapter.switched_on(mutant):
+        failing = execute(schedule)
+    shown = mutant if failing.failure is not None else None
+    healthy = failing if shown is None else execute(schedule)
+    seen: set[tuple[Line, ...]] = set()
+    for settled_by in (healthy, failing):
+        lines = tuple(rehearse(schedule, settled_by))
+        if lines in seen:
+            continue
+        seen.add(lines)
+        steps = max(healthy.steps, failing.steps)
+        draft = Draft(schedule, lines, failing.failure, shown, steps)
+        yield "a test of its events", draft
+        yield "one of all its steps", msgspec.structs.replace(draft, settled=True)
+        yield "one that waits for nothing", msgspec.structs.replace(draft, waits=False)
+
+
+# -- what a script can do --
+
+
+def rehearse(schedule: Schedule, outcome: Outcome) -> list[Line]:
+    """Perform a schedule, and what settled its run, as a script; of a step, control comes first as in the search.
+
+    What comes after the step in which the scheduler breaks counts as possible.
+    """
+    placed = [*schedule.placed, *schedule.adapter.settling(schedule.placed, outcome)]
+    ordered = sorted(placed, key=lambda one: (one.step, not one.action.is_control))
+    lines: list[Line] = []
+
+    def script(t: Any) -> Generator[None, None, None]:
+        handles: dict[str, Any] = {}
+        step = 1
+        for one in ordered:
+            while step < one.step:
+                step += 1
+                yield
+            lines.append(_performed(t, one, handles))
+        yield
+
+    with contextlib.suppress(ScriptError):
+        schedule.adapter.run_script(script, {}, config=schedule.config, options=_REHEARSAL, mutant=None)
+    return lines + [Line(one.step, one.action) for one in ordered[len(lines) :]]
+
+
+def _performed(t: Any, placed: Placed, handles: dict[str, Any]) -> Line:
+    try:
+        for verb in placed.action.verbs():
+            value = _with_handles(verb, handles).perform(t)
+            if placed.action.is_start:
+                handles[variable_of(value.rid)] = value
+    except RequestRefused:
+        return Line(placed.step, placed.action, is_refused=True)
+    except BadCall as exc:
+        return Line(placed.step, placed.action, impossible=str(exc))
+    return Line(placed.step, placed.action)
+
+
+def _with_handles(verb: Verb, handles: dict[str, Any]) -> Verb:
+    """The same call with handles for their names. Raises BadCall for a handle that there is not."""
+    arguments = []
+    for argument in verb.arguments:
+        if isinstance(argument, Code) and argument.value is None:
+            if argument.text not in handles:
+                raise BadCall(f"{verb.name}() takes a request that was started, and {argument.text} was not")
+            argument = handles[argument.text]
+        arguments.append(argument)
+    return Verb(verb.name, *arguments, **verb.keywords)
+
+
+# -- the text --
+
+
+def script_text(draft: Draft, *, name: str) -> str:
+    """The draft as a file of one test. What no script can do is left out.
+
+    Raises ScriptDefinitionError for a configuration that the adapter's tests cannot say.
+    """
+    body = "\n".join(_body(draft))
+    refused = "pytest.raises(RequestRefused)" in body
+    head = draft.schedule.adapter.test_head(draft.schedule.config, body)
+    imports = [*head.imports, f"from scripted import {'RequestRefused, ' if refused else ''}scripted", *head.more]
+    parts = [_docstring(draft), *(["import pytest\n"] if refused else []), *imports, *head.before, "", ""]
+    return "\n".join([*parts, head.decorator, f"def {_name(name)}(t):", body, ""])
+
+
+def _name(name: str) -> str:
+    return f"test_{variable_of(name)}"
+
+
+def _docstring(draft: Draft) -> str:
+    """In ASCII, with its quotes. A schedule that is too long to be read is left out: the script below says it."""
+    method, failure = "Method: the events of the schedule at its steps, then to the end.", draft.failure
+    if failure is None:
+        lines = ['"""A schedule as a test.', "", "Goal: every promise is kept.", f"{method} Origin: scripted replay."]
+    else:
+        what = f"step {failure.step}: {failure.type}: {failure.text}".encode("ascii", "replace").decode()
+        goal = f"Goal: this must not happen: {what}".replace("\\", "/").replace('"""', "'''")
+        lines = ['"""Found by search: a schedule under which the scheduler broke a promise.', ""]
+        lines += [*textwrap.wrap(goal, _WIDTH), f"{method} Origin: scripted explore."]
+    if draft.mutant is not None:
+        lines.append(f"Mutant: {draft.mutant}.")
+    command = f"scripted replay '{draft.schedule}'"
+    shown = textwrap.wrap(command, _WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    lines += ["", *(_INDENT + line for line in shown)] if len(shown) <= _SHOWN_LINES else []
+    return "\n".join([*lines, '"""', ""])
+
+
+def _body(draft: Draft) -> Iterator[str]:
+    """One line a verb, and the steps between them."""
+    at = 1
+    for line in draft.lines:
+        if line.impossible is None:
+            yield from _steps(line.step - at)
+            at = line.step
+            yield from (_INDENT + text for text in _verb(line))
+    # At least a step: what was sent last has arrived, but the scheduler has not seen it.
+    yield from _steps(max(1, draft.steps - at) if draft.settled else 1)
+    if draft.settled:
+        yield f"{_INDENT}t.flush_cache()"
+        yield from _steps(2)
+    if draft.waits:
+        budget = f"max_steps={2 * draft.steps}" if draft.steps > DEFAULT_BUDGET_STEPS else ""
+        yield f"{_INDENT}yield from t.run_until_idle({budget})"
+    else:
+        yield f"{_INDENT}# After a script nothing may wait for ever, and nothing may be left of what has ended."
+
+
+def _steps(count: int) -> Iterator[str]:
+    if count == 1:
+        yield f"{_INDENT}yield"
+    elif count:
+        yield f"{_INDENT}for _ in range({count}):"
+        yield f"{_INDENT * 2}yield"
+
+
+def _verb(line: Line) -> list[str]:
+    lines = [str(verb) for verb in line.action.verbs()]
+    if line.is_refused:
+        return ["with pytest.raises(RequestRefused):", *(_INDENT + text for text in lines)]
+    return (
+        [f"{variable_of(str(getattr(line.action, 'rid', '')))} = {text}" for text in lines]
+        if line.action.is_start
+        else lines
+    )
+
+
+# -- what was seen of it --
+
+
+def _what_is_wrong(text: str, name: str, draft: Draft) -> str | None:
+    """Why a test is not what it says; None for one that is."""
+    with_bug = _error_of(text, name, draft, draft.mutant)
+    failure = draft.failure
+    if failure is None:
+        return None if with_bug is None else f"it fails, and the schedule does not: {with_bug.report.headline}"
+    where = "on the scheduler as it is" if draft.mutant is None else f"with {draft.mutant}"
+    if with_bug is None:
+        return f"it passes {where}"
+    seen = with_bug.report.headline
+    is_alike = with_bug.report.error.startswith(f"{failure.type}: {failure.text}".removesuffix(": "))
+    # An adapter without audits of its own raises in a script what it raises in a schedule.
+    if not is_alike and not draft.schedule.adapter.violations:
+        return f"it fails {where} with other words than the schedule: {seen}"
+    if draft.mutant is not None:
+        without = _error_of(text, name, draft, None)
+        return None if without is None else f"it fails without {draft.mutant} too: {without.report.headline}"
+    is_own_fault = isinstance(with_bug, ScriptTimeout) or with_bug.report.error.startswith(_FAULTS_OF_SCRIPTS)
+    return f"it fails {where} for a reason of its own: {seen}" if is_own_fault and not is_alike else None
+
+
+def _error_of(text: str, name: str, draft: Draft, mutant: str | None) -> ScriptError | None:
+    """How the test does not pass where a test takes milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test_written.py"
+        path.write_text(text, encoding="ascii")
+        test = load_test(str(path), _name(name))
+        options = msgspec.structs.replace(test.options, timeout_s=_LIMIT_S)
+        try:
+            draft.schedule.adapter.run_script(test.script, {}, config=test.config, options=options, mutant=mutant)
+        except ScriptError as exc:
+            return exc
+    return None
+
+
+def _remarks_on(draft: Draft, mutant: str | None) -> Iterator[str]:
+    left_out = _left_out(draft.lines)
+    if left_out:
+        yield f"it does without what no script can do{left_out}"
+    if draft.failure is None:
+        also = "" if mutant is None else f", with {mutant} too"
+        yield f"the schedule does not fail{also}; the test of it passes"
+    else:
+        where = "on the scheduler as it is" if mutant is None else f"with {mutant} and passes without it"
+        yield f"the test of {plural(len(draft.lines), 'event')} fails {where}"
+
+
+def _left_out(lines: Sequence[Line]) -> str:
+    texts = [f"{Placed(line.step, line.action)} ({line.impossible})" for line in lines if line.impossible is not None]
+    return f"; left out: {'; '.join(texts)}" if texts else ""
