@@ -5,14 +5,16 @@ Nothing is made before there is something to write.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.errors import ConfigError
 
-__all__ = ["print_every_character", "require_writable", "told_of", "write_output"]
+__all__ = ["keep_private", "open_private", "print_every_character", "require_writable", "told_of", "write_output"]
 
 
 def require_writable(flag: str, path: Path | None) -> None:
@@ -20,6 +22,20 @@ def require_writable(flag: str, path: Path | None) -> None:
     why = None if path is None else _why_not(path)
     if why is not None:
         raise ConfigError(f"{flag} must name a file that can be written, got {path}: {why}; name another one")
+
+
+def keep_private() -> None:
+    """Make all that this process and its children write its user's alone: 0600, in folders of 0700."""
+    os.umask(0o077)
+
+
+def open_private(path: Path, buffering: int = -1) -> BinaryIO:
+    """Open a file for writing, over what was there. No other user can read it, even one that all could read before."""
+    file = open(path, "wb", buffering, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    if path.is_file():
+        with contextlib.suppress(PermissionError):  # another user's, who lets this one write
+            os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def write_output(path: Path, content: str | bytes) -> None:

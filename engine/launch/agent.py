@@ -29,6 +29,7 @@ from engine.links.endpoint import Endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.proof import Claim, Role
 from engine.links.secret import Secret
+from engine.output_files import keep_private
 from engine.pipeline.progress import StageProgress
 from engine.pipeline.stage_process import run_stage_process
 from engine.pipeline.wires import StageWires
@@ -88,6 +89,7 @@ class AgentOptions:
 
 def run_agent(options: AgentOptions) -> int:
     """Run one stage until its server ends: the exit status, 0 after an end in order. Reasons are on stderr."""
+    keep_private()
     with SignalWatch() as signals:
         try:
             import_stage()

@@ -28,6 +28,7 @@ from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
 from engine.launch.resolution import openvino_is_likely, refuse_early, resolve
 from engine.limits import Limits, ModelFacts
+from engine.output_files import keep_private
 from engine.pipeline.stage_process import run_stage_process
 from engine.placement.joined import JoinedStage
 from engine.placement.ray_order import RAY
@@ -80,6 +81,7 @@ def supervise(settings: ServerSettings, private_dir: Path | None = None, *, anno
     called once, when the server is ready; without it stdout is told what is served and where.
     """
     started = time.monotonic()
+    keep_private()
     configure_logging(settings)
     limit_imports()
     try:

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from engine.output_files import open_private
+
 __all__ = ["PROFILE_LIMIT_STEPS", "StageProfile"]
 
 PROFILE_LIMIT_STEPS: Final = 200
@@ -29,7 +31,7 @@ class StageProfile:
     def __init__(self, folder: str, stage: int) -> None:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = Path(folder) / f"stage-{stage}.json"
-        self.path.touch()
+        open_private(self.path).close()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)

@@ -28,6 +28,7 @@ import psutil
 from engine import __version__
 from engine.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
+from engine.output_files import keep_private
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.placement.ray_order import NICENESS, RAY, RayOrder
 from engine.placement.stage_order import StageOrder
@@ -59,6 +60,7 @@ def main(control_fd: int, order_fd: int) -> None:
     # The supervisor ends this process by its pipe, and by force where that takes too long. What a terminal or a command
     # such as `timeout` sends to a whole group would end the processes of a cluster of ours before anything else.
     os.setsid()
+    keep_private()
     _ignore_signals()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     current_process().name = RAY

@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.frames import BadFrameError, decoder_of
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
+from engine.output_files import open_private
 from engine.plan import LoraUpdate, Microbatch, Segment
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
@@ -97,7 +98,7 @@ class RecordingFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file: BinaryIO = self.path.open("wb", buffering=_BUFFER_BYTES)
+        self._file: BinaryIO = open_private(self.path, _BUFFER_BYTES)
 
     def write(self, frame: bytes) -> None:
         """Append one encoded frame."""
@@ -142,7 +143,8 @@ def read_recording(path: str | Path) -> Recording:
 
 def write_frames(path: Path, frames: Iterable[bytes]) -> None:
     """Write encoded frames as one file."""
-    path.write_bytes(b"".join(frames))
+    with open_private(path) as file:
+        file.writelines(frames)
 
 
 _frame_of: Callable[[bytes], Frame] = decoder_of(Frame)

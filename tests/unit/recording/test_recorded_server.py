@@ -57,15 +57,22 @@ def post(url: str, body: dict[str, Any]) -> int:
         return 0
 
 
+def open_to_others(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.stat().st_mode & 0o077]
+
+
 @pytest.mark.parametrize("redacted", [False, True])
 def test_a_loaded_servers_recording_replays(
     launch: Callable[..., ServerProcess], tmp_path: Path, redacted: bool
 ) -> None:
     """B12, B17: the same plans in every step, by the check sums of each and by the digest of all.
 
-    A weight update is one of the steps, and what comes after it replays as well.
+    A weight update is one of the steps, and what comes after it replays as well. C08: every file that the server
+    writes is its user's alone, also where a file that all could read was there.
     """
-    process = launch(pp_size=2, record_redacted=redacted, flight_dir=str(tmp_path))
+    (tmp_path / "run.rec").touch(0o644)
+    flights, traces = str(tmp_path / "new" / "flights"), str(tmp_path / "new" / "traces")
+    process = launch(pp_size=2, record_redacted=redacted, flight_dir=flights, profile_dir=traces)
     serving = process.wait_ready(START_BOUND_S)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda number: ask(serving.base_url, number), range(24))) == {200}
@@ -73,8 +80,11 @@ def test_a_loaded_servers_recording_replays(
     update = {"model_path": "embedded:7", "timeout": END_BOUND_S}
     assert post(f"{serving.base_url}/update_weights_from_disk", update) == 200
     assert ask(serving.base_url, 2) == 200
+    assert post(f"{serving.base_url}/start_profile", {}) == 200
+    assert ask(serving.base_url, 3) == 200
+    assert post(f"{serving.base_url}/stop_profile", {}) == 200
     os.kill(serving.pids["scheduler"], signal.SIGUSR2)
-    flight = flight_path(str(tmp_path), serving.pids["scheduler"])
+    flight = flight_path(flights, serving.pids["scheduler"])
     deadline = time.monotonic() + END_BOUND_S
     while not flight.is_file():
         assert time.monotonic() < deadline, "no flight record was left"
@@ -86,6 +96,8 @@ def test_a_loaded_servers_recording_replays(
     assert len(recording.steps) > 24
     assert rerun(str(tmp_path / "run.rec")).passed
     assert rerun(str(flight)).passed
+    assert len(list((tmp_path / "new" / "traces").rglob("*.json"))) == 2
+    assert open_to_others(tmp_path) == []
 
 
 def test_a_crash_under_load_replays_to_the_same_assertion(launch: Callable[..., ServerProcess], tmp_path: Path) -> None:
@@ -99,6 +111,8 @@ def test_a_crash_under_load_replays_to_the_same_assertion(launch: Callable[..., 
             if not all(one.result() for one in asked):
                 break
     assert process.wait(END_BOUND_S) != 0
+    assert (tmp_path / "death.json").is_file()
+    assert open_to_others(tmp_path) == []
     recording = read_recording(tmp_path / "run.rec")
     assert recording.end is not None
     assert "This request holds the node from another tree" in str(recording.end.error)
