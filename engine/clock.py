@@ -20,8 +20,6 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock."""
-
     def now(self) -> float:
         """Seconds of the machine's monotonic clock."""
         return time.monotonic()

@@ -6,13 +6,12 @@ who may call it belongs to the server's settings, not here.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from engine.broken_rules import broken_rule, did_you_mean
 from engine.errors import ConfigError
-from engine.wording import broken_rule
 
 __all__ = [
     "CHUNKING_OFF",
@@ -81,8 +80,21 @@ class EngineConfig(BaseModel):
         description="threads that each stage computes with on a CPU; unset: all cores for one stage on OpenVINO, as "
         "far as the model has work for them; on torch one core is left to the other processes",
     )
+    attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
+        "auto",
+        description="'varlen': one kernel call a layer over the page tables (CUDA, 16 bits); 'sdpa': keys are gathered "
+        "first; 'auto': varlen where the device and the model can, else sdpa",
+    )
+    cuda_graphs: Literal["off", "auto", "on"] = Field(
+        "off",
+        description="record decode batches as CUDA graphs at the start; 'auto': where the device and the model can, "
+        "'on': refuse to start where they cannot; off until it was measured on a GPU",
+    )
     seed: int = Field(
         0, ge=0, lt=SEED_LIMIT, description="seed of everything random: embedded weights, unseeded requests"
+    )
+    context_length: int | None = Field(
+        None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
     )
 
     pp_size: int = Field(1, ge=1, le=64, description="pipeline stages; more than one runs a process a stage")
@@ -91,20 +103,12 @@ class EngineConfig(BaseModel):
         False,
         description="plan a request's next token before its last one is back, which keeps a GPU busy; one stage only",
     )
-
     pp_max_micro_batch_size: int | None = Field(
         None, ge=1, description="most requests in one microbatch; unset: as many as its tokens allow"
     )
-
     hidden_transport: Literal["auto", "socket", "gloo", "nccl"] = Field(
         "auto",
         description="how hidden states get from stage to stage; 'auto': NCCL with a GPU a stage, else a Unix socket",
-    )
-
-    attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
-        "auto",
-        description="'varlen': one kernel call a layer over the page tables (CUDA, 16 bits); 'sdpa': keys are gathered "
-        "first; 'auto': varlen where the device and the model can, else sdpa",
     )
 
     chunked_prefill_size: int = Field(
@@ -123,6 +127,24 @@ class EngineConfig(BaseModel):
     mixed_chunk: bool = Field(
         False,
         description="decode beside prompts: decodes first, prompts get the rest of the budget",
+    )
+    max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
+    max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
+    waiting_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds in which a request must be started, else it ends with 504; unset: it may wait for ever",
+    )
+    schedule_policy: Literal["fcfs", "lpm", "priority", "dfs-weight"] = Field(
+        "fcfs",
+        description="order of the queue: first come, longest prefix match, highest priority, or depth first through "
+        "the prefix tree, the branch that most requests share first",
+    )
+    priority_preemption: bool = Field(
+        False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
+    )
+    max_cached_grammars: int = Field(
+        64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"
     )
 
     page_size: int = Field(
@@ -143,25 +165,9 @@ class EngineConfig(BaseModel):
         description="tokens of KV, rounded down to pages, that are kept in host memory when they leave the KV cache "
         "and copied back when they are hit; 0: none",
     )
-    max_running_requests: int = Field(64, ge=1, le=65_536, description="requests that may own memory at once (rows)")
-    max_queued_requests: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
-    waiting_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="seconds in which a request must be started, else it ends with 504; unset: it may wait for ever",
-    )
-    context_length: int | None = Field(
-        None, ge=2, description="most tokens of prompt and output together; unset: the model's own limit"
-    )
     radix_cache: bool = Field(True, description="share the KV of equal prompt prefixes between requests")
-    schedule_policy: Literal["fcfs", "lpm", "priority", "dfs-weight"] = Field(
-        "fcfs",
-        description="order of the queue: first come, longest prefix match, highest priority, or depth first through "
-        "the prefix tree, the branch that most requests share first",
-    )
-    priority_preemption: bool = Field(
-        False, description="let a waiting request of higher priority retract a running one; needs the priority policy"
-    )
+    kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
+
     speculative_algorithm: Literal["off", "ngram", "draft_model"] = Field(
         "off",
         description="guess tokens and verify several in one forward; 'ngram' looks them up in the request's own prompt "
@@ -183,10 +189,6 @@ class EngineConfig(BaseModel):
         le=64,
         description="fewest last tokens that must have occurred before for a guess; twice as many until guesses hold",
     )
-    max_cached_grammars: int = Field(
-        64, ge=0, le=65_536, description="compiled grammars that are kept while no request uses them"
-    )
-    kv_sanitizer: bool = Field(False, description="keep a shadow of the KV cache on every stage and check every read")
 
     lora: str = Field(
         "",
@@ -197,12 +199,6 @@ class EngineConfig(BaseModel):
         None, ge=1, description="LoRAs that the stages hold at once; unset: 8 where lora is given, else none at all"
     )
     max_lora_rank: int = Field(64, ge=1, le=4096, description="largest rank of a LoRA; one of a larger is refused")
-
-    cuda_graphs: Literal["off", "auto", "on"] = Field(
-        "off",
-        description="record decode batches as CUDA graphs at the start; 'auto': where the device and the model can, "
-        "'on': refuse to start where they cannot; off until it was measured on a GPU",
-    )
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -314,8 +310,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
         if error["type"] == "value_error":
             lines.append(error["msg"].removeprefix("Value error, "))
         elif error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, model.model_fields, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(model.model_fields)}"
+            remedy = did_you_mean(name, model.model_fields)
             lines.append(f"{name} is not a field of {model.__name__}, got {error['input']!r}; {remedy}")
         else:
             rule = broken_rule(error["type"], error.get("ctx"))

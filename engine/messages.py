@@ -195,8 +195,6 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbortAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End every live request."""
-
     call_id: str | None = None
 
 
@@ -267,8 +265,6 @@ class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for the scheduler's counters."""
-
     call_id: str
 
 
@@ -503,8 +499,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to ``GetStats``."""
-
     call_id: str
     stats: EngineStats
 

@@ -196,7 +196,6 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def mode(self) -> ForwardMode:
-        """What is computed, or changed."""
         return _MODES[type(self)]
 
     @property
@@ -211,7 +210,6 @@ class _Microbatch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tr
 
     @property
     def tokens(self) -> int:
-        """Tokens computed by this microbatch."""
         return sum([len(segment.token_ids) for segment in self.segments])
 
     @property

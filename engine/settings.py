@@ -29,33 +29,41 @@ class ServerSettings(EngineConfig):
     # The cause of an error must not show a key either.
     model_config = ConfigDict(hide_input_in_errors=True)
 
+    served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
+    tool_call_parser: Literal[
+        "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
+    ] = Field("auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template")
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
+        "auto", description="what splits the model's reasoning off its answer; 'auto' chooses by its chat template"
+    )
+
+    placement: Literal["local", "join", "ray"] = Field(
+        "local",
+        description="where stages run: 'local', in processes of this machine; 'join', wherever `engine stage --join` "
+        "is started; 'ray', on the nodes of a Ray cluster, spread over them",
+    )
+    stage_listen: str = Field(
+        "127.0.0.1:30001",
+        description="HOST:PORT on which stages join; other machines must reach it; port 0 takes any free one",
+    )
+    secret_file: str = Field(
+        "", description="file with the secret that stages prove themselves with; unset: one is made for the run"
+    )
+    heartbeat_timeout_s: float = Field(
+        5.0,
+        ge=0.2,
+        le=3600,
+        description="longest silence, in seconds, of a stage on another machine; after it the server ends",
+    )
+    ray_address: str = Field(
+        "", description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one"
+    )
+    ray_cpus_per_stage: float = Field(
+        1.0, gt=0, le=1024, description="CPUs that Ray reserves for a stage, beside a GPU where the cluster has some"
+    )
+
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(30_000, ge=0, le=65_535, description="TCP port to listen on; 0 takes any free one")
-    served_model_name: str = Field("", description="name under which clients ask for the model; unset: as in model")
-    gate: str = Field(
-        LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
-    )
-    gate_options: str = Field("", description="text that is handed to the gate as it is")
-    record: str = Field("", description="file to record every step in, for `scripted replay`; unset: none")
-    record_redacted: bool = Field(
-        False, description="record prompts and outputs as fingerprints, which replay as the originals do"
-    )
-    flight_dir: str = Field(
-        "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
-    )
-    profile_dir: str = Field(
-        "", description="folder for the traces of /start_profile; unset: a private one among the temporary files"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="least severe log line shown"
-    )
-    log_format: Literal["text", "json"] = Field("text", description="log lines as text or as one JSON object each")
-    log_requests: bool = Field(
-        False, description="log a line for each request: id, route, status, tokens, times; never its text"
-    )
-    cors_origins: str = Field(
-        "", description="origins, separated by commas, whose web pages may read the answers; '*': any"
-    )
     max_body_bytes: int = Field(
         DEFAULT_MAX_BODY_BYTES, ge=1, description="largest request body in bytes; a larger one is refused with 413"
     )
@@ -70,18 +78,6 @@ class ServerSettings(EngineConfig):
     )
     send_timeout_s: float = Field(
         60.0, gt=0, le=86_400, description="longest wait, in seconds, for a client to take what was sent to it"
-    )
-    allowed_hosts: str = Field(
-        "", description="names, separated by commas, under which a server on loopback may be asked beyond its own"
-    )
-    operator_origins: str = Field(
-        "", description="origins, separated by commas, whose web pages may call the operators' routes"
-    )
-    api_key: SecretStr | None = Field(
-        None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
-    )
-    admin_key: SecretStr | None = Field(
-        None, description="key of the operators' routes; without one they are closed unless listening on loopback"
     )
     start_timeout_s: float = Field(
         600.0, gt=0, le=86_400, description="longest wait, in seconds, for all processes to be ready"
@@ -100,39 +96,46 @@ class ServerSettings(EngineConfig):
         1.0, ge=0, le=1.2, description="longest wait, in seconds, for processes to end by themselves at shutdown"
     )
 
-    placement: Literal["local", "join", "ray"] = Field(
-        "local",
-        description="where stages run: 'local', in processes of this machine; 'join', wherever `engine stage --join` "
-        "is started; 'ray', on the nodes of a Ray cluster, spread over them",
+    api_key: SecretStr | None = Field(
+        None, description="key that clients send as a bearer token; better in a file or the environment than as a flag"
     )
-    stage_listen: str = Field(
-        "127.0.0.1:30001",
-        description="HOST:PORT on which stages join; other machines must reach it; port 0 takes any free one",
+    admin_key: SecretStr | None = Field(
+        None, description="key of the operators' routes; without one they are closed unless listening on loopback"
     )
-    secret_file: str = Field(
-        "", description="file with the secret that stages prove themselves with; unset: one is made for the run"
+    cors_origins: str = Field(
+        "", description="origins, separated by commas, whose web pages may read the answers; '*': any"
     )
-    ray_address: str = Field(
-        "", description="HOST:PORT of the Ray cluster, or 'local'; unset: RAY_ADDRESS, a running one, else a local one"
+    operator_origins: str = Field(
+        "", description="origins, separated by commas, whose web pages may call the operators' routes"
     )
-    ray_cpus_per_stage: float = Field(
-        1.0, gt=0, le=1024, description="CPUs that Ray reserves for a stage, beside a GPU where the cluster has some"
-    )
-    placement_options: str = Field(
-        "", description="ways of the stages that Ray places, as a JSON list; for harnesses with a relay"
-    )
-    heartbeat_timeout_s: float = Field(
-        5.0,
-        ge=0.2,
-        le=3600,
-        description="longest silence, in seconds, of a stage on another machine; after it the server ends",
+    allowed_hosts: str = Field(
+        "", description="names, separated by commas, under which a server on loopback may be asked beyond its own"
     )
 
-    tool_call_parser: Literal[
-        "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek"
-    ] = Field("auto", description="what finds the model's calls of tools; 'auto' chooses by its chat template")
-    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
-        "auto", description="what splits the model's reasoning off its answer; 'auto' chooses by its chat template"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least severe log line shown"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="log lines as text or as one JSON object each")
+    log_requests: bool = Field(
+        False, description="log a line for each request: id, route, status, tokens, times; never its text"
+    )
+    record: str = Field("", description="file to record every step in, for `scripted replay`; unset: none")
+    record_redacted: bool = Field(
+        False, description="record prompts and outputs as fingerprints, which replay as the originals do"
+    )
+    flight_dir: str = Field(
+        "", description="folder for the last steps before a crash, and at SIGUSR2 to the scheduler; unset: none kept"
+    )
+    profile_dir: str = Field(
+        "", description="folder for the traces of /start_profile; unset: a private one among the temporary files"
+    )
+
+    gate: str = Field(
+        LIVE_GATE, pattern=r"^[\w.]+:\w+$", description="the step gate, as 'package.module:factory'; for harnesses"
+    )
+    gate_options: str = Field("", description="text that is handed to the gate as it is")
+    placement_options: str = Field(
+        "", description="ways of the stages that Ray places, as a JSON list; for harnesses with a relay"
     )
 
     @property

@@ -5,7 +5,6 @@ Owns the order, and errors that name the origin. Defines no field: that is the s
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -24,6 +23,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from engine.broken_rules import nearest
 from engine.errors import ConfigError
 from engine.settings import ServerSettings
 
@@ -40,8 +40,6 @@ ENVIRONMENT_PREFIX = "ENGINE_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 DEFAULT = "default"
 NEARLY_OURS = 0.9
-# What a name that is far off may have meant.
-PERHAPS_OURS = 0.6
 # The application under Ray Serve has variables of its own. Kubernetes describes a service named "engine" to each pod.
 _OF_OTHERS = re.compile(
     rf"{ENVIRONMENT_PREFIX}(SERVE_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
@@ -114,9 +112,9 @@ def _environment_source(environment: Mapping[str, str]) -> _Source:
     with our prefix may belong to another program.
     """
     for variable in _unknown(environment):
-        near = difflib.get_close_matches(variable.upper(), _ours(), n=1, cutoff=NEARLY_OURS)
-        if near:
-            raise ConfigError(f"{variable} must be spelled {near[0]} to be read, or be renamed to be left alone")
+        near = nearest(variable.upper(), _ours(), cutoff=NEARLY_OURS)
+        if near is not None:
+            raise ConfigError(f"{variable} must be spelled {near} to be read, or be renamed to be left alone")
     source = EnvSettingsSource(_FIELDS, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)
     source.env_vars = {name.lower(): text.strip() for name, text in environment.items() if text.strip()}
     return _Source(source(), _variable, _variable)
@@ -129,8 +127,8 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
     """
     sentences = []
     for variable in _unknown(environment):
-        near = difflib.get_close_matches(variable.upper(), _ours(), n=1, cutoff=PERHAPS_OURS)
-        perhaps = f"; the nearest is {near[0]}" if near else ""
+        near = nearest(variable.upper(), _ours())
+        perhaps = "" if near is None else f"; the nearest is {near}"
         sentences.append(f"{variable} sets nothing: no setting of the engine is called so{perhaps}")
     return sentences
 

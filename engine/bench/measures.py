@@ -64,7 +64,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """Sum up a benchmark's records."""
     good = [record for record in records if record.error is None]
     times = [(record.due_s, record.first_s, record.end_s) for record in good]
     whole = [(due, first, end) for due, first, end in times if first is not None and end is not None]

@@ -27,7 +27,6 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_result(result: BenchResult, path: Path) -> None:
-    """Write a result as JSON."""
     write_output(path, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 

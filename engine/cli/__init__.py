@@ -10,7 +10,6 @@ import typer
 
 from engine import __version__
 from engine.cli.bench import bench_app
-from engine.cli.chat import chat
 from engine.cli.configuration import show_configuration
 from engine.cli.flag_groups import GroupedCommand
 from engine.cli.flags import with_settings_flags
@@ -57,7 +56,6 @@ def _options(
 app.command("serve", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(serve))
 app.command("config", epilog=EPILOG, cls=GroupedCommand)(with_settings_flags(show_configuration))
 app.command("stage")(stage)
-app.command("chat")(chat)
 app.add_typer(bench_app, name="bench")
 
 

@@ -1,6 +1,6 @@
 """How the flags of the settings are shown by ``--help``: in groups, each with its type or its choices and its range.
 
-Owns the groups' names and order. A field that no group names is shown with the rest of its class.
+Owns the groups' names. A field is in the group that it is defined in: the settings list them in this order.
 """
 
 from __future__ import annotations
@@ -13,54 +13,38 @@ import typer.core
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from engine.config import EngineConfig
+from engine.settings import ServerSettings
 
-__all__ = ["GROUPS", "GroupedCommand", "group_of", "kind_of", "range_of"]
+__all__ = ["GROUPS", "GroupedCommand", "kind_of", "range_of"]
 
-SCHEDULING, SERVER, HELP = "Scheduling", "Server", "Help"
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Model": (
-        "config",
-        "model",
-        "served_model_name",
-        "device",
-        "dtype",
-        "seed",
-        "context_length",
-        "tool_call_parser",
-        "reasoning_parser",
-    ),
-    "Pipeline": (
-        "pp_size",
-        "pp_async_depth",
-        "async_scheduling",
-        "pp_max_micro_batch_size",
-        "hidden_transport",
-        "placement",
-        "stage_listen",
-        "secret_file",
-        "heartbeat_timeout_s",
-        "ray_address",
-        "ray_cpus_per_stage",
-        "attention_backend",
-    ),
-    SCHEDULING: (),
-    "KV cache": ("page_size", "max_total_tokens", "max_window_tokens", "radix_cache", "kv_sanitizer"),
-    SERVER: (),
-    "LoRA": ("lora", "max_loras", "max_lora_rank"),
-    "Access": ("api_key", "admin_key", "cors_origins", "operator_origins", "allowed_hosts"),
-    "Logs and recordings": (
-        "log_level",
-        "log_format",
-        "log_requests",
-        "record",
-        "record_redacted",
-        "flight_dir",
-        "profile_dir",
-    ),
-    "Harnesses": ("gate", "gate_options", "placement_options"),
-    HELP: ("help",),
+# The field that each group begins with, in the order in which the settings define their fields.
+_BEGINS = {
+    "model": "Model",
+    "pp_size": "Pipeline",
+    "chunked_prefill_size": "Scheduling",
+    "page_size": "KV cache",
+    "speculative_algorithm": "Speculation",
+    "lora": "LoRA",
+    "served_model_name": "Model",
+    "placement": "Pipeline",
+    "host": "Server",
+    "api_key": "Access",
+    "log_level": "Logs and recordings",
+    "gate": "Harnesses",
 }
+
+
+def _groups() -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {"Model": ["config"]}
+    members = groups["Model"]
+    for name in ServerSettings.model_fields:
+        if name in _BEGINS:
+            members = groups.setdefault(_BEGINS[name], [])
+        members.append(name)
+    return groups | {"Help": ["help"]}
+
+
+GROUPS = _groups()
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _KINDS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT", SecretStr: "KEY", bool: ""}
 
@@ -75,16 +59,11 @@ class GroupedCommand(typer.core.TyperCommand):
         for parameter in self.get_params(ctx):
             shown = parameter.get_help_record(ctx)
             if shown is not None:
-                sections[group_of(parameter.name or "")].append(shown)
+                sections[_GROUP_OF[parameter.name or ""]].append(shown)
         for group, rows in sections.items():
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
-
-
-def group_of(name: str) -> str:
-    """The group of a flag, by its field."""
-    return _GROUP_OF.get(name, SCHEDULING if name in EngineConfig.model_fields else SERVER)
 
 
 def kind_of(field: FieldInfo) -> str:

@@ -5,7 +5,6 @@ Owns the bound on the work and on the length: a body of a million wrong entries 
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Sequence
 from types import UnionType
@@ -15,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from engine.broken_rules import broken_rule, did_you_mean, joined_rules
 from engine.frontend.errors import ApiError, FieldError, shortened
-from engine.wording import broken_rule, joined_rules
 
 __all__ = ["invalid_body"]
 
@@ -25,8 +24,6 @@ MAX_DESCRIBED_ERRORS = 1000
 MAX_SHOWN_ERRORS = 8
 MAX_COMPARED_ERRORS = 64
 MAX_SHOWN_VALUE_CHARS = 80
-# No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
-MAX_COMPARED_CHARS = 64
 # What a validator puts after a key that broke a rule itself.
 KEY = "[key]"
 # The ends of the validator's words for a value of another type than a branch takes.
@@ -82,7 +79,7 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
             inside = path and isinstance(error["input"], dict)
             others.append(f"{_joined(path)}: {rule}" if inside else rule)
         elif error["type"] == "extra_forbidden":
-            remedy = _remedy(str(path[-1]), owner)
+            remedy = did_you_mean(str(path[-1]), _fields_of(owner))
             others.append(f"{_joined(path)} is not a field here, got {_shown(error['input'])}; {remedy}")
         else:
             value = "" if error["type"] in ("missing", "json_invalid") else f", got {_shown(error['input'])}"
@@ -93,12 +90,6 @@ def _sentences(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[s
 def _shown(value: object) -> str:
     """A value as Python writes it, shortened before it is written."""
     return repr(value) if isinstance(value, str) and len(value) <= MAX_SHOWN_VALUE_CHARS else _values.repr(value)
-
-
-def _remedy(name: str, owner: type[BaseModel]) -> str:
-    names = list(_fields_of(owner))
-    near = difflib.get_close_matches(name, names, n=1) if len(name) <= MAX_COMPARED_CHARS else []
-    return f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(names)}"
 
 
 def _joined(path: Sequence[int | str]) -> str:

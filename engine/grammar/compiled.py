@@ -144,7 +144,6 @@ class CompiledGrammars:
             self._compiled.pop(grammar_id, None)
 
     def clear(self) -> None:
-        """Drop all of them."""
         with self._lock:
             self._wanted.clear()
             self._compiled.clear()

@@ -64,7 +64,6 @@ class Pressure:
 
     @property
     def is_on(self) -> bool:
-        """Something is kept back now."""
         return bool(self._pages.reserved or self._rows.reserved or self.pins or self._kept_window_pages)
 
     @property

@@ -15,7 +15,6 @@ from engine.memory.sliding_window import NO_WINDOW_PAGE
 __all__ = ["check_host", "check_memory", "check_pages", "check_rows", "check_tree", "check_window"]
 
 
-
 def check_memory(memory: KVMemory, leases: Sequence[Lease], pins: Iterable[Node] = ()) -> None:
     """``leases`` are all that are alive; ``pins`` are nodes that an operator keeps locked."""
     pages, rows, tree = memory.pages, memory.rows, memory.tree

@@ -107,7 +107,6 @@ class PagePool:
         self.free += count
 
     def state(self, page: int) -> PageState:
-        """Who owns this page."""
         return _STATES[self._states[page]]
 
     def all_are(self, state: PageState, pages: Sequence[int]) -> bool:

@@ -78,7 +78,6 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Take back one lock."""
         self.check_own(node)
         while node.parent is not None:
             if node.lock_ref < 1:

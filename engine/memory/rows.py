@@ -42,7 +42,6 @@ class RowPool:
         return row
 
     def release(self, row: int) -> None:
-        """Give a row back."""
         if not self.is_taken(row):
             raise IntegrityError(f"row {row} is free already: it was released twice")
         self._rows[row] = _FREE

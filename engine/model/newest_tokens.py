@@ -77,7 +77,6 @@ class DeviceTokens:
         self._there.difference_update([segment.row for segment in segments])
 
     def forget(self) -> None:
-        """Forget all rows."""
         self._there.clear()
 
 
@@ -115,7 +114,6 @@ class NewestTokens:
             self._on_device.take([segment for segment, _ in chosen], [token for _, token in chosen])
 
     def forget(self) -> None:
-        """Forget all rows."""
         self._tokens.clear()
         if self._on_device is not None:
             self._on_device.forget()

@@ -133,7 +133,6 @@ class StageRunner:
 
     @property
     def backend(self) -> str:
-        """What computes: 'torch' or 'openvino'."""
         return self._model.backend
 
     @property
@@ -143,7 +142,6 @@ class StageRunner:
 
     @property
     def is_last(self) -> bool:
-        """True if this stage samples."""
         return self._model.is_last
 
     @property
@@ -153,12 +151,10 @@ class StageRunner:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of hidden states."""
         return self._model.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where hidden states are computed."""
         return self._model.device
 
     @property
@@ -251,7 +247,6 @@ class StageRunner:
         )
 
     def can_launch(self, microbatch: Microbatch) -> bool:
-        """True when ``launch`` takes it."""
         return self._on_device is not None and self.can_be_followed(microbatch)
 
     def launch(self, microbatch: Microbatch) -> LaunchedStep:

@@ -50,7 +50,6 @@ class SlotRecord:
 
     @property
     def slots_written(self) -> int:
-        """Slots that hold a token."""
         return int(np.count_nonzero(self._positions != _NEVER_WRITTEN))
 
     def digest(self) -> str:

@@ -58,7 +58,6 @@ class StageChannel:
         return frame
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
         self._socket.close()
 
 

@@ -75,9 +75,7 @@ class HiddenTransport(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release sockets; idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class SocketTransport:
@@ -115,7 +113,6 @@ class SocketTransport:
             self._source = accepted(before, stage)
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
-        """See ``HiddenTransport``."""
         # The bytes view works for every element type; numpy has no bfloat16.
         try:
             payload = None if isinstance(output, HiddenFailed) else output.contiguous().cpu().view(torch.uint8).numpy()
@@ -134,7 +131,6 @@ class SocketTransport:
         self._write(encode(header), payload.data.cast("B"))
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
-        """See ``HiddenTransport``."""
         if self._source is None:
             assert self._listener is not None, f"stage {self._stage} is the first; it has no stage before"
             self._wait(self._listener)
@@ -158,7 +154,6 @@ class SocketTransport:
             return without_memory(self._stage, microbatch, "take", exc)
 
     def close(self) -> None:
-        """See ``HiddenTransport``."""
         for end in (self._listener, self._source, self._target):
             if end is not None:
                 end.close()
@@ -247,7 +242,6 @@ class DistributedTransport:
         self._drain = torch.empty((most_tokens if stage else 0, hidden_size), dtype=dtype, device=self._device)
 
     def send(self, microbatch: Microbatch, output: torch.Tensor | HiddenFailed) -> None:
-        """See ``HiddenTransport``."""
         try:
             whole = output if isinstance(output, HiddenFailed) else output.contiguous().to(self._device)
         except OUT_OF_MEMORY as exc:
@@ -260,7 +254,6 @@ class DistributedTransport:
             self._send_pair(microbatch, 0, whole)
 
     def receive(self, microbatch: Microbatch) -> torch.Tensor | HiddenFailed:
-        """See ``HiddenTransport``."""
         head = torch.empty(2, dtype=torch.int64, device=self._device)
         self._recv(head)
         microbatch_id, error_bytes = (int(number) for number in head.tolist())

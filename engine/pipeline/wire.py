@@ -44,8 +44,6 @@ __all__ = [
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Compute this microbatch."""
-
     microbatch: Microbatch
 
 

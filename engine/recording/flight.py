@@ -34,7 +34,6 @@ class FlightRecorder:
 
     @property
     def dropped(self) -> int:
-        """Frames that are forgotten."""
         return self._taken - len(self._frames)
 
     def write(self, frame: bytes) -> None:

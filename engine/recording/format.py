@@ -101,7 +101,6 @@ class RecordingFile:
         self._file: BinaryIO = open_private(self.path, _BUFFER_BYTES)
 
     def write(self, frame: bytes) -> None:
-        """Append one encoded frame."""
         self._file.write(frame)
 
     def mark(self, frame: Callable[[], bytes]) -> None:

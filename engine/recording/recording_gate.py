@@ -24,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where encoded frames go."""
-
     def write(self, frame: bytes) -> None: ...
 
     @property

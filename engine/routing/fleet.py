@@ -90,7 +90,6 @@ class Fleet:
         self._refresh(name)
 
     def leave(self, name: str) -> None:
-        """Remove a replica."""
         member = self._members.pop(name)
         self._uncount(member)
 
@@ -133,7 +132,6 @@ class Fleet:
         return tuple(self._members)
 
     def is_known(self, name: str) -> bool:
-        """Whether a replica has joined."""
         return name in self._members
 
     def can_take(self, name: str) -> bool:
@@ -146,7 +144,6 @@ class Fleet:
         return self._members[name].accepting
 
     def weight(self, name: str) -> int:
-        """How loaded a replica is."""
         return self._members[name].weight
 
     def rank(self, name: str) -> Rank:

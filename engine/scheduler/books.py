@@ -18,7 +18,6 @@ from engine.scheduler.request import CHUNKED, DISPATCHED, RELEASING, RETRACTING,
 __all__ = ["Books", "Launched"]
 
 
-
 class Launched(msgspec.Struct, frozen=True, gc=False):
     """A microbatch in flight: ``requests`` are those of its segments, in the same order."""
 

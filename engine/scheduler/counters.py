@@ -9,7 +9,6 @@ from engine.messages import ABORT, TIMEOUT, FinishReason
 __all__ = ["Counters"]
 
 
-
 @dataclass(slots=True)
 class Counters:
     """Totals since the scheduler was made. ``forward_ct`` counts launched microbatches and names the next one."""

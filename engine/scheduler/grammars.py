@@ -41,7 +41,6 @@ class Grammars:
 
     @property
     def entries(self) -> Sequence[KnownGrammar]:
-        """All of them, by age."""
         return tuple(self._by_id.values())
 
     @property
@@ -104,7 +103,6 @@ class Grammars:
         return self._last_id, tuple([(one.id, one.grammar, one.is_ready) for one in self._unused.values()])
 
     def become(self, last_id: int, kept: Sequence[tuple[int, Grammar, bool]]) -> None:
-        """Take over what ``snapshot`` said."""
         self._last_id = last_id
         for number, grammar, is_ready in kept:
             known = KnownGrammar(number, grammar, is_ready)

@@ -128,14 +128,10 @@ class Pipeline(Protocol):
         """A file descriptor that is readable when ``ready_grammars`` has some, where ``wake_sources`` do not tell."""
         ...
 
-    def close(self) -> None:
-        """Release sockets and memory; idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class Outbox(Protocol):
-    """Where replies leave the scheduler."""
-
     def send(self, replies: Sequence[Reply]) -> None:
         """Hand over the replies of one step, in order. Never blocks on the receiver."""
         ...

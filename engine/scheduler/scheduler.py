@@ -57,7 +57,6 @@ from engine.scheduler.time_limits import TimeLimits
 __all__ = ["Scheduler"]
 
 
-
 class Scheduler:
     """One engine's scheduler. ``step`` is the only way to change it."""
 

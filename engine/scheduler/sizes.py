@@ -44,7 +44,6 @@ def sizes_of(books: Books, memory: KVMemory) -> tuple[int, ...]:
 def stats_of(
     step: int, counters: Counters, books: Books, memory: KVMemory, grammars: Grammars, loras_resident: int
 ) -> EngineStats:
-    """Every counter and size."""
     pages, rows, host = memory.pages, memory.rows, memory.host
     return EngineStats(
         step=step,

@@ -49,8 +49,6 @@ class ReplicaLostError(Exception):
 
 
 class Engines(Protocol):
-    """The engines of an application."""
-
     def ask(self, request: PassedRequest) -> AsyncIterator[Head | bytes]:
         """Send a request to the engine that the router chooses: the head of its answer, then its bytes as they come.
 

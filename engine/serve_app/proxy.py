@@ -89,7 +89,6 @@ class EngineProxy:
         return dict(load)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
 

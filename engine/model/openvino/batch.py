@@ -132,12 +132,10 @@ class BlockBatch:
 
     @property
     def slots_array(self) -> Slots:
-        """The slots that are written."""
         return self._slots
 
     @property
     def emitters(self) -> list[Segment]:
-        """See ``Batch``."""
         return emitters_of(self.segments)
 
     def goes_on_with(self, segments: Sequence[Segment]) -> bool:

@@ -35,7 +35,6 @@ _Compiled = TypeVar("_Compiled")
 
 
 def default_folder() -> Path:
-    """Where converted models are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "openvino"
 
 

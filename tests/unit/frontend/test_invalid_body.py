@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
 from engine.frontend.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS, ApiError, public
-from engine.frontend.invalid_body import MAX_COMPARED_CHARS, MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
+from engine.frontend.invalid_body import MAX_DESCRIBED_ERRORS, MAX_SHOWN_ERRORS
 from engine.frontend.openai.bodies import ChatBody, CompletionBody
 from engine.frontend.protocol import AbortBody, GenerateBody, parse_body
 from engine.frontend.routes.tokens import TokenizeBody
@@ -132,7 +132,7 @@ def test_names_are_compared_for_what_is_shown_only(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(difflib, "get_close_matches", note)
     refusal(GenerateBody, unknown(MAX_DESCRIBED_ERRORS))
     assert len(compared) == MAX_SHOWN_ERRORS
-    refusal(GenerateBody, b'{"' + b"k" * (MAX_COMPARED_CHARS + 1) + b'": 1}')
+    refusal(GenerateBody, b'{"' + b"k" * (65) + b'": 1}')
     assert len(compared) == MAX_SHOWN_ERRORS
 
 

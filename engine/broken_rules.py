@@ -1,16 +1,20 @@
 """The words for a value that breaks a rule: one sentence for each kind of error that the validator knows.
 
-Owns the rule's words, in the vocabulary of JSON and of numbers. Which field it was and what to do is the caller's to
-say. None of the validator's own words gets through.
+Owns the rule's words, in the vocabulary of JSON and of numbers, and the nearest name to a misspelled one. Which field
+it was is the caller's to say. None of the validator's own words gets through.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections import UserDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["RULES", "broken_rule", "joined_rules"]
+__all__ = ["RULES", "broken_rule", "did_you_mean", "joined_rules", "nearest"]
+
+# No field has a longer name, and a search for the nearest one takes a time that grows with the square of the length.
+_MAX_COMPARED_CHARS = 64
 
 _INTEGER = "must be an integer"
 _NUMBER = "must be a number"
@@ -91,3 +95,16 @@ def joined_rules(rules: Iterable[str]) -> str:
 
 def _alternatives(parts: Sequence[str]) -> str:
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def nearest(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like this one; None when none is as like it as ``cutoff``, 1 for equal names."""
+    if len(name) > _MAX_COMPARED_CHARS:
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The remedy for a name that is not known: the nearest one, or all."""
+    near = nearest(name, known)
+    return f"the fields are {', '.join(known)}" if near is None else f"did you mean {near!r}?"
