@@ -11,15 +11,14 @@ ARG EXTRAS
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    extras = [extra for extra in os.environ.get('EXTRAS', '').split(',') if extra]; \
+    extras = ['serve', *filter(None, os.environ.get('EXTRAS', '').split(','))]; \
     print(*project['dependencies'], *sum([project['optional-dependencies'][extra] for extra in extras], []), \
     sep=chr(10))" > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 
-COPY README.md LICENSE lockstep_pytest.py lockstep_sizes.py ./
+COPY README.md LICENSE ./
 COPY engine ./engine
 COPY scripted ./scripted
-COPY ci ./ci
 RUN pip install --no-cache-dir --no-deps .
 
 # Recordings and traces go to /srv, unless a flag says otherwise; converted models to the user's home.

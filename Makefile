@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit load registered soak attack odd recorded ray vllm bench gpu serve clean
+.PHONY: help install demo test docs lint types unit load registered soak attack odd recorded ray vllm bench gpu serve clean
 
 # Tests and servers share the machine's cores: more threads a process would only take time from each other. No test asks
 # a model hub for anything: the checkpoints that tests need, they make.
@@ -30,6 +30,7 @@ test: lint types unit load registered ## everything that a pull request must pas
 
 lint: $(INSTALLED) ## style, and the registrations of the tests
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/python -m ci check
 
 types: $(INSTALLED) ## mypy --strict over engine, scripted and ci
@@ -67,6 +68,10 @@ ray: $(INSTALLED) ## what Ray places, on local clusters: stages, whole engines, 
 vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environment of its own, .venv-vllm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 
+docs: $(INSTALLED) ## the documentation as a site, in out/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir out/site
+
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate
 	$(BIN)/python -m benchmarks
 
@@ -87,13 +92,13 @@ unexport PYTHONDONTWRITEBYTECODE
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is %d.%d; set PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[serve,test]'
 	@touch $@
 
 # vLLM states its own versions. It brings libraries for pictures and sound that its scheduler does not need, and that a
 # build of torch for the CPU cannot load.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[vllm]' 'pytest>=8'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

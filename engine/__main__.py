@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.extras import naming_the_extra
 from engine.interruption import interruptible
 
 __all__ = ["main"]
@@ -9,7 +10,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command; its imports take a while, and may be interrupted as all else."""
-    with interruptible("engine"):
+    with interruptible("engine"), naming_the_extra("engine"):
         from engine.cli import main as run
 
         run()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from engine.interruption import interruptible
+from scripted import require_own_engine
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command; its imports take a while, and may be interrupted as all else."""
-    with interruptible("scripted"):
+    require_own_engine()
+    from engine.extras import naming_the_extra
+    from engine.interruption import interruptible
+
+    with interruptible("scripted"), naming_the_extra("scripted"):
         from scripted.cli import main as run
 
         run()

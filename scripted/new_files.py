@@ -10,19 +10,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from scripted.core.refusals import ScriptDefinitionError
 
-__all__ = ["command_of", "has_suites", "render_source", "write_new"]
-
-_SUITES = Path("ci/suites.toml")
+__all__ = ["command_of", "render_source", "write_new"]
 
 
 def command_of(path: Path) -> str:
     """The command that runs a test file where a test takes milliseconds."""
     return f"pytest {shlex.quote(str(path))} --tier sim"
-
-
-def has_suites() -> bool:
-    """Whether tests of the project that we are in are registered. Elsewhere `ci` may be a package of another kind."""
-    return _SUITES.is_file()
 
 
 def render_source(template: Path, **values: Any) -> str:

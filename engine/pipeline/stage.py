@@ -42,7 +42,7 @@ from engine.pipeline.wire import (
 from engine.pipeline.wires import StageWires
 from engine.plan import Forward, LoraUpdate, Microbatch, ProfileSwitch, WeightUpdate
 from engine.process.control import Loading
-from lockstep_sizes import sizes_of
+from engine.sizes import sizes_of
 
 __all__ = ["StageLoop", "run_stage", "view_of"]
 

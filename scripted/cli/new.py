@@ -1,4 +1,4 @@
-"""``scripted new``: the first version of a registered race test, which runs and passes at once in both tiers.
+"""``scripted new``: the first version of a race test, which runs and passes at once in both tiers.
 
 Owns the rules for its name and place; never overwrites a file. The text itself is a template beside this file.
 """
@@ -11,16 +11,13 @@ from typing import Final
 
 from engine.config import EngineConfig
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.new_files import command_of, has_suites, render_source, write_new
+from scripted.new_files import command_of, render_source, write_new
 
 __all__ = ["DEFAULT_FOLDER", "command_of", "new_test", "render_source", "write_new"]
 
 DEFAULT_FOLDER: Final = Path("tests/registered")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATE: Final = Path(__file__).with_name("new_test.py.jinja")
-# Seconds in which a server boots and runs one script; each stage is one more process to start.
-_BASE_TIME_S: Final = 4
-_STAGE_TIME_S: Final = 1
 
 
 def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> Path:
@@ -35,9 +32,7 @@ def new_test(name: str, *, folder: Path = DEFAULT_FOLDER, pp_size: int = 4) -> P
     taken = next((other for other in sorted(folder.rglob(path.name)) if other.is_file()), None)
     if taken is not None:
         raise ScriptDefinitionError(f"{taken} is there already; choose another name than {name!r}")
-    est_time = _BASE_TIME_S + _STAGE_TIME_S * pp_size
-    text = render_source(_TEMPLATE, name=name, pp_size=pp_size, est_time=est_time, registered=has_suites())
-    write_new(path, text)
+    write_new(path, render_source(_TEMPLATE, name=name, pp_size=pp_size))
     return path
 
 

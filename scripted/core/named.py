@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final, cast
 
-from scripted.core.protocol import Adapter
+from scripted.core.protocol import ADAPTER_API, Adapter
 from scripted.core.refusals import ScriptDefinitionError
 
 __all__ = ["BUILT_IN", "OWN", "adapter_named"]
@@ -18,6 +18,7 @@ __all__ = ["BUILT_IN", "OWN", "adapter_named"]
 OWN: Final = "lockstep"
 BUILT_IN: Final = {OWN: "scripted.adapters.lockstep.adapter", "vllm": "scripted.adapters.vllm"}
 _ATTRIBUTE: Final = "ADAPTER"
+_OUR_PACKAGES: Final = ("engine", "scripted")
 _WHAT: Final = (
     f"an adapter is {', '.join(BUILT_IN)}, a file FILE.py that has one as {_ATTRIBUTE}, or MODULE:NAME of an "
     "installed module"
@@ -37,7 +38,7 @@ def adapter_named(name: str) -> Adapter:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as exc:
-        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}; {_WHAT}") from exc
+        raise ScriptDefinitionError(f"the adapter {name!r} cannot be had: {exc}{_hidden(exc)}; {_WHAT}") from exc
     return _checked(found, name)
 
 
@@ -61,10 +62,20 @@ def _adapter_in_file(name: str) -> Adapter:
             (f", line {at.lineno}" for at in traceback.extract_tb(exc.__traceback__)[::-1] if at.filename == str(path)),
             "",
         )
-        raise ScriptDefinitionError(f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}") from exc
+        raise ScriptDefinitionError(
+            f"{name}{where} cannot be loaded: {type(exc).__name__}: {exc}{_hidden(exc)}"
+        ) from exc
     if not hasattr(module, _ATTRIBUTE):
         raise ScriptDefinitionError(f"the file {name!r} has no {_ATTRIBUTE}; {_WHAT}")
     return _checked(getattr(module, _ATTRIBUTE), name)
+
+
+def _hidden(exc: Exception) -> str:
+    """What to do when an import meets a package of Lockstep where the adapter means one of its own."""
+    package = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
+    if package not in _OUR_PACKAGES:
+        return ""
+    return f"; {package!r} is Lockstep's package here, so give yours a place inside a package of another name"
 
 
 def _checked(found: Any, name: str) -> Adapter:
@@ -72,6 +83,12 @@ def _checked(found: Any, name: str) -> Adapter:
     if lacks:
         raise ScriptDefinitionError(
             f"{name!r} is no adapter: it has no {', '.join(lacks)}; make one with scripted.sdk.SchedulerAdapter"
+        )
+    stated = getattr(found, "api", ADAPTER_API)
+    if stated != ADAPTER_API:
+        raise ScriptDefinitionError(
+            f"{name!r} is written for version {stated} of the adapter API, this Lockstep has version {ADAPTER_API}; "
+            "update the adapter (CHANGELOG.md says what changed), or install the release that it is for"
         )
     # Schedules name their adapter, and another process finds it by that name.
     found.name = name

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from scripted.core.action import Action, RunLike
 from scripted.core.placed import Placed
 from scripted.core.written import TestHead
 
 __all__ = [
+    "ADAPTER_API",
     "Adapter",
     "Freezer",
     "Machine",
@@ -27,6 +28,9 @@ __all__ = [
     "ScriptEnded",
     "Stepped",
 ]
+
+# The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
+ADAPTER_API: Final = 1
 
 
 class Microbatch(Protocol):

@@ -1,10 +1,11 @@
 """An adapter for a scheduler of the usual shape: everything but the machine, ready made.
 
 Write a machine (``step``, ``counts``, ``is_idle``, ``depth``) and a ``SchedulerAdapter`` of it; docs/your_scheduler.md
-leads through it. Nothing here imports the engine.
+leads through it.
 """
 
 from scripted.core.mutant import Mutant
+from scripted.core.protocol import ADAPTER_API
 from scripted.core.violation import Violation
 from scripted.sdk.adapter import SchedulerAdapter
 from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
@@ -25,6 +26,7 @@ from scripted.sdk.messages import (
 )
 
 __all__ = [
+    "ADAPTER_API",
     "Abort",
     "Add",
     "Answer",

@@ -14,6 +14,7 @@ from scripted.core.common_actions import ReleaseResults
 from scripted.core.mutant import Mutant
 from scripted.core.phrases import nearest, text_of
 from scripted.core.placed import Placed
+from scripted.core.protocol import ADAPTER_API
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.core.written import TestHead
@@ -68,7 +69,7 @@ class SchedulerAdapter:
     fields all have defaults. ``limits`` says the numbers of a configuration and ``can`` what such a machine can do.
     ``copier`` copies a machine between two steps; None if it cannot be copied, then every schedule starts at its
     beginning. ``may_grow`` are parts of the paths of containers that need not be empty in the end. ``workloads`` are
-    further base schedules by name.
+    further base schedules by name. ``api`` is the version of this interface that the adapter is written for.
     """
 
     violations: tuple[type[Exception], ...] = ()
@@ -85,8 +86,10 @@ class SchedulerAdapter:
         mutants: Sequence[Mutant] = (),
         copier: Copier | None = None,
         may_grow: Collection[str] = (),
+        api: int = ADAPTER_API,
     ) -> None:
         self.name = name
+        self.api = api
         self._config = config
         self._machine = machine
         self._limits = limits

@@ -14,7 +14,7 @@ from scripted.adapters.lockstep.configs import config_values
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ScriptError
-from scripted.new_files import has_suites, render_source, write_new
+from scripted.new_files import render_source, write_new
 from scripted.rig.clients import Call
 from scripted.rig.handle import RequestHandle
 from scripted.script.waits import Steps
@@ -23,8 +23,6 @@ from scripted.shell.statements import Names, Statement, lines_of
 __all__ = ["save_session"]
 
 _TEMPLATE: Final = Path(__file__).with_name("session.py.jinja")
-# A server's boot, one script in it, and each stage.
-_BASE_TIME_S: Final = 4
 
 
 def save_session(path: Path, config: EngineConfig, statements: list[Statement], *, mutant: str | None = None) -> None:
@@ -45,10 +43,8 @@ def save_session(path: Path, config: EngineConfig, statements: list[Statement], 
         _TEMPLATE,
         name=path.stem.removeprefix("test_") or "session",
         config=", ".join(f"{name}={value!r}" for name, value in config_values(config).items()),
-        est_time=_BASE_TIME_S + config.pp_size,
         lines=[*lines_of(statements), *ending.assertions],
         mutant=mutant,
-        registered=has_suites(),
     )
     write_new(path, text)
 

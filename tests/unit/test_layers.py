@@ -20,6 +20,8 @@ ROOMS = (
     "engine.frames",
     "engine.clock",
     "engine.broken_rules",
+    "engine.sizes",
+    "engine.extras",
     "engine.output_files",
     "engine.config",
     "engine",
@@ -88,6 +90,7 @@ ROOMS = (
     "scripted.cli",
     "scripted.__main__",
     "scripted.pytest_session",
+    "scripted.pytest_plugin",
 )
 PACKAGES = ("engine", "scripted")
 TORCH = ("torch",)

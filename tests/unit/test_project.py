@@ -147,7 +147,8 @@ def test_what_is_needed_is_pinned():
         name, _, version = line.partition("==")
         pins[canonicalize_name(name)] = version
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in [*project["dependencies"], *project["optional-dependencies"]["test"]]:
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["serve"], *extras["test"]]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 

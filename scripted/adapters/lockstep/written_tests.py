@@ -12,7 +12,6 @@ from scripted.core.action import Action
 from scripted.core.common_actions import HoldResults, ReleaseResults
 from scripted.core.placed import Placed
 from scripted.core.written import TestHead
-from scripted.new_files import has_suites
 from scripted.search.execution import Outcome
 
 __all__ = ["settling", "test_head"]
@@ -41,22 +40,14 @@ def settling(placed: Sequence[Placed], outcome: Outcome) -> list[Placed]:
 
 
 def test_head(config: EngineConfig, body: str) -> TestHead:
-    """Registered where the project has suites."""
+    """What stands above the test."""
     values = ", ".join(f"{name}={value!r}" for name, value in config_values(config).items())
     text = f"EngineConfig({values})"
     if len(text) >= _LONGEST_LINE:
         text = "EngineConfig(\n    " + values.replace(", ", ",\n    ") + ",\n)"
-    registered = has_suites()
     return TestHead(
         decorator="@scripted(CONFIG)",
-        imports=(
-            *(["from ci.register import register_cpu_ci"] if registered else []),
-            "from engine import EngineConfig",
-        ),
+        imports=("from engine import EngineConfig",),
         more=("from scripted.script.verbs import prompt_of",) if "prompt_of(" in body else (),
-        before=(
-            *(["", 'register_cpu_ci(est_time=5, suite="base-cpu")'] if registered else []),
-            "",
-            f"CONFIG = {text}",
-        ),
+        before=("", f"CONFIG = {text}"),
     )

@@ -83,3 +83,21 @@ def test_a_wrong_adapter_on_the_command_line_is_one_line(capfd: pytest.CaptureFi
         main()
     assert caught.value.code == 2
     assert capfd.readouterr().err.startswith("scripted: an adapter is lockstep")
+
+
+def test_an_adapter_for_another_version_of_the_api_is_refused(tmp_path):
+    path = tmp_path / "old_adapter.py"
+    path.write_text("class Old:\n    actions = new_parts = workloads = ()\n    api = 0\n\n\nADAPTER = Old()\n")
+    with pytest.raises(
+        ScriptDefinitionError, match="is written for version 0 of the adapter API, this Lockstep has ver"
+    ):
+        adapter_named(str(path))
+
+
+def test_an_adapter_whose_own_package_is_hidden_is_told(tmp_path):
+    path = tmp_path / "engine_adapter.py"
+    path.write_text("from engine.of_theirs import Scheduler\n")
+    with pytest.raises(
+        ScriptDefinitionError, match="'engine' is Lockstep's package here, so give yours a place inside"
+    ):
+        adapter_named(str(path))

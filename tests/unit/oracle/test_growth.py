@@ -9,7 +9,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.scheduler import Scheduler
-from lockstep_sizes import sizes_of
+from engine.sizes import sizes_of
 from scripted.adapters.lockstep.oracle.growth import check_growth, check_stages
 from scripted.core.violation import Violation
 

@@ -51,8 +51,7 @@ def tree(tmp_path):
     for name in COPIED:
         # With the bytecode, which is valid for files of the same size and time.
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("pyproject.toml", "lockstep_pytest.py"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     if (ROOT / ".ci").is_dir():
         shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path

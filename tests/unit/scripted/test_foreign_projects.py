@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripted.cli.new import new_test
+
 pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[3]
@@ -20,19 +22,37 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
     def runs(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "lockstep_pytest", *arguments)
+        return pytester.runpytest_subprocess("-p", "scripted.pytest_plugin", *arguments)
 
     return runs
 
 
-@pytest.mark.parametrize("package", ["engine", "scripted"])
+@pytest.mark.parametrize("package", ["engine", "ci", "tests"])
 def test_packages_of_the_same_name(pytester: pytest.Pytester, run, package: str) -> None:
-    """A project has a package called ``engine`` or ``scripted`` of its own, and even a decorator of that name."""
+    """A project has a package called ``engine``, ``ci`` or ``tests`` of its own, and even a decorator ``scripted``."""
     pytester.mkpydir(package).joinpath("own.py").write_text("def scripted(function):\n    return function\n")
     pytester.makepyfile(
         f"from {package}.own import scripted\n\n\n@scripted\ndef test_own():\n    assert test_own.__name__\n"
     )
     run().assert_outcomes(passed=1)
+
+
+def test_a_script_in_a_project_whose_engine_hides_ours(pytester: pytest.Pytester, run) -> None:
+    """The error names the package that is in the way and what to do, instead of a module that is not there."""
+    pytester.mkpydir("engine")
+    pytester.makepyfile("from scripted import scripted\n")
+    result = run()
+    result.stdout.fnmatch_lines(["*the package 'engine' must be Lockstep's, but Python finds *engine/__init__.py*"])
+
+
+def test_a_written_test_needs_no_package_of_this_repository(pytester: pytest.Pytester, run) -> None:
+    """What ``scripted new`` writes passes in a project with packages ``ci`` and ``tests`` of its own."""
+    for package in ("ci", "tests"):
+        pytester.mkpydir(package)
+    pytester.path.joinpath("ci/suites.toml").write_text("# of another kind\n")
+    path = new_test("race", folder=pytester.path / "tests")
+    assert "import register" not in path.read_text()
+    run("--tier", "sim", str(path)).assert_outcomes(passed=1)
 
 
 def test_options_of_the_same_name(pytester: pytest.Pytester, run) -> None:
@@ -83,7 +103,8 @@ def test_nothing_of_the_harness_is_imported(pytester: pytest.Pytester, run) -> N
 
         def test_imports():
             ours = {"scripted", "engine", "msgspec", "pydantic", "torch"}
-            assert not ours & {name.partition(".")[0] for name in sys.modules}
+            found = {name for name in sys.modules if name.partition(".")[0] in ours}
+            assert found == {"scripted", "scripted.pytest_plugin"}
         """
     )
     run().assert_outcomes(passed=1)

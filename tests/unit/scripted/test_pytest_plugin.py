@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[3]
-PLUGIN = "lockstep_pytest"
+PLUGIN = "scripted.pytest_plugin"
 
 SCRIPTS = '''
 import pytest

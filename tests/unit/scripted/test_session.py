@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import lockstep_pytest
 from engine import EngineConfig
-from scripted import BadCall, ScriptOptions, ServerDirty, scripted
+from scripted import BadCall, ScriptOptions, ServerDirty, pytest_plugin, scripted
 from scripted.gate.run import ScriptSucceeded
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
@@ -80,7 +79,7 @@ def test_servers_compute_where_the_session_says(
 def test_a_device_that_is_none_is_refused() -> None:
     config = SimpleNamespace(getoption=lambda name: "gpu" if name == "scripted_device" else None)
     with pytest.raises(pytest.UsageError, match="--device must be cpu, cuda or cuda:N, got 'gpu'"):
-        lockstep_pytest.pytest_configure(config)  # type: ignore[arg-type]
+        pytest_plugin.pytest_configure(config)  # type: ignore[arg-type]
 
 
 def test_server_that_is_dirty_of_itself_fails_the_script(session_on) -> None:

@@ -18,7 +18,7 @@ from scripted.script.options import ScriptOptions
 pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[3]
-PLUGIN = "lockstep_pytest"
+PLUGIN = "scripted.pytest_plugin"
 BROKEN = str(REPOSITORY / "examples/your_scheduler/adapter.py")
 MENDED = str(REPOSITORY / "examples/your_scheduler/mended.py")
 # Pauses, failing batches and priorities, too.

@@ -25,7 +25,7 @@ from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Pipeline
 from engine.pipeline.wire import StageView
 from engine.process.control import STAGE_PREFIX, ProcessDied, Shutdown
 from engine.scheduler_process.gate_context import GateContext
-from lockstep_sizes import sizes_of
+from engine.sizes import sizes_of
 from scripted.adapters.lockstep.server.clients import HttpClients
 from scripted.adapters.lockstep.server.links import CutLink, DropLink, HealLink, LinkOrder, SlowLink
 from scripted.adapters.lockstep.server.relay import order_link

@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
-from tokenizers import Tokenizer
 
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.errors import ApiError
@@ -44,6 +43,9 @@ from scripted.adapters.lockstep.actions import (
 )
 from scripted.gate.stop_strings import ByteDecoder
 from scripted.rig.clients import Call, ClientView, receive_event, receive_events
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["SimClients"]
 
@@ -77,7 +79,7 @@ class SimClients:
 
     def __init__(self, limits: Limits, model_name: str) -> None:
         template = ChatTemplate(cast(Any, SimpleNamespace(chat_template=None)))
-        self._served = ServedModel(cast(Tokenizer, _ByteTokenizer()), template, limits, model_name)
+        self._served = ServedModel(cast("Tokenizer", _ByteTokenizer()), template, limits, model_name)
         self._sent: list[ClientMessage] = []
         self._sessions = Sessions(self._sent.append)
         self._open: dict[int, Session] = {}

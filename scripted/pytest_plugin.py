@@ -1,7 +1,7 @@
 """The pytest plugin: an item for each tier of a script, options, workers that share servers, the report of a failure.
 
 Registered by entry point, so every project of an environment loads it. It claims only what ``@scripted`` decorated, and
-imports nothing of the harness before a test needs it.
+imports nothing else of the harness before a test needs it.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if test is not None:
         _session_of(metafunc.config)
         parameter = sys.modules[_DECORATOR].TIER_PARAMETER
-        metafunc.parametrize(parameter, [tier for tier in test.tiers if wanted in (tier, "all")])
+        metafunc.parametrize(parameter, _offered([tier for tier in test.tiers if wanted in (tier, "all")], wanted))
     elif _takes_our_harness(metafunc):
-        metafunc.parametrize("harness", [tier for tier in TIERS if wanted in (tier, "all")], indirect=True)
+        tiers = [tier for tier in TIERS if wanted in (tier, "all")]
+        metafunc.parametrize("harness", _offered(tiers, wanted), indirect=True)
 
 
 @pytest.fixture
@@ -267,6 +268,16 @@ def _scripted_test(function: object) -> ScriptedTest | None:
     spec = getattr(function, "scripted", None)
     kind = getattr(sys.modules.get(_DECORATOR), "ScriptedTest", None) if spec is not None else None
     return spec if kind is not None and isinstance(spec, kind) else None
+
+
+def _offered(tiers: list[str], wanted: str) -> list[Any]:
+    """The tiers; where servers cannot be started, and nobody asked for them by name, theirs is skipped."""
+    from engine.extras import INSTALL_SERVE, serve_is_installed
+
+    if wanted == "server" or "server" not in tiers or serve_is_installed():
+        return list(tiers)
+    skip = pytest.mark.skip(reason=f"the server tier needs more: {INSTALL_SERVE}")
+    return [pytest.param(tier, marks=skip) if tier == "server" else tier for tier in tiers]
 
 
 def _takes_our_harness(metafunc: pytest.Metafunc) -> bool:

@@ -1,7 +1,7 @@
 """How large everything is that can be reached from an object: the entries of each container, by its path.
 
-Knows no class: what the next registry is called does not matter. Changes nothing that it looks at. A module of its own,
-because the stages of the engine ask it as the harness does, and the harness asks it without the engine.
+Knows no class: what the next registry is called does not matter. Changes nothing that it looks at. Stages answer with
+it; the harness finds leaks with it.
 """
 
 from __future__ import annotations

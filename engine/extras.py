@@ -1,0 +1,53 @@
+"""The extra of the server: whether it is installed, and what a command says that needs it.
+
+The harness and the simulated tier do without it. Imports none of what it looks for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["INSTALL_SERVE", "naming_the_extra", "serve_is_installed"]
+
+INSTALL_SERVE: Final = "pip install 'lockstep-engine[serve]'"
+_EXIT_WRONG: Final = 2
+_MODULES: Final = frozenset(
+    (
+        "fastapi",
+        "fastapi_offline",
+        "httpx",
+        "huggingface_hub",
+        "prometheus_client",
+        "pydantic_settings",
+        "safetensors",
+        "starlette",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "uvicorn",
+        "yaml",
+        "zmq",
+    )
+)
+
+
+def serve_is_installed() -> bool:
+    """Whether servers can be started here."""
+    return all(importlib.util.find_spec(name) is not None for name in _MODULES)
+
+
+@contextmanager
+def naming_the_extra(command: str) -> Iterator[None]:
+    """Run a command of this name. Raises SystemExit, with one line on stderr, when it lacks a package of the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").partition(".")[0]
+        if missing not in _MODULES:
+            raise
+        sys.stderr.write(f"{command}: this needs the package {missing}, which is not installed; {INSTALL_SERVE}\n")
+        raise SystemExit(_EXIT_WRONG) from None

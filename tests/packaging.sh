@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The wheel in an empty environment: what it installs, how large that is, and a written test in a project that has
+# packages named ci and tests of its own. Usage: tests/packaging.sh; PYTHON chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${PYTHON:-python3}" -m venv "$work/env"
+"$work/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" .
+site=$("$work/env/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+before=$(du -sm "$site" | cut -f1)
+"$work/env/bin/pip" install --quiet --disable-pip-version-check "$work"/lockstep_engine-*.whl
+echo "site-packages: $(($(du -sm "$site" | cut -f1) - before)) MB"
+echo "top level of the wheel: $(unzip -Z1 "$work"/lockstep_engine-*.whl | cut -d/ -f1 | sort -u | tr '\n' ' ')"
+mkdir -p "$work/project/ci" "$work/project/tests"
+touch "$work/project/ci/__init__.py" "$work/project/tests/__init__.py"
+cd "$work/project"
+"$work/env/bin/scripted" new race --dir tests
+"$work/env/bin/python" -m pytest -q tests/test_race.py
+mkdir engine
+touch engine/__init__.py
+if "$work/env/bin/python" -m pytest -q tests/test_race.py >"$work/refused" 2>&1; then
+    echo "a package named engine went unnoticed" >&2
+    exit 1
+fi
+grep -E "must be Lockstep's|cannot import name 'EngineConfig' from 'engine' " "$work/refused"
+"$work/env/bin/engine" serve 2>"$work/refused" && exit 1
+grep "pip install 'lockstep-engine\[serve\]'" "$work/refused"
