@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,7 +25,7 @@ from engine.frontend.grammar_check import GrammarCheck
 from engine.frontend.host_check import HostCheck
 from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.metrics import Metrics
-from engine.frontend.origins import Origins
+from engine.frontend.origins import Origins, admit_json
 from engine.frontend.request_log import REQUEST_ID_HEADER, RequestLog, request_id_of
 from engine.frontend.requests import ServedModel
 from engine.frontend.responses import error_answer
@@ -57,8 +58,10 @@ def build_app(
     add_models(clients, served, state, description)
     add_tokenization(clients, served, bodies, long_bodies, description)
     add_information(clients, settings, served, client, metrics, state, description)
-    operators = APIRouter(dependencies=[Depends(Origins(settings.origins).admit), Depends(access.admit_operator)])
+    admissions = (Origins(settings.origins).admit, access.admit_operator, admit_json)
+    operators = APIRouter(dependencies=[Depends(admission) for admission in admissions])
     add_administration(operators, settings, client, state, description)
+    _add_heads(app.router, clients)
     for router in (clients, operators):
         app.include_router(router)
     _add_error_answers(app, {getattr(route, "path", "") for part in (app, clients, operators) for route in part.routes})
@@ -68,6 +71,17 @@ def build_app(
         app.add_middleware(HostCheck, hosts=settings.hosts)
     app.add_middleware(RequestLog, clock=clock)
     return app
+
+
+def _add_heads(*routers: APIRouter) -> None:
+    """Answer HEAD where GET is answered; the connection leaves the body out."""
+    for router in routers:
+        for route in [
+            route for route in router.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())
+        ]:
+            router.add_api_route(
+                route.path, route.endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False
+            )
 
 
 def body_works(served: ServedModel) -> dict[str, BodyWork]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from email.message import Message
 
 from fastapi import Request
 
-from engine.frontend.errors import ApiError, ErrorType
+from engine.frontend.errors import ApiError, ErrorType, shortened
 
 __all__ = ["BodyReader"]
 
@@ -18,6 +19,8 @@ __all__ = ["BodyReader"]
 LARGEST_BODIES_IN_HAND = 16
 # What every request may have beyond that: large bodies do not keep small ones out.
 SMALL_BODY_BYTES = 32_768
+JSON = "application/json"
+UTF_8 = "utf-8"
 
 
 class BodyReader:
@@ -29,7 +32,8 @@ class BodyReader:
 
     @asynccontextmanager
     async def body_of(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, counted as in hand for the length of the block. Raises ApiError: 413, 429."""
+        """The body of a request, counted as in hand for the length of the block. Raises ApiError: 413, 415, 429."""
+        _require_plain(request)
         counted = 0
         try:
             parts: list[bytes] = []
@@ -63,6 +67,27 @@ class BodyReader:
                 f"the body must have at most {self._limit_bytes} bytes, got {size} or more; send less or raise "
                 "--max-body-bytes",
             )
+
+
+def _require_plain(request: Request) -> None:
+    """Raise ApiError (415) for a body that is compressed, or is not in UTF-8: neither is undone here."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise ApiError(
+            415,
+            ErrorType.MEDIA_TYPE,
+            f"the body must be sent as it is, without a Content-Encoding, got {shortened(encoding, 80)!r}; drop it",
+        )
+    declared = Message()
+    declared["content-type"] = request.headers.get("content-type", JSON)
+    charset = declared.get_content_charset(UTF_8)
+    if charset not in (UTF_8, "utf8", "us-ascii"):
+        raise ApiError(
+            415,
+            ErrorType.MEDIA_TYPE,
+            f"the body must be JSON in UTF-8, but its charset is declared as {shortened(charset, 80)!r}; send "
+            f"'Content-Type: {JSON}'",
+        )
 
 
 def _declared_bytes(request: Request) -> int:

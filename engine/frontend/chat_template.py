@@ -18,6 +18,8 @@ __all__ = ["ChatTemplate", "TemplateSource"]
 
 # What templates raise, by themselves or by what they do with a value of another type than they expect.
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+# What Python calls the library's method that renders.
+_OWN_METHOD = re.compile(r"\w+\.apply_chat_template\(\)")
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -69,8 +71,9 @@ class ChatTemplate:
         try:
             return self._apply([dict(message) for message in messages], options)
         except _REFUSALS as exc:
+            why = _OWN_METHOD.sub("it", str(exc))
             raise ApiError.invalid(
-                f"the model's chat template must accept the messages, but: {exc}; change roles or order",
+                f"the model's chat template must accept the messages, but: {why}; change roles or order",
                 param="messages",
             ) from exc
 

@@ -6,14 +6,16 @@ the framework cannot see these types by itself.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.routing import Route
 
 from engine.frontend.errors import ErrorBody
 
@@ -89,9 +91,17 @@ class Description:
     def install(self, app: FastAPI) -> None:
         """Have an application describe itself, once all its routes are there.
 
-        It is made when it is first asked for: that takes as long as all the rest of a front end's start.
+        It is made when it is first asked for, which takes as long as all the rest of a front end's start; so it is made
+        in a thread, and the event loop goes on.
         """
-        app.openapi = functools.cache(functools.partial(self._of, app))  # type: ignore[method-assign] # as documented
+        # As documented.
+        app.openapi = describe = functools.cache(functools.partial(self._of, app))  # type: ignore[method-assign]
+        as_json = functools.cache(lambda: msgspec.json.encode(describe()))
+
+        async def answer(_: Request) -> Response:
+            return Response(await asyncio.to_thread(as_json), media_type="application/json")
+
+        app.router.routes.insert(0, Route("/openapi.json", answer))
 
     def _of(self, app: FastAPI) -> dict[str, Any]:
         description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)

@@ -13,7 +13,7 @@ from fastapi import Request
 
 from engine.frontend.errors import ApiError, ErrorType
 
-__all__ = ["Origins", "require_json"]
+__all__ = ["Origins", "admit_json", "require_json"]
 
 JSON = "application/json"
 
@@ -39,8 +39,17 @@ class Origins:
         )
 
 
+async def admit_json(request: Request) -> None:
+    """Let a request pass. Raises ApiError (415) for one that a page may send without a preflight: all but JSON.
+
+    One without a body need not be declared as anything.
+    """
+    if "content-type" in request.headers:
+        require_json(request)
+
+
 def require_json(request: Request) -> None:
-    """Raise ApiError (415) for a body that a page may send without a preflight: all but JSON."""
+    """Raise ApiError (415) for a body that is not declared as JSON."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != JSON:
         raise ApiError(

@@ -79,6 +79,8 @@ TEMPLATE_ARGUMENTS = {
     "return_assistant_tokens_mask",
     "return_dict",
     "return_tensors",
+    "sanitize_control_tokens",
+    "self",
     "tokenize",
     "tokenizer_kwargs",
     "tools",
