@@ -6,7 +6,9 @@ Runs the default branch's code only. The pull request's head is a folder that is
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -60,6 +62,7 @@ class _Comment(msgspec.Struct, frozen=True):
     id: int
     body: str
     user: _Account
+    created_at: str = ""  # A comment without a time is older than every push.
 
 
 class _PullRequestMark(msgspec.Struct, frozen=True):
@@ -87,25 +90,32 @@ class CommentEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Bot:
-    """Everything that an answer depends on. `registry` and `sha` are the pull request's head, the rest is ours."""
+    """Everything that an answer depends on. `read_head` and `sha` are the pull request's head, the rest is ours."""
 
     github: GitHub
     catalogue: Catalogue
     permissions: Permissions
     times: MeasuredTimes
-    registry: Registry
+    read_head: Callable[[], Registry]
     sha: str
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The head's tests, read once and only for somebody who may give the command: reading takes time."""
+        return self.read_head()
 
     def handle(self, event: CommentEvent) -> str:
         """Answer one comment and return a line for the log; raises `GitHubError` when even the answer fails."""
         if event.action != "created" or event.issue.pull_request is None or event.comment.user.type == "Bot":
             return "ignored: not a new comment of a person on a pull request"
-        name = "command"
+        name, marker = "command", f"ci:c{event.comment.id}"
         try:
             command = parse_comment(event.comment.body)
             if command is None:
                 return "ignored: no command on the first line"
             name = name_of(command)
+            if self.github.find_comment(event.issue.number, marker) is not None:
+                return "ignored: this comment is answered already"
             self._react(event, "eyes")
             pull = self.github.pull_request(event.issue.number)
             self._check(command, event, pull)
@@ -114,7 +124,7 @@ class Bot:
             text, reaction = answers.failed(name, str(exc)), "confused"
         except CiError as exc:
             text, reaction = answers.refused(str(exc)), "-1"
-        self.github.comment(event.issue.number, text, f"ci:c{event.comment.id}")
+        self.github.comment(event.issue.number, text, marker)
         self._react(event, reaction)
         return text
 
@@ -131,6 +141,11 @@ class Bot:
         reason = self.permissions.refusal(command, asker)
         if reason is not None:
             raise CommandRefusedError(reason)
+        if pull.head.sha != self.sha or pull.was_pushed_after(event.comment.created_at):
+            raise CommandRefusedError(
+                f"something was pushed after the command, so {self.sha[:12]} may not be the commit that it is about; "
+                "look at the pull request and give the command again"
+            )
 
     def _carry_out(self, command: Command, event: CommentEvent) -> str:
         match command:
@@ -257,7 +272,7 @@ def handle_comment(root: Path, tree: Path) -> str:
             catalogue=catalogue,
             permissions=Permissions.load(root),
             times=MeasuredTimes.load(root),
-            registry=read_registry(tree, catalogue),
+            read_head=lambda: read_registry(tree, catalogue),
             sha=_head_sha(tree),
         )
         return bot.handle(event)
@@ -294,7 +309,7 @@ def _read_results(path: Path) -> RunResult | None:
         if path.is_symlink() or path.stat().st_size > RESULTS_SIZE_MAX_BYTES:
             return None
         return msgspec.json.decode(path.read_bytes(), type=RunResult)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
 

@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ci.registration import dotted_name
+
 __all__ = ["DefinedTests", "defined_tests", "engine_key"]
 
 
@@ -96,5 +98,5 @@ def _scripted_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Ite
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call) or not decorator.args:
             continue
-        if ast.unparse(decorator.func).rpartition(".")[2] == "scripted":
+        if dotted_name(decorator.func).rpartition(".")[2] == "scripted":
             yield ast.unparse(decorator.args[0])

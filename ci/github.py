@@ -44,6 +44,7 @@ class RepositoryRef(msgspec.Struct, frozen=True):
     """A repository, by owner and name."""
 
     full_name: str
+    pushed_at: str = ""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -66,6 +67,10 @@ class PullRequest(msgspec.Struct, frozen=True):
     def is_fork(self) -> bool:
         """Whether the head is in a fork; a deleted fork counts as one."""
         return self.head.repo is None or self.base.repo is None or self.head.repo.full_name != self.base.repo.full_name
+
+    def was_pushed_after(self, moment: str) -> bool:
+        """Whether a fork was pushed to after a moment of GitHub's clock; a commit's own dates can be forged."""
+        return self.is_fork and self.head.repo is not None and self.head.repo.pushed_at > moment
 
 
 class WorkflowRun(msgspec.Struct, frozen=True):
@@ -185,7 +190,8 @@ class GitHub:
             self._send("POST", path, {"ref": ref, "inputs": dict(inputs)})
             return None
 
-        run = self._once(send, lambda: self.find_run(workflow, ticket))
+        # An event may come twice, and a job may be run again: the ticket says whether this was carried out before.
+        run = self.find_run(workflow, ticket) or self._once(send, lambda: self.find_run(workflow, ticket))
         return run or self._await_run(workflow, ticket)
 
     def find_run(self, workflow: str, ticket: str) -> WorkflowRun | None:

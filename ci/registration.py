@@ -4,12 +4,13 @@ Owns the reading of `register_cpu_ci` and `register_cuda_ci` calls out of a synt
 """
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ci.suites import CPU_RUNNER, Catalogue, Hardware
 
-__all__ = ["Complaint", "Registration", "registrations_of"]
+__all__ = ["Complaint", "Registration", "dotted_name", "registrations_of"]
 
 REGISTER_MODULE = "ci.register"
 CALLS = {"register_cpu_ci": Hardware.CPU, "register_cuda_ci": Hardware.CUDA}
@@ -19,6 +20,8 @@ REQUIRED = {
 }
 OPTIONAL = ("nightly", "disabled")
 EST_TIME_MAX_S = 4 * 3600.0
+INTEGER_MAX_BITS = 64
+NAME_MAX_PARTS = 4
 
 Constant = str | bytes | bool | int | float | complex | None
 
@@ -63,6 +66,19 @@ def registrations_of(tree: ast.Module, catalogue: Catalogue) -> tuple[tuple[Regi
     return tuple(good), tuple(complaints)
 
 
+def dotted_name(node: ast.expr) -> str:
+    """Return the name that is called: `a.b` for `a.b(...)`, only `.b` for the last call of a chain like `f().b(...)`.
+
+    Bounded: writing a chain of calls out for each of its calls would take quadratic time.
+    """
+    words: list[str] = []
+    while isinstance(node, ast.Attribute) and len(words) < NAME_MAX_PARTS:
+        words.append(node.attr)
+        node = node.value
+    words.append(node.id if isinstance(node, ast.Name) else "")
+    return ".".join(reversed(words))
+
+
 def _bound_names(tree: ast.Module) -> dict[str, str]:
     """Map each name that the file's imports bind to a registration function to that function's own name."""
     bound: dict[str, str] = {}
@@ -81,15 +97,15 @@ def _bound_names(tree: ast.Module) -> dict[str, str]:
 def _register_calls(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[ast.Call, str]]:
     """Yield calls of the two functions in source order, also those that look right and were never imported."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            written = ast.unparse(node.func)
+        if isinstance(node, ast.Call):
+            written = dotted_name(node.func)
             name = names.get(written, written.rpartition(".")[2])
             if name in CALLS:
                 yield node, name
 
 
 def _shape_complaints(call: ast.Call, name: str, names: dict[str, str], top_level: bool) -> Iterator[Complaint]:
-    if ast.unparse(call.func) not in names:
+    if dotted_name(call.func) not in names:
         yield Complaint(
             call.lineno,
             f"{name} is not imported from {REGISTER_MODULE}",
@@ -185,6 +201,8 @@ def _constant(node: ast.expr) -> Constant:
     inner = _unsigned(node)
     assert isinstance(inner, ast.Constant), ast.dump(node)
     value = inner.value
+    if isinstance(value, int) and value.bit_length() > INTEGER_MAX_BITS:
+        value = math.inf  # Python refuses to write such a number out, in a complaint as well.
     if inner is not node and isinstance(value, int | float):
         return -value
     return value if not isinstance(value, type(...)) else repr(value)

@@ -98,8 +98,10 @@ def _read_file(root: Path, path: str, catalogue: Catalogue, findings: list[Regis
         return None
     try:
         return _judge(tree, path, catalogue, findings)
-    except RecursionError:  # A hostile file may nest expressions deeper than a walk over them can go.
-        findings.append(RegistryFinding(path, 1, "nests too deeply to be read", "make it a plain, small Python file"))
+    except (RecursionError, ValueError, OverflowError) as exc:
+        # Expressions too deep, or numbers too long, to write out.
+        problem = f"cannot be read ({type(exc).__name__})"
+        findings.append(RegistryFinding(path, 1, problem, "make it a plain, small Python file"))
         return None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["PAGE", "files_by_number", "rendered", "untested"]
 
-PAGE = Path("docs/requirements.md")
+PAGE = Path("docs/tables/requirements.md")
 TESTS = Path("tests")
 
 _NUMBER = re.compile(r"\b[A-E]\d\d\b")

@@ -24,6 +24,8 @@ class FakeGitHub:
         self.roles = {"maintainer": "admin", "writer": "write", "reader": "read"}
         self.author = "author"
         self.head_repository: str | None = REPOSITORY
+        self.pushed_at = "2026-01-01T10:00:00Z"
+        self.head_sha = SHA
         self.state = "open"
         self.requests: list[tuple[str, str]] = []
         self.reactions: list[str] = []
@@ -132,7 +134,16 @@ class FakeGitHub:
         return 200, {"permission": role, "role_name": role, "user": {"login": login, "id": 1, "type": "User"}}, {}
 
     def _pull(self, match: re.Match[str], query: dict[str, str], body: dict[str, object]) -> Reply:
-        head = None if self.head_repository is None else {"id": 2, "full_name": self.head_repository, "fork": True}
+        head = (
+            None
+            if self.head_repository is None
+            else {
+                "id": 2,
+                "full_name": self.head_repository,
+                "fork": True,
+                "pushed_at": self.pushed_at,
+            }
+        )
         return (
             200,
             {
@@ -140,7 +151,7 @@ class FakeGitHub:
                 "state": self.state,
                 "title": "Change something",
                 "user": {"login": self.author, "id": 7, "type": "User"},
-                "head": {"ref": "topic", "sha": SHA, "repo": head},
+                "head": {"ref": "topic", "sha": self.head_sha, "repo": head},
                 "base": {"ref": "main", "sha": "f" * 40, "repo": {"id": 1, "full_name": REPOSITORY, "fork": False}},
             },
             {},

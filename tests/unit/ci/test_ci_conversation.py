@@ -16,7 +16,9 @@ from sample_tree import REPOSITORY, SampleTree
 
 from ci.bot import Bot, CommentEvent, RunEnd
 from ci.commands import COMMANDS
+from ci.errors import GitHubError
 from ci.permissions import Permissions
+from ci.registry import Registry
 from ci.request import RerunRequest, Tier
 from ci.results import FileResult, FileStatus, RunResult, TestOutcome, TestResult, write_json
 from ci.times import MeasuredTimes
@@ -51,6 +53,7 @@ def event(body: str, login: str = "maintainer", **changes: object) -> dict[str, 
             "body": body,
             "user": {"login": login, "id": 3, "type": "User"},
             "author_association": "NONE",
+            "created_at": "2026-01-01T12:00:00Z",
         },
         "repository": {"id": 1, "full_name": "acme/engine", "default_branch": "main", "private": False},
         "sender": {"login": login, "id": 3},
@@ -74,7 +77,7 @@ def say(fake: FakeGitHub, tree: SampleTree, body: str, login: str = "maintainer"
         catalogue=catalogue,
         permissions=Permissions.load(tree.root),
         times=MeasuredTimes({}),
-        registry=registry,
+        read_head=lambda: registry,
         sha=SHA,
     )
     return bot.handle(msgspec.convert(event(body, login, **changes), CommentEvent))
@@ -266,7 +269,14 @@ def test_wrong_commands_are_answered(fake: FakeGitHub, tree: SampleTree, body: s
         {"action": "edited"},
         {"action": "deleted"},
         {"issue": {"number": 5}},
-        {"comment": {"id": 1, "body": "/rerun-failed-ci", "user": {"login": "ci[bot]", "type": "Bot"}}},
+        {
+            "comment": {
+                "id": 1,
+                "body": "/rerun-failed-ci",
+                "user": {"login": "ci[bot]", "type": "Bot"},
+                "created_at": "",
+            }
+        },
         {"comment": {"id": 1, "body": "thanks\n/rerun-failed-ci", "user": {"login": "maintainer", "type": "User"}}},
     ],
 )
@@ -430,11 +440,58 @@ def test_results_of_hostile_code_are_only_quoted(tmp_path: Path, name: str, erro
     assert fake.answer.count("`") % 2 == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"files": [{"path": 1}]}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[" * 100_000, b'{"files": [{"path": 1}]}', b"\xff\xfe", b'{"files": [{"path": "\xff"}]}']
+)
 def test_broken_results_count_as_none(fake: FakeGitHub, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "results.json").write_bytes(content)
     end(tmp_path / "results.json").tell(fake.client())
     assert "no results" in fake.answer
+
+
+def test_the_same_event_twice_is_carried_out_once(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E05: a job that is run again, or an event that GitHub delivers twice, starts nothing and answers nothing."""
+    say(fake, tree, "/rerun-test test_flush.py")
+    before = fake.changes
+    assert say(fake, tree, "/rerun-test test_flush.py") == "ignored: this comment is answered already"
+    assert fake.changes == before
+    assert len(fake.dispatches) == 1
+
+
+def test_a_dispatch_whose_answer_failed_is_not_sent_again(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E05: the first job died between dispatch and answer; the ticket says that the run is there."""
+    fake.fail("POST .*/comments$", (422, {"message": "no"}, {}))
+    with pytest.raises(GitHubError):
+        say(fake, tree, "/rerun-test test_flush.py")
+    say(fake, tree, "/rerun-test test_flush.py")
+    assert len(fake.dispatches) == 1
+
+
+@pytest.mark.parametrize("changes", [{"head_sha": "e" * 40}, {"pushed_at": "2026-01-01T12:00:01Z"}])
+def test_a_push_after_the_command_is_refused(fake: FakeGitHub, tree: SampleTree, changes: dict[str, str]) -> None:
+    """E05: a maintainer allows the fork's code that they have seen, and no other."""
+    fake.head_repository = "stranger/engine"
+    for name, value in changes.items():
+        setattr(fake, name, value)
+    say(fake, tree, "/rerun-test test_flush.py")
+    assert fake.dispatches == []
+    assert "something was pushed after the command" in fake.answer
+
+
+def test_the_head_is_read_for_people_with_permission_only(fake: FakeGitHub, tree: SampleTree) -> None:
+    """E05: reading a pull request's files takes time, which a stranger may not spend."""
+    read: list[str] = []
+
+    def read_head() -> Registry:
+        read.append("read")
+        return tree.registry
+
+    catalogue, _ = tree.settled
+    bot = Bot(fake.client(), catalogue, Permissions({}), MeasuredTimes({}), read_head, SHA)
+    for login in ("passer-by", "maintainer"):
+        comment = msgspec.convert(event("/rerun-test test_flush.py", login), CommentEvent)
+        bot.handle(msgspec.structs.replace(comment, comment=msgspec.structs.replace(comment.comment, id=len(login))))
+        assert read == ([] if login == "passer-by" else ["read"])
 
 
 # The command line, against a real server.

@@ -1,5 +1,6 @@
 """Registrations are read from the source, and every wrong one is found with file, line and remedy."""
 
+import ast
 import sys
 from pathlib import Path
 
@@ -89,6 +90,8 @@ TEST = "\ndef test_x(): pass\n"
         (IMPORT + 'register_cpu_ci(est_time=True, suite="base-cpu")' + TEST, 2, "got True"),
         (IMPORT + 'register_cpu_ci(est_time="1", suite="base-cpu")' + TEST, 2, "got '1'"),
         (IMPORT + 'register_cpu_ci(est_time=1e999, suite="base-cpu")' + TEST, 2, "got inf"),
+        (IMPORT + f'register_cpu_ci(est_time=0x{"9" * 100_000}, suite="base-cpu")' + TEST, 2, "got inf"),
+        (IMPORT + f'register_cpu_ci(est_time=0x{"9" * 100_000} + 1, suite="base-cpu")' + TEST, 1, "cannot be read"),
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpp")' + TEST, 2, "unknown suite 'base-cpp'"),
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu", color=1)' + TEST, 2, "no argument 'color'"),
         (IMPORT + 'register_cpu_ci(est_time=1, suite="base-cpu", nightly=1)' + TEST, 2, "nightly must be"),
@@ -181,3 +184,13 @@ def test_a_wrong_catalogue_is_refused(tree: SampleTree, change: tuple[str, str],
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(CatalogueError, match=text):
         Catalogue.load(tree.root)
+
+
+def test_a_long_chain_of_calls_is_not_written_out(tree: SampleTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E05: each call of `a.b().b()...` contains those before it, so writing all of them out takes quadratic time."""
+    tree.write("test_chain.py", f"{CALL}\na{'.b()' * 150}\n{TEST}")
+    written: list[ast.AST] = []
+    unparse = ast.unparse
+    monkeypatch.setattr(ast, "unparse", lambda node: (written.append(node), unparse(node))[1])
+    assert len(tree.registry.files) == 1
+    assert len(written) < 10

@@ -1,11 +1,14 @@
 """The workflows hold no logic, no secret and no more permission than they need; comment text never reaches a script."""
 
+import importlib.metadata
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from sample_tree import REPOSITORY
 
 from ci import bot
@@ -87,7 +90,7 @@ def test_the_comment_reaches_the_bot_by_the_event_file_only() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_what_runs_tests_has_the_versions_that_were_tested(path: Path) -> None:
     """E01: `make install` holds to constraints.txt, and what it installs is in .venv."""
-    ours = "python -m pip install --requirement ci/requirements.txt"
+    ours = "python -m pip install --no-deps --requirement ci/requirements.txt"
     for job in jobs(path).values():
         steps = [step["run"] for step in job["steps"] if "run" in step]
         assert ours in steps or steps[0].startswith("make "), steps
@@ -128,3 +131,18 @@ def test_every_gpu_runner_of_the_catalogue_is_known_to_the_workflows() -> None:
     labels = yaml.safe_load((FOLDER.parent / "actionlint.yaml").read_text())["self-hosted-runner"]["labels"]
     assert set(matrix) == set(labels) == gpu_runners
     assert all(catalogue.runner_labels(runner) == ("self-hosted", runner) for runner in gpu_runners)
+
+
+def test_jobs_that_hold_a_token_install_exact_versions() -> None:
+    """E05: what they install is pinned with its dependencies, in the versions of constraints.txt."""
+    tested = dict(
+        line.split("==") for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if "==" in line
+    )
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    lines = [line for line in (REPOSITORY / "ci/requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert pinned == {name: tested.get(name) for name in pinned}
+    for name in pinned:
+        for needed in map(Requirement, importlib.metadata.requires(name) or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": "", "python_version": "3.12"}):
+                assert canonicalize_name(needed.name) in pinned, f"{name} needs {needed.name}"
