@@ -157,5 +157,5 @@ def find(
     found = search_for_mutants(known.mutant_names if name is None else [name], adapter)
     if markdown is not None:
         known.write_mutants(markdown, found)
-    if any(one.finding is None for one in found):
+    if all(one.finding is None for one in found) or any(one.is_missed for one in found):
         raise typer.Exit(EXIT_FAILED)

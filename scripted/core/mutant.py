@@ -5,37 +5,181 @@ holds no switch and no bug.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
 import contextlib
+import functools
+import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, Literal
 
-__all__ = ["GALLERY_TESTS", "Mutant"]
+from scripted.core.refusals import ScriptDefinitionError
 
-GALLERY_TESTS = "tests/registered/gallery"
+__all__ = ["GALLERY_TESTS", "Mutant", "MutantDoesNotFit"]
+
+GALLERY_TESTS: Final = "tests/registered/gallery"
+
+
+class MutantDoesNotFit(ScriptDefinitionError):
+    """What is installed has no such place, so this bug cannot be put into it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug: ``owner.attribute`` becomes ``replacement``; the failure that this causes shows ``signature``."""
+    """One bug in ``target``, given as ``module:Class.attribute``; the failure that it causes shows ``signature``.
+
+    The text ``cut``, which the body of the target's function must have exactly once, becomes ``becomes``. A bug that
+    needs new logic brings a ``replacement`` for the whole attribute instead. ``kind`` and ``note`` say how near this
+    is to the bug of its ``origin``: an imitation fails in the same way by code of its own.
+    """
 
     name: str
     origin: str
     bug: str
     signature: str
     test: str
-    owner: type | ModuleType
-    attribute: str
-    replacement: Any
+    target: str
+    cut: str = ""
+    becomes: str = ""
+    replacement: Any = None
+    kind: Literal["put back", "put back in part", "imitated"] = "put back"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.cut) == (self.replacement is not None):
+            raise ScriptDefinitionError(f"the mutant {self.name} must have either a cut or a replacement")
+        if (self.kind == "put back") != (not self.note):
+            raise ScriptDefinitionError(
+                f"the mutant {self.name} must have a note exactly if it is not the bug itself, "
+                f"got kind={self.kind!r} and note={self.note!r}"
+            )
+
+    @property
+    def nearness(self) -> str:
+        """How it differs from the bug of its origin; empty where it is that bug."""
+        return "" if self.kind == "put back" else f"{self.kind}: {self.note}"
 
     @contextlib.contextmanager
     def switched_on(self) -> Iterator[None]:
-        """Put the bug in for as long as this is open."""
-        original = self.owner.__dict__[self.attribute]
-        setattr(self.owner, self.attribute, self.replacement)
+        """Put the bug in for as long as this is open. Raises MutantDoesNotFit, and then nothing has changed."""
+        owner, attribute, original = self._find()
+        if self.cut:
+            function = self._function(original)
+            # The function keeps its identity, defaults and decorators: every module that has imported it has the bug.
+            healthy, function.__code__ = function.__code__, self._broken_code(function)
+            try:
+                yield
+            finally:
+                function.__code__ = healthy
+            return
+        is_own = attribute in vars(owner)
+        setattr(owner, attribute, self.replacement)
         try:
             yield
         finally:
-            setattr(self.owner, self.attribute, original)
+            if is_own:
+                setattr(owner, attribute, original)
+            else:
+                delattr(owner, attribute)
+
+    def _find(self) -> tuple[type | ModuleType, str, Any]:
+        module, _, path = self.target.partition(":")
+        *owners, attribute = path.split(".")
+        try:
+            owner = functools.reduce(getattr, owners, importlib.import_module(module))
+            return owner, attribute, inspect.getattr_static(owner, attribute)
+        except (ImportError, AttributeError) as exc:
+            raise self._misfit(f"there is no {self.target}: {exc}") from exc
+
+    def _function(self, original: Any) -> FunctionType:
+        """The function under a property, a static or class method, or a decorator that wraps it."""
+        inner = getattr(original, "fget", None) or getattr(original, "func", None) or original
+        found = inspect.unwrap(inner)
+        if not isinstance(found, FunctionType) or found.__name__ == "<lambda>":
+            raise self._misfit(f"{self.target} must be a function defined by `def`, got {original!r}")
+        return found
+
+    def _broken_code(self, function: FunctionType) -> CodeType:
+        healthy = function.__code__
+        try:
+            source = textwrap.dedent(inspect.getsource(function))
+            before = _definition_in(source)
+        except (OSError, SyntaxError, ValueError) as exc:
+            raise self._misfit(f"the source of {self.target} cannot be read: {exc}") from exc
+        if before.name != healthy.co_name:
+            raise self._misfit(f"the file of {self.target} has changed since it was imported")
+        line = 1 + source[: max(0, source.find(self.cut))].count("\n")
+        if (times := source.count(self.cut)) != 1 or line < before.body[0].lineno:
+            raise self._misfit(
+                f"the body of {self.target} must have {self.cut!r} exactly once, but the function has it {times} times"
+                + (f", in line {line}, before its body" if times == 1 else "")
+            )
+        try:
+            definition = _definition_in(source.replace(self.cut, self.becomes))
+        except SyntaxError as exc:
+            raise self._misfit(f"{self.target} cannot be compiled with {self.becomes!r}: {exc}") from exc
+        _keep_lines(definition, line + self.cut.count("\n"), line + self.becomes.count("\n"))
+        ast.increment_lineno(definition, healthy.co_firstlineno - 1)
+        broken = _compiled(definition, healthy)
+        if broken.co_freevars != healthy.co_freevars:
+            raise self._misfit(
+                f"{self.target} must use the same names of the scopes around it with {self.becomes!r}: it used "
+                f"{healthy.co_freevars}, and now {broken.co_freevars}"
+            )
+        return broken.replace(co_qualname=healthy.co_qualname)
+
+    def _misfit(self, why: str) -> MutantDoesNotFit:
+        return MutantDoesNotFit(f"the mutant {self.name} does not fit: {why}")
+
+
+def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    (definition,) = ast.parse(source).body
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        raise ValueError(f"line 1 is no function, but {ast.unparse(definition)[:40]}")
+    return definition
+
+
+def _keep_lines(definition: ast.AST, cut_end: int, end: int) -> None:
+    """Give all that comes after the edit, which now ends in line ``end``, the lines of the file, which has no edit."""
+    for node in ast.walk(definition) if end != cut_end else ():
+        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg | ast.keyword | ast.alias):
+            for name in ("lineno", "end_lineno"):
+                line = getattr(node, name)
+                setattr(node, name, line - end + cut_end if line > end else min(line, cut_end))
+            if node.lineno == node.end_lineno and node.col_offset > (node.end_col_offset or 0):
+                node.end_col_offset = node.col_offset
+
+
+def _compiled(definition: ast.FunctionDef | ast.AsyncFunctionDef, healthy: CodeType) -> CodeType:
+    """The code of a function in the scopes of the healthy one: its closure, and its class for ``super()``."""
+    owner = healthy.co_qualname.rpartition(".")[0].rpartition(".")[2]
+    closure = ", ".join(name for name in healthy.co_freevars if name != "__class__")
+    body: list[ast.stmt] = [definition]
+    if owner.isidentifier():
+        # Private names are mangled without the underscores, and no function names such a class.
+        body = [_scope(f"class ____{owner}: pass", body)]
+    if closure:
+        body = [_scope(f"def scope({closure}): pass", body)]
+    flags = healthy.co_flags & __future__.annotations.compiler_flag
+    code = compile(ast.Module(body, []), healthy.co_filename, "exec", flags, dont_inherit=True)
+    wanted = (healthy.co_name, healthy.co_firstlineno)
+    return next(one for one in _codes_in(code) if (one.co_name, one.co_firstlineno) == wanted)
+
+
+def _scope(text: str, body: list[ast.stmt]) -> ast.stmt:
+    (scope,) = ast.parse(text).body
+    assert isinstance(scope, ast.ClassDef | ast.FunctionDef)
+    scope.body = body
+    return scope
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_in(constant)

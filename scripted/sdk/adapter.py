@@ -262,7 +262,8 @@ class SchedulerAdapter:
         rows = ["| bug | origin | found |", "| --- | --- | --- |"]
         for one in found:
             mutant = self._mutants[one.mutant]
-            rows.append(f"| `{one.mutant}`: {mutant.bug} | {mutant.origin} | {one.result} |")
+            nearness = f" ({mutant.nearness})" if mutant.nearness else ""
+            rows.append(f"| `{one.mutant}`: {mutant.bug}{nearness} | {mutant.origin} | {one.result} |")
         write_output(page, above + "\n".join(rows) + "\n")
 
     # -- tests --

@@ -52,8 +52,10 @@ def search_for_mutants(names: Sequence[str], of: str) -> list[Found]:
     for name in names:
         found.append(find_mutant(name, of))
         console.print(_found_text(found[-1]), soft_wrap=True)
-    missed = [one.mutant for one in found if one.finding is None]
-    console.print(f"found {len(found) - len(missed)} of {len(found)}{', not ' if missed else ''}{', '.join(missed)}")
+    missed, skipped = [one.mutant for one in found if one.is_missed], [one.mutant for one in found if one.misfit]
+    said = f"found {len(found) - len(missed) - len(skipped)} of {len(found)}"
+    said += f", not {', '.join(missed)}" if missed else ""
+    console.print(said + (f", skipped {', '.join(skipped)}" if skipped else ""))
     return found
 
 
@@ -130,6 +132,8 @@ def _show_finding(console: Console, finding: Finding, plan: SearchPlan, to_scrip
 
 
 def _found_text(found: Found) -> str:
+    if found.misfit:
+        return f"{found.mutant}: SKIPPED: {found.misfit}"
     if found.finding is None:
         return f"{found.mutant}: NOT FOUND in {found.schedules} schedules, {found.cpu_s:.2f} s"
     extra = "; ".join(map(str, found.finding.extra)) or "nothing"

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from scripted.core.mutant import MutantDoesNotFit
 from scripted.core.named import OWN, adapter_named
 from scripted.search.campaign import Campaign
 from scripted.search.units import Finding, SearchPlan
@@ -14,16 +15,27 @@ __all__ = ["Found", "find_mutant"]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One search for one mutant; ``finding`` None means that the whole sweep passed with it."""
+    """One search for one mutant; ``finding`` None means that the whole sweep passed with it.
+
+    ``misfit`` says why nothing was searched, where the scheduler that is installed has no place for the mutant.
+    """
 
     mutant: str
     finding: Finding | None
     schedules: int
     cpu_s: float
+    misfit: str = ""
+
+    @property
+    def is_missed(self) -> bool:
+        """The search ran and did not find it."""
+        return self.finding is None and not self.misfit
 
     @property
     def result(self) -> str:
         """In a word or two: after which schedule and how many seconds of process time."""
+        if self.misfit:
+            return "skipped: it does not fit the installed version"
         if self.finding is None:
             return f"not by a sweep ({self.schedules:,} schedules)"
         return f"schedule {self.schedules:,}, {self.cpu_s:.2f} s"
@@ -35,8 +47,11 @@ def find_mutant(name: str, of: str = OWN) -> Found:
     Raises ValueError for an unknown name.
     """
     adapter = adapter_named(of)
-    with adapter.switched_on(name):
-        pass
+    try:
+        with adapter.switched_on(name):
+            pass
+    except MutantDoesNotFit as exc:
+        return Found(name, None, 0, 0.0, str(exc))
     started = time.process_time()
     plan = SearchPlan(targets=tuple(adapter.workloads), mutant=name, stop_at_first=True, adapter=of)
     report = Campaign(plan).run()

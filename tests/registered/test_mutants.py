@@ -31,6 +31,10 @@ NAMES = [mutant.name for mutant in ALL]
 FOREIGN = ("vllm",)
 # Under a mutant a script may wait for ever; healthy ones take fewer steps than this.
 MUTANT_MAX_STEPS = 3000
+# Bugs that break every request, so that a script need assert nothing to fail.
+NOTICED_BY_ALL = set()
+# Scripts that may fail under such bugs alone, each with the reason.
+NOTICE_WHAT_ALL_NOTICE = {}
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
@@ -53,14 +57,31 @@ def test_names_are_unique():
     assert len(NAMES) >= 20
 
 
+def _files():
+    """Each registered file of scripts, with its docstring's words and the names of its scripts."""
+    for file in sorted(REGISTERED.rglob("test_*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        scripts = _scripts_in(tree.body)
+        if scripts:
+            yield file, (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split(), scripts
+
+
+def _scripts_in(body, owner=""):
+    """Scripts at the top level of a file and in its classes, the latter as ``Class.name``."""
+    scripts = []
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            scripts += _scripts_in(node.body, f"{owner}{node.name}.")
+        elif isinstance(node, ast.FunctionDef) and _is_scripted(node):
+            scripts.append(owner + node.name)
+    return scripts
+
+
 def _claims():
     """Each registered file of scripts with the mutants that its docstring names."""
-    for file in sorted(REGISTERED.glob("*/test_*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        scripts = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _is_scripted(node)]
-        words = (ast.get_docstring(tree) or "").replace(",", " ").replace(".", " ").split()
+    for file, words, scripts in _files():
         for name in (*NAMES, *_of_adapters(file, scripts)):
-            if name in words and scripts:
+            if name in words:
                 yield pytest.param(str(file), scripts, name, id=f"{file.stem}-{name}")
 
 
@@ -94,20 +115,49 @@ def _tests():
 
 @pytest.mark.parametrize(("file", "script", "mutants"), list(_tests()))
 def test_a_script_fails_under_a_mutant_of_its_file(file, script, mutants):
+    """Under one that a script without any assertion passes: all scripts notice the others."""
     test = load_test(file, script)
     if "sim" not in test.tiers:
         pytest.skip("it needs processes; what it claims of the scheduler, a script of the sim tier claims as well")
-    assert any(_fails(test, arguments, mutant) for mutant in mutants for arguments in _arguments(test))
+    caught = [mutant for mutant in mutants if any(_fails(test, each, mutant) for each in _arguments(test))]
+    assert caught
+    if f"{Path(file).name}::{script}" not in NOTICE_WHAT_ALL_NOTICE:
+        assert any(not _fails(_empty(test), {}, mutant) for mutant in caught), f"without an assertion, too: {caught}"
+
+
+def _empty(test):
+    """A script without assertions, in place of a test's own."""
+    return msgspec.structs.replace(
+        test, script=_one_request, options=msgspec.structs.replace(test.options, must_reach=())
+    )
+
+
+def _one_request(t):
+    request = t.start_req(prompt_len=5, max_new_tokens=3)
+    yield from t.run_until_finished(request)
+
+
+def test_an_empty_script_notices_few_bugs():
+    """Those that break every request."""
+    test = _empty(find_test(mutant_named("flush-ignores-in-flight").test))
+    noticed = {name for name in NAMES if _fails(test, {}, name)}
+    assert noticed == NOTICED_BY_ALL
+
+
+@pytest.mark.parametrize("text", ["def test_it(t): ...", "class TestIt:\n    @scripted(C)\n    def test_it(t): yield"])
+def test_scripts_in_classes_are_looked_at(text):
+    found = _scripts_in(ast.parse(text).body)
+    assert found == (["TestIt.test_it"] if "class" in text else [])
 
 
 def test_every_file_of_scripts_names_a_mutant():
-    files = {str(file) for file in REGISTERED.glob("*/test_*.py") if "@scripted(" in file.read_text(encoding="utf-8")}
+    files = {str(file) for file, _, _ in _files()}
     assert files - {claim.values[0] for claim in _claims()} <= {str(file) for file in _not_installed()}
 
 
 def _not_installed():
     """Files that leave themselves out where the scheduler that they are about is not installed."""
-    for file in REGISTERED.glob("*/test_*.py"):
+    for file in REGISTERED.rglob("test_*.py"):
         text = file.read_text(encoding="utf-8")
         if "allow_module_level=True" in text and any(find_spec(name) is None for name in FOREIGN if name in text):
             yield file

@@ -69,6 +69,7 @@ def _entry(mutant: Mutant, result: str) -> str:
     lines = [
         f"Origin: {mutant.origin}.",
         f"Bug: {mutant.bug}.",
+        *([f"Mutant: {mutant.nearness}."] if mutant.nearness else []),
         f"Caught by `{test}` in {tiers}.",
         f"Search: {result}.",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples/your_scheduler"))
 
 from adapter import Config
-from mended import MendedMachine, MendedScheduler
-from scheduler import Request, Scheduler, Work
+from mended import MendedMachine
 
 from scripted.sdk import Capabilities, Limits, Mutant, SchedulerAdapter
 from scripted.search.forks import Copier
 
 TEST = "tests/registered/sdk/test_example_scripts.py"
-
-
-def _remember_always(scheduler: Any, request: Request, work: Work) -> None:
-    Scheduler._remember(scheduler, request, work)
-
-
-def _give_back_the_first(scheduler: Any, request: Request) -> None:
-    for block in request.blocks[:1]:
-        scheduler.references[block] -= 1
-        if not scheduler.references[block]:
-            scheduler.free.append(block)
-    request.blocks, request.computed = [], 0
 
 
 def _preempt_in_flight(scheduler: Any) -> bool:
@@ -39,57 +27,39 @@ def _preempt_in_flight(scheduler: Any) -> bool:
     return False
 
 
-def _add_all(scheduler: Any, request: Request) -> bool:
-    scheduler.requests[request.id] = request
-    scheduler.waiting.append(request)
-    return True
-
-
-def _mutant(name: str, bug: str, signature: str, owner: type, attribute: str, replacement: Any) -> Mutant:
-    return Mutant(
-        name=name,
-        origin="examples/your_scheduler",
-        bug=bug,
-        signature=signature,
-        test=TEST,
-        owner=owner,
-        attribute=attribute,
-        replacement=replacement,
-    )
-
+_of = functools.partial(Mutant, origin="examples/your_scheduler", test=TEST)
 
 MUTANTS = (
-    _mutant(
-        "ended-request-is-remembered",
-        "a result that comes after the end of its request is put into the prefix cache",
-        "which was written before",
-        MendedScheduler,
-        "_remember",
-        _remember_always,
+    _of(
+        name="ended-request-is-remembered",
+        bug="a result that comes after the end of its request is put into the prefix cache",
+        signature="which was written before",
+        target="mended:MendedScheduler._remember",
+        cut="if not request.ended:",
+        becomes="if True:",
     ),
-    _mutant(
-        "only-the-first-block-comes-back",
-        "an end gives one block back",
-        "blocks_free is",
-        Scheduler,
-        "_give_back",
-        _give_back_the_first,
+    _of(
+        name="only-the-first-block-comes-back",
+        bug="an end gives one block back",
+        signature="blocks_free is",
+        target="scheduler:Scheduler._give_back",
+        cut="reversed(request.blocks)",
+        becomes="request.blocks[:1]",
     ),
-    _mutant(
-        "preemption-says-nothing",
-        "a preemption takes blocks that a batch in flight reads, and is not told",
-        "again",
-        Scheduler,
-        "_preempt",
-        _preempt_in_flight,
+    _of(
+        name="preemption-says-nothing",
+        bug="a preemption takes blocks that a batch in flight reads, and is not told",
+        signature="again",
+        target="scheduler:Scheduler._preempt",
+        replacement=_preempt_in_flight,
     ),
-    _mutant(
-        "what-cannot-fit-is-taken",
-        "a request that is larger than all blocks waits for ever",
-        "waits for ever",
-        Scheduler,
-        "add",
-        _add_all,
+    _of(
+        name="what-cannot-fit-is-taken",
+        bug="a request that is larger than all blocks waits for ever",
+        signature="waits for ever",
+        target="scheduler:Scheduler.add",
+        cut="if -(-most // self.block_size) > len(self.references):",
+        becomes="if False:",
     ),
 )
 

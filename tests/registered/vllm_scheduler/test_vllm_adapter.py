@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
 from scripted.adapters.vllm.config import Settings, new_scheduler
 from scripted.adapters.vllm.runner_view import RunnerView
-from scripted.adapters.vllm.surgery import NoSuchStatement, without
 from scripted.cli import app
 from scripted.core.named import adapter_named
 from scripted.core.placed import Placed
@@ -181,17 +180,6 @@ def test_gaps_in_a_plan_are_found(version: int, first: dict[str, Any], second: d
     goes_on = {} if second else {"scheduled_cached_reqs": cached("a", None, start=5), "num_scheduled_tokens": {"a": 1}}
     with pytest.raises(Violation, match=what):
         runner.shares_of(plan(**goes_on, **second), ())
-
-
-def test_a_statement_that_is_not_there_cannot_be_left_out() -> None:
-    def add(numbers: list[int]) -> list[int]:
-        numbers.append(1)
-        numbers.append(2)
-        return numbers
-
-    assert without(add, "numbers.append(1")([]) == [2]
-    with pytest.raises(NoSuchStatement, match=r"add has no statement 'numbers.pop\('"):
-        without(add, "numbers.pop(")
 
 
 def test_the_version_is_stated_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

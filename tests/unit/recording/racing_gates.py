@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from engine.scheduler_process.gate_context import GateContext
 from engine.scheduler_process.live_gate import LiveGate
 from scripted.adapters.lockstep.bugs import mutant_named
 
 MUTANT = "flush-ignores-in-flight"
+_for_life = contextlib.ExitStack()
 
 
 def racing_gate(context: GateContext) -> LiveGate:
     """The live gate; the mutant stays on for the life of the process."""
-    mutant = mutant_named(MUTANT)
-    setattr(mutant.owner, mutant.attribute, mutant.replacement)
+    _for_life.enter_context(mutant_named(MUTANT).switched_on())
     return LiveGate(context)

@@ -157,13 +157,8 @@ def test_a_mutant_of_the_adapter_makes_its_test_red(pytest_of) -> None:
 
 MUTANT = """
 from adapter import Config, Machine
-from scheduler import Scheduler
 
 from scripted.sdk import Capabilities, Limits, Mutant, SchedulerAdapter
-
-
-def _forgets_to_end(scheduler, request):
-    scheduler.waiting.remove(request) if request in scheduler.waiting else scheduler.running.remove(request)
 
 
 ADAPTER = SchedulerAdapter(
@@ -176,8 +171,8 @@ ADAPTER = SchedulerAdapter(
     can=lambda _: Capabilities(),
     mutants=[
         Mutant(
-            name="never-freed", origin="a test", bug="an end frees nothing", signature="", test="", owner=Scheduler,
-            attribute="_end", replacement=_forgets_to_end,
+            name="never-freed", origin="a test", bug="the ended stay registered", signature="", test="",
+            target="scheduler:Scheduler._end", cut="del self.requests[request.id]", becomes="pass",
         )
     ],
 )

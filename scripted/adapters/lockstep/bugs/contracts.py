@@ -4,208 +4,130 @@ They are switched on like the gallery's and are not searched for: most of them b
 scheduler knows, such as a priority that is lost.
 """
 
-# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
-
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Final
 
-import msgspec
-
-from engine.limits import Limits
-from engine.messages import Abort, AbortAll, ContinueGeneration, FinishReason, Generate, TokenOutput
-from engine.plan import Microbatch
-from engine.scheduler import Place, Request, Scheduler
-from engine.scheduler import scheduler as scheduler_module
-from engine.scheduler.admission import Admission
-from engine.scheduler.books import Books
-from engine.scheduler.controls import Controls
-from engine.scheduler.counters import Counters
-from engine.scheduler.profiles import Profiles
-from engine.scheduler.replies import output_of
-from scripted.adapters.lockstep.bugs.contract import contract
 from scripted.adapters.lockstep.bugs.memory_contracts import MEMORY_CONTRACTS
 from scripted.adapters.lockstep.bugs.step_contracts import STEP_CONTRACTS
 from scripted.adapters.lockstep.bugs.window_layers import WINDOW_LAYERS
+from scripted.core.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["CONTRACTS"]
 
-_request_of = Admission.request_of
-_microbatch = Controls.microbatch
-_on_abort = Scheduler._on_abort
-_on_abort_all = Scheduler._on_abort_all
-_on_continue = Scheduler._on_continue
+_CORE: Final = "tests/registered/core"
+_of: Final = functools.partial(Mutant, origin="a contract of the core suite")
 
 
-def _fits(limits: Limits, prompt_tokens: int, max_new_tokens: int) -> None:
-    del limits, prompt_tokens, max_new_tokens
-
-
-def _abort_at_least_one(scheduler: Scheduler, abort: AbortAll) -> None:
-    assert scheduler.books.requests, "there is nothing to abort"
-    _on_abort_all(scheduler, abort)
-
-
-def _abort_all_but_waiting(scheduler: Scheduler, abort: Abort) -> None:
-    request = scheduler.find_request(abort.rid)
-    if request is not None and request.place is Place.WAITING:
-        scheduler._answer(abort.call_id or "", ok=True, message="aborted")
-    else:
-        _on_abort(scheduler, abort)
-
-
-def _without_priority(admission: Admission, message: Generate, arrival: int) -> Request:
-    return _request_of(admission, msgspec.structs.replace(message, priority=0), arrival)
-
-
-def _without_minimum(admission: Admission, message: Generate, arrival: int) -> Request:
-    sampling = msgspec.structs.replace(message.sampling, min_new_tokens=0)
-    return _request_of(admission, msgspec.structs.replace(message, sampling=sampling), arrival)
-
-
-def _without_logprobs(request: Request, **details: Any) -> TokenOutput:
-    return output_of(request, **{**details, "logprob": None})
-
-
-def _one_token_late(scheduler: Scheduler, request: Request, token: int) -> FinishReason | None:
-    del scheduler
-    if token in request.stop_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(request.ids) > request.limit_tokens else None
-
-
-def _say_no_more(books: Books) -> str:
-    del books
-    return "busy"
-
-
-def _continue_what_is_paused(scheduler: Scheduler, message: ContinueGeneration) -> None:
-    assert scheduler.books.paused is not None, "nothing is paused"
-    _on_continue(scheduler, message)
-
-
-def _count_any_end(counters: Counters, reason: FinishReason) -> None:
-    del reason
-    counters.requests_finished += 1
-
-
-def _only_when_not_paused(controls: Controls, number: int) -> Microbatch | None:
-    return _microbatch(controls, number) if controls._books.paused is None else None
-
-
-def _is_never_open(profiles: Profiles) -> bool:
-    del profiles
-    return False
-
-
-CONTRACTS = (
-    contract(
-        "what-never-fits-is-admitted",
-        "a request that can never run is let into the queue",
-        "assert refused is not None",
-        "tests/registered/gallery/test_g26_context_length.py::test_a_prompt_that_fills_the_context_is_refused",
-        Limits,
-        "why_never_fits",
-        _fits,
+CONTRACTS: Final = (
+    _of(
+        name="what-never-fits-is-admitted",
+        bug="a request that can never run is let into the queue",
+        signature="assert refused is not None",
+        test=f"{GALLERY_TESTS}/test_g26_context_length.py::test_a_prompt_that_fills_the_context_is_refused",
+        target="engine.limits:Limits.why_never_fits",
+        cut="if prompt_tokens < 1:",
+        becomes="return None\n    if prompt_tokens < 1:",
     ),
-    contract(
-        "abort-all-of-nothing-kills",
-        "aborting all while nothing is alive takes the scheduler down",
-        "there is nothing to abort",
-        "test_aborts.py::test_abort_all_of_nothing",
-        Scheduler,
-        "_on_abort_all",
-        _abort_at_least_one,
+    _of(
+        name="abort-all-of-nothing-kills",
+        bug="aborting all while nothing is alive takes the scheduler down",
+        signature="there is nothing to abort",
+        test=f"{_CORE}/test_aborts.py::test_abort_all_of_nothing",
+        target="engine.scheduler.scheduler:Scheduler._on_abort_all",
+        cut="for request in live:",
+        becomes='assert live, "there is nothing to abort"\n    for request in live:',
     ),
-    contract(
-        "waiting-requests-are-not-aborted",
-        "an abort is answered, but a request in the queue stays there",
-        "assert None == 'abort'",
-        "tests/registered/abort/test_unusual_aborts.py::test_abort_before_the_first_step",
-        Scheduler,
-        "_on_abort",
-        _abort_all_but_waiting,
+    _of(
+        name="waiting-requests-are-not-aborted",
+        bug="an abort is answered, but a request in the queue stays there",
+        signature="assert None == 'abort'",
+        test="tests/registered/abort/test_unusual_aborts.py::test_abort_before_the_first_step",
+        target="engine.scheduler.scheduler:Scheduler._on_abort",
+        cut="if request is not None:",
+        becomes="if request is not None and request.place is not Place.WAITING:",
     ),
-    contract(
-        "priority-is-lost",
-        "a request's priority does not reach the scheduler",
-        "r.req.priority == 7",
-        "test_handles.py::test_priority_is_carried",
-        Admission,
-        "request_of",
-        _without_priority,
+    _of(
+        name="priority-is-lost",
+        bug="a request's priority does not reach the scheduler",
+        signature="r.req.priority == 7",
+        test=f"{_CORE}/test_handles.py::test_priority_is_carried",
+        target="engine.scheduler.admission:Admission.request_of",
+        cut="priority=message.priority",
+        becomes="priority=0",
     ),
-    contract(
-        "minimum-length-is-ignored",
-        "stop tokens end a request before its minimum",
-        "len(held.output_ids) >= 5",
-        "test_handles.py::test_min_new_tokens_holds_a_stop_back",
-        Admission,
-        "request_of",
-        _without_minimum,
+    _of(
+        name="minimum-length-is-ignored",
+        bug="stop tokens end a request before its minimum",
+        signature="len(held.output_ids) >= 5",
+        test=f"{_CORE}/test_handles.py::test_min_new_tokens_holds_a_stop_back",
+        target="engine.scheduler.admission:Admission._spec",
+        cut="tuple(sorted(stop_ids)) if sampling.min_new_tokens else ()",
+        becomes="()",
     ),
-    contract(
-        "logprobs-are-lost",
-        "tokens come without the logprobs that were asked for",
-        "len(asked.logprobs) == 3",
-        "test_handles.py::test_logprobs_come_with_the_tokens",
-        scheduler_module,
-        "output_of",
-        _without_logprobs,
+    _of(
+        name="logprobs-are-lost",
+        bug="tokens come without the logprobs that were asked for",
+        signature="len(asked.logprobs) == 3",
+        test=f"{_CORE}/test_handles.py::test_logprobs_come_with_the_tokens",
+        target="engine.scheduler.replies:output_of",
+        cut="() if logprob is None else (logprob,)",
+        becomes="()",
     ),
-    contract(
-        "one-token-late",
-        "a request ends one token after its limit",
-        "== [1, 2, 17]",
-        "test_handles.py::test_ignore_eos_runs_to_the_exact_length",
-        Scheduler,
-        "_why_finished",
-        _one_token_late,
+    _of(
+        name="one-token-late",
+        bug="a request ends one token after its limit",
+        signature="== [1, 2, 17]",
+        test=f"{_CORE}/test_handles.py::test_ignore_eos_runs_to_the_exact_length",
+        target="engine.scheduler.scheduler:Scheduler._why_finished",
+        cut=">= request.limit_tokens",
+        becomes="> request.limit_tokens",
     ),
-    contract(
-        "refusal-names-no-counts",
-        "a refused flush does not say what is in its way",
-        "assert 'waiting=1' in",
-        "test_flushes.py::test_flush_is_refused_with_the_counts",
-        Books,
-        "what_is_busy",
-        _say_no_more,
+    _of(
+        name="refusal-names-no-counts",
+        bug="a refused flush does not say what is in its way",
+        signature="assert 'waiting=1' in",
+        test=f"{_CORE}/test_flushes.py::test_flush_is_refused_with_the_counts",
+        target="engine.scheduler.books:Books.what_is_busy",
+        cut="return (",
+        becomes='return "busy" or (',
     ),
-    contract(
-        "continue-needs-a-pause",
-        "a continue without a pause takes the scheduler down",
-        "nothing is paused",
-        "test_pauses.py::test_continue_without_a_pause_changes_nothing",
-        Scheduler,
-        "_on_continue",
-        _continue_what_is_paused,
+    _of(
+        name="continue-needs-a-pause",
+        bug="a continue without a pause takes the scheduler down",
+        signature="nothing is paused",
+        test=f"{_CORE}/test_pauses.py::test_continue_without_a_pause_changes_nothing",
+        target="engine.scheduler.scheduler:Scheduler._on_continue",
+        cut="self.books.paused = None",
+        becomes='assert self.books.paused is not None, "nothing is paused"\n    self.books.paused = None',
     ),
-    contract(
-        "aborts-count-as-finished",
-        "an abort is counted as an end like any other",
-        "requests_aborted",
-        "test_memory_accounts.py::test_totals_are_what_the_clients_saw",
-        Counters,
-        "count_end",
-        _count_any_end,
+    _of(
+        name="aborts-count-as-finished",
+        bug="an abort is counted as an end like any other",
+        signature="requests_aborted",
+        test=f"{_CORE}/test_memory_accounts.py::test_totals_are_what_the_clients_saw",
+        target="engine.scheduler.counters:Counters.count_end",
+        cut="if reason is _ABORT:",
+        becomes="if False:",
     ),
-    contract(
-        "two-profiles-at-once",
-        "a call for a profile does not wait for the answer to the one before",
-        "another profile call",
-        "test_profile_calls.py::test_one_profile_at_a_time",
-        Profiles,
-        "is_open",
-        property(_is_never_open),
+    _of(
+        name="two-profiles-at-once",
+        bug="a call for a profile does not wait for the answer to the one before",
+        signature="another profile call",
+        test=f"{_CORE}/test_profile_calls.py::test_one_profile_at_a_time",
+        target="engine.scheduler.profiles:Profiles.is_open",
+        cut="self.due is not None or self._launched is not None",
+        becomes="False",
     ),
-    contract(
-        "a-pause-holds-profiles-up",
-        "a profile is not begun while generation is paused",
-        "the predicate never held",
-        "test_profile_calls.py::test_a_pause_does_not_hold_a_profile_up",
-        Controls,
-        "microbatch",
-        _only_when_not_paused,
+    _of(
+        name="a-pause-holds-profiles-up",
+        bug="a profile is not begun while generation is paused",
+        signature="the predicate never held",
+        test=f"{_CORE}/test_profile_calls.py::test_a_pause_does_not_hold_a_profile_up",
+        target="engine.scheduler.controls:Controls.microbatch",
+        cut="update, profile =",
+        becomes="if self._books.paused is not None:\n        return None\n    update, profile =",
     ),
     *STEP_CONTRACTS,
     *MEMORY_CONTRACTS,

@@ -1,114 +1,26 @@
 """Mutants of structured output: requests that wait for their grammar, its state, and the grammars that are kept."""
 
-# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
-
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
-import msgspec
-
-from engine.messages import Abort, Completion, Generate, GrammarReady
-from engine.plan import GrammarOrder
-from engine.scheduler import Request, Scheduler
-from engine.scheduler.admission import Admission
-from engine.scheduler.books import Launched
-from engine.scheduler.grammars import Grammars
-from engine.scheduler.planner import Planner
 from scripted.core.mutant import Mutant
 
 __all__ = ["GRAMMARS"]
 
-_TESTS = "tests/registered/structured"
-
-_on_abort = Scheduler._on_abort
-_on_results = Scheduler._on_results
-_on_ready = Grammars.on_ready
-_let_go = Grammars.let_go
-_retract = Planner.retract
-_admit = Planner._admit
-_request_of = Admission.request_of
+_TESTS: Final = "tests/registered/structured"
 
 
-def _abort_what_does_not_wait_for_a_grammar(scheduler: Scheduler, abort: Abort) -> None:
-    request = scheduler.books.requests.get(abort.rid)
-    if request is None or request.grammar is None or request.grammar.is_ready:
-        _on_abort(scheduler, abort)
-    elif abort.call_id is not None:
-        scheduler._answer(abort.call_id, ok=True, message=f"{abort.rid}: aborted")
-
-
-def _swallow_the_error(grammars: Grammars, ready: GrammarReady) -> Sequence[Request]:
-    return () if ready.error is not None else _on_ready(grammars, ready)
-
-
-def _up_to_the_first_that_is_not_ready(grammars: Grammars, waiting: Sequence[Request]) -> Sequence[Request]:
-    del grammars
-    for index, request in enumerate(waiting):
-        if request.grammar is not None and not request.grammar.is_ready:
-            return waiting[:index]
-    return waiting
-
-
-def _cancel_with_its_first_user(grammars: Grammars, request: Request) -> None:
-    known = request.grammar
-    _let_go(grammars, request)
-    if known is not None and not known.is_ready and known.users:
-        # The answer will be one to a grammar that is not known any more.
-        grammars._drop(known)
-        grammars._compiling += 1
-
-
-def _forget_with_any_user(grammars: Grammars, request: Request) -> None:
-    known = request.grammar
-    _let_go(grammars, request)
-    if known is not None and known.users and not grammars._kept:
-        grammars._orders.append(GrammarOrder(known.id, None))
-
-
-def _begin_the_grammar_anew(planner: Planner, request: Request) -> None:
-    _retract(planner, request)
-    request.spec = msgspec.structs.replace(request.spec, prompt_tokens=len(request.ids))
-
-
-def _begin_after_the_cached_prefix(planner: Planner, request: Request) -> bool:
-    admitted = _admit(planner, request)
-    if admitted and request.prefill_start:
-        request.spec = msgspec.structs.replace(request.spec, prompt_tokens=request.prefill_start)
-    return admitted
-
-
-def _overlook_dead_ends(scheduler: Scheduler, launched: Launched, completion: Completion) -> None:
-    _on_results(scheduler, launched, msgspec.structs.replace(completion, errors=()))
-
-
-def _request_that_may_ignore_its_end(admission: Admission, message: Generate, arrival: int) -> Request:
-    request = _request_of(admission, message, arrival)
-    if message.sampling.ignore_eos:
-        request.stop_ids = frozenset(message.sampling.stop_token_ids)
-    return request
-
-
-def _forget_used_ones_too(grammars: Grammars) -> None:
-    for known in grammars.entries:
-        grammars._drop(known)
-        grammars._orders.append(GrammarOrder(known.id, None))
-
-
-def _keep_all(grammars: Grammars) -> None:
-    del grammars
-
-
-GRAMMARS = (
+GRAMMARS: Final = (
     Mutant(
         name="abort-overlooks-the-grammar-queue",
         origin="SGLang pull request 6803",
         bug="an abort does not find a request that waits for its grammar; it starts later, for no client",
         signature="was aborted",
         test=f"{_TESTS}/test_grammar_queue.py::test_abort_while_it_waits",
-        owner=Scheduler,
-        attribute="_on_abort",
-        replacement=_abort_what_does_not_wait_for_a_grammar,
+        target="engine.scheduler.scheduler:Scheduler._on_abort",
+        cut="if request is not None:",
+        becomes="if request is not None and (request.grammar is None or request.grammar.is_ready):",
     ),
     Mutant(
         name="failed-grammar-is-waited-for",
@@ -116,9 +28,9 @@ GRAMMARS = (
         bug="when a grammar cannot be compiled, its requests wait for it for ever",
         signature="BudgetSpent",
         test=f"{_TESTS}/test_grammar_queue.py::test_a_grammar_that_fails_ends_its_requests",
-        owner=Grammars,
-        attribute="on_ready",
-        replacement=_swallow_the_error,
+        target="engine.scheduler.grammars:Grammars.on_ready",
+        cut="self._drop(known)\n        return tuple(known.users)",
+        becomes="return ()",
     ),
     Mutant(
         name="grammar-queue-blocks-the-others",
@@ -126,9 +38,14 @@ GRAMMARS = (
         bug="while a grammar is compiled, requests that came after the one that waits for it are not started",
         signature="BudgetSpent",
         test=f"{_TESTS}/test_grammar_queue.py::test_others_do_not_wait",
-        owner=Grammars,
-        attribute="startable",
-        replacement=_up_to_the_first_that_is_not_ready,
+        target="engine.scheduler.grammars:Grammars.startable",
+        cut="return [request for request in waiting if request.grammar is None or request.grammar.is_ready]",
+        becomes=(
+            "for index, request in enumerate(waiting):\n"
+            "        if request.grammar is not None and not request.grammar.is_ready:\n"
+            "            return waiting[:index]\n"
+            "    return waiting"
+        ),
     ),
     Mutant(
         name="abort-cancels-a-shared-grammar",
@@ -136,9 +53,14 @@ GRAMMARS = (
         bug="the end of one request cancels a compilation that another one with the same grammar waits for",
         signature="BudgetSpent",
         test=f"{_TESTS}/test_grammar_queue.py::test_abort_of_one_leaves_the_other",
-        owner=Grammars,
-        attribute="let_go",
-        replacement=_cancel_with_its_first_user,
+        target="engine.scheduler.grammars:Grammars.let_go",
+        cut="if not known.users and known.id in self._by_id:",
+        becomes=(
+            "if known.users and not known.is_ready:\n"
+            "        self._drop(known)\n"
+            "        self._compiling += 1  # The answer will be one to a grammar that is not known any more.\n"
+            "    if not known.users and known.id in self._by_id:"
+        ),
     ),
     Mutant(
         name="grammar-begins-anew",
@@ -146,9 +68,13 @@ GRAMMARS = (
         bug="after a retraction the automaton begins anew in the middle of the output",
         signature="does not follow its grammar",
         test=f"{_TESTS}/test_grammar_state.py::test_a_retraction_keeps_the_place",
-        owner=Planner,
-        attribute="retract",
-        replacement=_begin_the_grammar_anew,
+        target="engine.scheduler.planner:Planner.retract",
+        cut="self._books.enqueue(request)",
+        becomes=(
+            "import msgspec\n"
+            "    request.spec = msgspec.structs.replace(request.spec, prompt_tokens=len(request.ids))\n"
+            "    self._books.enqueue(request)"
+        ),
     ),
     Mutant(
         name="grammar-follows-the-prompt",
@@ -156,9 +82,14 @@ GRAMMARS = (
         bug="after a prefix hit the rest of the prompt counts as output, which the grammar forbids",
         signature="does not follow its grammar",
         test=f"{_TESTS}/test_grammar_state.py::test_after_a_prefix_hit",
-        owner=Planner,
-        attribute="_admit",
-        replacement=_begin_after_the_cached_prefix,
+        target="engine.scheduler.planner:Planner._admit",
+        cut="request.overtaken = 0",
+        becomes=(
+            "import msgspec\n"
+            "    if request.prefill_start:\n"
+            "        request.spec = msgspec.structs.replace(request.spec, prompt_tokens=request.prefill_start)\n"
+            "    request.overtaken = 0"
+        ),
     ),
     Mutant(
         name="grammar-goes-on-after-its-end",
@@ -166,9 +97,8 @@ GRAMMARS = (
         bug="a request with ignore_eos goes on after its grammar is complete, and nothing can follow",
         signature="does not follow its grammar",
         test=f"{_TESTS}/test_grammar_state.py::test_what_else_ends_an_output",
-        owner=Admission,
-        attribute="request_of",
-        replacement=_request_that_may_ignore_its_end,
+        target="engine.scheduler.admission:Admission.request_of",
+        cut=" or sampling.grammar is not None",
     ),
     Mutant(
         name="dead-end-is-overlooked",
@@ -176,9 +106,9 @@ GRAMMARS = (
         bug="a request whose grammar leads nowhere goes on, with a token that nothing allows",
         signature="does not follow its grammar",
         test=f"{_TESTS}/test_grammar_state.py::test_a_dead_end_ends_its_request_alone",
-        owner=Scheduler,
-        attribute="_on_results",
-        replacement=_overlook_dead_ends,
+        target="engine.scheduler.scheduler:Scheduler._on_results",
+        cut="for failed in completion.errors:",
+        becomes="for failed in ():",
     ),
     Mutant(
         name="flush-forgets-a-grammar-in-use",
@@ -186,9 +116,9 @@ GRAMMARS = (
         bug="a flush forgets the grammar that a request in the queue waits for",
         signature="started without its grammar",
         test=f"{_TESTS}/test_grammar_queue.py::test_flush_and_update_while_it_waits",
-        owner=Grammars,
-        attribute="forget_unused",
-        replacement=_forget_used_ones_too,
+        target="engine.scheduler.grammars:Grammars.forget_unused",
+        cut="self._shrink(0)",
+        becomes="self._unused.update(self._by_id)\n    self._shrink(0)",
     ),
     Mutant(
         name="flush-keeps-grammars",
@@ -196,9 +126,9 @@ GRAMMARS = (
         bug="a flush of the cache leaves compiled grammars in it",
         signature="has grown",
         test=f"{_TESTS}/test_grammar_cache.py::test_a_flush_forgets_what_is_not_used",
-        owner=Grammars,
-        attribute="forget_unused",
-        replacement=_keep_all,
+        target="engine.scheduler.grammars:Grammars.forget_unused",
+        cut="self._shrink(0)",
+        becomes="pass",
     ),
     Mutant(
         name="grammar-forgotten-in-use",
@@ -206,8 +136,12 @@ GRAMMARS = (
         bug="the end of one request has a grammar forgotten that another one is still to use",
         signature="must be compiled before it is used",
         test=f"{_TESTS}/test_grammar_cache.py::test_a_grammar_is_kept_for_the_next_user",
-        owner=Grammars,
-        attribute="let_go",
-        replacement=_forget_with_any_user,
+        target="engine.scheduler.grammars:Grammars.let_go",
+        cut="if not known.users and known.id in self._by_id:",
+        becomes=(
+            "if known.users and not self._kept:\n"
+            "        self._orders.append(GrammarOrder(known.id, None))\n"
+            "    if not known.users and known.id in self._by_id:"
+        ),
     ),
 )

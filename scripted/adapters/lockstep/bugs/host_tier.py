@@ -5,23 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 from engine.memory import HostPage, HostTier, KVMemory, Lease
-from engine.plan import Copies
-from engine.scheduler.books import Launched
-from engine.scheduler.host_copies import HostCopies
-from engine.scheduler.request import Place
 from scripted.core.mutant import Mutant
 
 __all__ = ["HOST_TIER"]
 
-_TESTS = "tests/registered/host_tier"
-
-_match = HostTier.match
-_land = HostCopies.land
-_reset = KVMemory.reset
-_launch = HostCopies.launch
+_TESTS: Final = "tests/registered/host_tier"
 
 
 def _load_and_protect_afterwards(memory: KVMemory, lease: Lease, found: Sequence[HostPage], host: HostTier) -> None:
@@ -34,56 +25,14 @@ def _load_and_protect_afterwards(memory: KVMemory, lease: Lease, found: Sequence
     host._due_in += [(page.number, target) for page, target in zip(found, lease.pages[before:], strict=True)]
 
 
-def _may_go_while_it_is_written(page: HostPage) -> bool:
-    return not page.readers
-
-
-def _match_what_is_on_its_way(host: HostTier, ids: Sequence[int], start: int, lora: int = 0) -> list[HostPage]:
-    before = {page: page.is_ready for page in host.kept.values()}
-    for page in before:
-        page.is_ready = page.is_ready or page.source is None
-    found = _match(host, ids, start, lora)
-    for page, was_ready in before.items():
-        page.is_ready = was_ready
-    return found
-
-
-def _land_as_if_all_went_well(copies: HostCopies, launched: Launched, *, failed: bool) -> None:
-    del failed
-    _land(copies, launched, failed=False)
-
-
-def _land_unless_all_have_left(copies: HostCopies, launched: Launched, *, failed: bool) -> None:
-    if failed or not all(request.place in (Place.RELEASING, Place.RETRACTING) for request in launched.requests):
-        _land(copies, launched, failed=failed)
-    elif launched.microbatch.copies is not None and copies._host is not None:
-        copies._host.land(launched.microbatch.copies.out, (), failed=False)
-
-
-def _reset_all_but_the_host(memory: KVMemory) -> None:
-    host, memory.host = memory.host, None
-    _reset(memory)
-    memory.host = host
-
-
-def _launch_what_was_due_before(copies: HostCopies) -> Copies | None:
-    launched = _launch(copies)
-    late: Any = copies.__dict__.pop("late", ())
-    if launched is None:
-        return Copies(late, ()) if late else None
-    copies.__dict__["late"] = launched.out
-    return Copies(late, launched.into)
-
-
-HOST_TIER = (
+HOST_TIER: Final = (
     Mutant(
         name="host-page-evicted-under-a-load",
         origin="SGLang pull requests 27631 and 26728",
         bug="room is made for pages that are loaded before these are protected: what is evicted takes their place",
         signature="was read by more copies than were launched",
         test=f"{_TESTS}/test_host_pages_in_use.py::test_what_is_evicted_for_a_load_does_not_take_its_source",
-        owner=KVMemory,
-        attribute="_load",
+        target="engine.memory.kv:KVMemory._load",
         replacement=_load_and_protect_afterwards,
     ),
     Mutant(
@@ -92,9 +41,8 @@ HOST_TIER = (
         bug="a host page that a copy in flight writes is evicted for another one, and taken for it when that is back",
         signature="is CACHED, not HELD",
         test=f"{_TESTS}/test_host_pages_in_use.py::test_a_page_on_its_way_keeps_its_place",
-        owner=HostPage,
-        attribute="may_go",
-        replacement=property(_may_go_while_it_is_written),
+        target="engine.memory.host_tier:HostPage.may_go",
+        cut=" and (self.is_ready or self.source is not None)",
     ),
     Mutant(
         name="hit-of-a-copy-in-flight",
@@ -102,9 +50,9 @@ HOST_TIER = (
         bug="a page that is on its way to the host is hit before the copy is known to be done",
         signature="it hit a copy that was still in flight",
         test=f"{_TESTS}/test_host_copies.py::test_a_copy_in_flight_is_no_hit",
-        owner=HostTier,
-        attribute="match",
-        replacement=_match_what_is_on_its_way,
+        target="engine.memory.host_tier:HostTier.match",
+        cut="or not page.is_ready",
+        becomes="or not (page.is_ready or page.source is None)",
     ),
     Mutant(
         name="failed-copy-is-kept",
@@ -112,9 +60,9 @@ HOST_TIER = (
         bug="what a failed microbatch was to write counts as written",
         signature="it hit a copy that was never made",
         test=f"{_TESTS}/test_host_copies.py::test_a_copy_that_failed_is_no_hit",
-        owner=HostCopies,
-        attribute="land",
-        replacement=_land_as_if_all_went_well,
+        target="engine.scheduler.host_copies:HostCopies.land",
+        cut="failed=failed",
+        becomes="failed=False",
     ),
     Mutant(
         name="load-of-one-that-left-keeps-its-pages",
@@ -122,9 +70,12 @@ HOST_TIER = (
         bug="host pages stay protected for ever when the request that loads them is aborted or sent back meanwhile",
         signature="host pages are protected for no copy",
         test=f"{_TESTS}/test_host_pages_in_use.py::test_an_abort_in_the_middle_of_a_load_protects_nothing_for_ever",
-        owner=HostCopies,
-        attribute="land",
-        replacement=_land_unless_all_have_left,
+        target="engine.scheduler.host_copies:HostCopies.land",
+        cut="self._host.land(copies.out, copies.into, failed=failed)",
+        becomes=(
+            'left = all(one.place in ("releasing", "retracting") for one in launched.requests)\n'
+            "        self._host.land(copies.out, () if left and not failed else copies.into, failed=failed)"
+        ),
     ),
     Mutant(
         name="update-forgets-the-host",
@@ -132,9 +83,9 @@ HOST_TIER = (
         bug="an update of the weights drops the prefix cache and keeps what is on the host",
         signature="it hit KV of the old weights",
         test=f"{_TESTS}/test_host_copies.py::test_an_update_drops_both_tiers",
-        owner=KVMemory,
-        attribute="reset",
-        replacement=_reset_all_but_the_host,
+        target="engine.memory.kv:KVMemory.reset",
+        cut="if self.host is not None:",
+        becomes="if False:",
     ),
     Mutant(
         name="write-back-comes-late",
@@ -142,8 +93,18 @@ HOST_TIER = (
         bug="a page that was freed is copied to the host a microbatch later, when others have written into it",
         signature="it says something else after it was loaded",
         test=f"{_TESTS}/test_host_copies.py::test_an_evicted_prompt_comes_back_by_copy",
-        owner=HostCopies,
-        attribute="launch",
-        replacement=_launch_what_was_due_before,
+        target="engine.scheduler.host_copies:HostCopies.launch",
+        cut=(
+            "if self._host is None or not self._host.has_due:\n"
+            "        return None\n"
+            "    copies = Copies(*self._host.launch())"
+        ),
+        becomes=(
+            'late = self.__dict__.pop("late", ())\n'
+            "    if self._host is None or not (late or self._host.has_due):\n"
+            "        return None\n"
+            '    self.__dict__["late"], into = self._host.launch()\n'
+            "    copies = Copies(late, into)"
+        ),
     ),
 )

@@ -1,74 +1,23 @@
 """Mutants of prompt logprobs and of requests that compute a prompt only."""
 
-# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
-
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from typing import Final
 
-from engine.messages import Completion, TokenOutput
-from engine.plan import Microbatch
-from engine.scheduler import Place, Request, Scheduler, planner, scheduler
-from engine.scheduler.planner import Plan, Planner
-from engine.scheduler.prompt_logprobs import next_asked, parts_told
-from engine.scheduler.replies import part_of
 from scripted.core.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["PROMPT_LOGPROBS"]
 
-_add_chunk = Planner._add_chunk
-_on_failed_segment = Scheduler._on_failed_segment
-_all_but_the_last_token = property(lambda request: len(request.ids) - 1)
 
-
-def _one_cursor_for_the_living(
-    microbatch: Microbatch, requests: Sequence[Request], completion: Completion
-) -> list[TokenOutput]:
-    values = itertools.chain.from_iterable(completion.prompt_logprobs)
-    told: list[TokenOutput] = []
-    for segment, request in zip(microbatch.segments, requests, strict=True):
-        if segment.logprobs_from < 0 or request.is_finished:
-            continue
-        request.logprobs_due = segment.logprobs_from + len(segment.targets)
-        told.append(part_of(request, tuple(itertools.islice(values, len(segment.targets)))))
-    return told
-
-
-def _nothing_of_those_on_their_way_back(
-    microbatch: Microbatch, requests: Sequence[Request], completion: Completion
-) -> list[TokenOutput]:
-    leaving = {request.rid for request in requests if request.place is Place.RETRACTING}
-    return [part for part in parts_told(microbatch, requests, completion) if part.rid not in leaving]
-
-
-def _ask_within_the_chunk(request: Request, start: int, end: int) -> tuple[int, int]:
-    first, _ = next_asked(request, start, end)
-    return first, -1
-
-
-def _add_chunk_that_emits(this: Planner, plan: Plan, request: Request) -> None:
-    limit, request.limit_tokens = request.limit_tokens, max(request.limit_tokens, request.prompt_tokens + 1)
-    _add_chunk(this, plan, request)
-    request.limit_tokens = limit
-
-
-def _publish_and_fail(this: Scheduler, request: Request, error: str) -> None:
-    if request.is_prefilled and request.lease is not None and not request.in_flight:
-        this.memory.publish(request.lease, request.ids, counts=True)
-    _on_failed_segment(this, request, error)
-
-
-PROMPT_LOGPROBS = (
+PROMPT_LOGPROBS: Final = (
     Mutant(
         name="prompt-logprobs-skip-the-cached",
         origin="G29: vLLM issues 3251 and 8268",
         bug="a request that wants its prompt's logprobs hits the cache; positions that are cached have no logits",
         signature="== [0, 48, 80]",
         test=f"{GALLERY_TESTS}/test_g29_prompt_logprobs.py::test_a_cached_prefix",
-        owner=Request,
-        attribute="hit_limit_tokens",
-        replacement=_all_but_the_last_token,
+        target="engine.scheduler.request:Request.hit_limit_tokens",
+        cut="self.logprobs_due if self.logprobs_due < self.prompt_tokens - 1 else ",
     ),
     Mutant(
         name="prompt-logprobs-of-another",
@@ -76,9 +25,15 @@ PROMPT_LOGPROBS = (
         bug="a request that has ended takes no values from a result; the next one is told values that are not its own",
         signature="but alone it is told",
         test=f"{GALLERY_TESTS}/test_g29_prompt_logprobs.py::test_an_abort_beside_another_prompt",
-        owner=scheduler,
-        attribute="parts_told",
-        replacement=_one_cursor_for_the_living,
+        target="engine.scheduler.prompt_logprobs:parts_told",
+        cut="for (segment, request), part in zip(asked, values, strict=True):",
+        becomes=(
+            "rest = [one for part in values for one in part]\n"
+            "    for segment, request in asked:\n"
+            "        if request.is_finished:\n"
+            "            continue\n"
+            "        part, rest = tuple(rest[: len(segment.targets)]), rest[len(segment.targets) :]"
+        ),
     ),
     Mutant(
         name="prompt-logprobs-lost-with-the-batch",
@@ -86,9 +41,9 @@ PROMPT_LOGPROBS = (
         bug="the prompt logprobs of a chunk are lost when its request is sent back before they are here",
         signature="a part of the prompt is lost",
         test=f"{GALLERY_TESTS}/test_g29_prompt_logprobs.py::test_a_retraction_in_the_middle_of_the_prompt",
-        owner=scheduler,
-        attribute="parts_told",
-        replacement=_nothing_of_those_on_their_way_back,
+        target="engine.scheduler.prompt_logprobs:parts_told",
+        cut="told.append(part_of(request, part))",
+        becomes='told += [part_of(request, part)] if request.place != "retracting" else []',
     ),
     Mutant(
         name="prompt-logprobs-end-with-the-chunk",
@@ -96,9 +51,9 @@ PROMPT_LOGPROBS = (
         bug="the last position of a chunk gives no logprob, because the token after it is in the next chunk",
         signature="logprobs for 93 tokens of the prompt",
         test=f"{GALLERY_TESTS}/test_g29_prompt_logprobs.py::test_every_token_of_a_split_prompt",
-        owner=planner,
-        attribute="next_asked",
-        replacement=_ask_within_the_chunk,
+        target="engine.scheduler.prompt_logprobs:next_asked",
+        cut="request.ids[end] if end < request.prompt_tokens else -1",
+        becomes="-1",
     ),
     Mutant(
         name="prefill-only-says-a-token",
@@ -106,9 +61,9 @@ PROMPT_LOGPROBS = (
         bug="a request of no new token says one all the same, because a prefill always samples",
         signature="== ('length', [])",
         test=f"{GALLERY_TESTS}/test_g30_prefill_only.py::test_nothing_is_said",
-        owner=Planner,
-        attribute="_add_chunk",
-        replacement=_add_chunk_that_emits,
+        target="engine.scheduler.planner:Planner._add_chunk",
+        cut="emits = last and end < request.limit_tokens",
+        becomes="emits = last",
     ),
     Mutant(
         name="failed-prefill-is-cached",
@@ -116,8 +71,12 @@ PROMPT_LOGPROBS = (
         bug="a request of no new token leaves its prompt in the cache when its last part fails, too",
         signature="== ('error', 0)",
         test=f"{GALLERY_TESTS}/test_g30_prefill_only.py::test_a_failed_one_leaves_nothing",
-        owner=Scheduler,
-        attribute="_on_failed_segment",
-        replacement=_publish_and_fail,
+        target="engine.scheduler.scheduler:Scheduler._on_failed_segment",
+        cut="if request.is_finished:",
+        becomes=(
+            "if request.is_prefilled and request.lease is not None and not request.in_flight:\n"
+            "        self.memory.publish(request.lease, request.ids, counts=True)\n"
+            "    if request.is_finished:"
+        ),
     ),
 )

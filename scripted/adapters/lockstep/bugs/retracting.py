@@ -1,93 +1,24 @@
 """Mutants of retraction: requests that are sent back to the queue by a pause, by pressure or by priority."""
 
-# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
-
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Final
 
-from engine.memory import KVMemory, Lease
-from engine.plan import Microbatch
-from engine.scheduler import Books, Place, Request, Scheduler
-from engine.scheduler.planner import Planner
 from scripted.core.mutant import GALLERY_TESTS, Mutant
 
 __all__ = ["RETRACTING"]
 
-_retract_all = Planner.retract_all
-_release_if_landed = Scheduler._release_if_landed
-_make_room = Planner._make_room
-_admit = Planner._admit
-_enqueue = Books.enqueue
-_launch = Scheduler._launch
 
-
-def _retract_all_but_the_dispatched(planner: Planner) -> None:
-    books = planner._books
-    registered = books.requests
-    books.requests = {rid: request for rid, request in registered.items() if request.place is not Place.DISPATCHED}
-    _retract_all(planner)
-    books.requests = registered
-
-
-def _extend_before_anything_is_freed(memory: KVMemory, lease: Lease, tokens: int) -> bool:
-    need = memory.pages_for(tokens) - len(lease.pages)
-    if need > 0:
-        lease.pages += memory.pages.allocate(need)
-    return True
-
-
-def _retract_all_at_once(planner: Planner) -> None:
-    for request in planner._books.requests.values():
-        request.in_flight = 0
-    _retract_all(planner)
-
-
-def _land_with_the_first_result(scheduler: Scheduler, request: Request) -> None:
-    if request.place is Place.RETRACTING:
-        request.in_flight = 0
-    _release_if_landed(scheduler, request)
-
-
-def _admit_the_prompt_only(planner: Planner, request: Request) -> bool:
-    admitted = _admit(planner, request)
-    if admitted:
-        request.prefill_tokens = request.prompt_tokens
-    return admitted
-
-
-def _make_room_behind_the_plan(planner: Planner, request: Request, chosen: list[Request]) -> bool:
-    return _make_room(planner, request, list(chosen))
-
-
-def _enqueue_last(books: Books, request: Request) -> None:
-    if request.retractions:
-        request.arrival = max((other.arrival for other in books.requests.values()), default=0) + 1
-    _enqueue(books, request)
-
-
-def _launch_while_paused(scheduler: Scheduler) -> Microbatch | None:
-    paused, scheduler.books.paused = scheduler.books.paused, None
-    microbatch = _launch(scheduler)
-    scheduler.books.paused = paused
-    return microbatch
-
-
-def _earliest(planner: Planner, candidates: Iterable[Request]) -> Request:
-    del planner
-    return min(candidates, key=lambda request: request.arrival)
-
-
-RETRACTING = (
+RETRACTING: Final = (
     Mutant(
         name="pause-overlooks-the-dispatched",
         origin="G05: SGLang issue 20272 and its fix",
         bug="pause (retract) overlooks requests whose last chunk is on its way back; they slip into the running set",
         signature="a paused request slipped into the running set",
         test=f"{GALLERY_TESTS}/test_g05_pause_after_last_chunk.py::test_pause_around_the_last_chunk",
-        owner=Planner,
-        attribute="retract_all",
-        replacement=_retract_all_but_the_dispatched,
+        target="engine.scheduler.planner:Planner.retract_all",
+        cut="if request.lease is None or",
+        becomes="if request.place is _DISPATCHED or request.lease is None or",
     ),
     Mutant(
         name="retraction-frees-too-late",
@@ -95,9 +26,9 @@ RETRACTING = (
         bug="the next token's page is allocated before the pages of those who give way are free",
         signature="ask first",
         test=f"{GALLERY_TESTS}/test_g14_retract_in_a_small_pool.py::test_six_requests_in_a_pool_for_three",
-        owner=KVMemory,
-        attribute="extend",
-        replacement=_extend_before_anything_is_freed,
+        target="engine.memory.kv:KVMemory.extend",
+        cut="if short > 0 and (short > self.tree.evictable_pages or self.tree.evict(short) < short):",
+        becomes="if False:",
     ),
     Mutant(
         name="retraction-ignores-in-flight",
@@ -105,9 +36,9 @@ RETRACTING = (
         bug="a request is rolled back while results of it are in flight; they count it down below zero",
         signature="owned no memory while it was in flight",
         test=f"{GALLERY_TESTS}/test_g15_retract_with_results_in_flight.py::test_retract_with_results_in_flight",
-        owner=Planner,
-        attribute="retract_all",
-        replacement=_retract_all_at_once,
+        target="engine.scheduler.planner:Planner.retract_all",
+        cut="if not request.in_flight:",
+        becomes="request.in_flight = 0\n        if True:",
     ),
     Mutant(
         name="retraction-waits-for-one-result",
@@ -115,9 +46,13 @@ RETRACTING = (
         bug="a request that is retracted waits for one result, when several are in flight",
         signature="it is waiting with 1 results in flight",
         test=f"{GALLERY_TESTS}/test_g15_retract_with_results_in_flight.py::test_retract_with_results_in_flight",
-        owner=Scheduler,
-        attribute="_release_if_landed",
-        replacement=_land_with_the_first_result,
+        target="engine.scheduler.scheduler:Scheduler._release_if_landed",
+        cut="if request.in_flight:",
+        becomes=(
+            "if request.in_flight and request.place is _RETRACTING:\n"
+            "        request.in_flight = 0\n"
+            "    if request.in_flight:"
+        ),
     ),
     Mutant(
         name="resume-cuts-the-output",
@@ -125,9 +60,9 @@ RETRACTING = (
         bug="a retracted request computes only its prompt anew, not the tokens that it has emitted",
         signature="but the same request run alone says",
         test=f"{GALLERY_TESTS}/test_g16_resume.py::test_resume_after_retraction",
-        owner=Planner,
-        attribute="_admit",
-        replacement=_admit_the_prompt_only,
+        target="engine.scheduler.planner:Planner._admit",
+        cut="request.prefill_tokens = len(request.ids)",
+        becomes="request.prefill_tokens = request.prompt_tokens",
     ),
     Mutant(
         name="victim-stays-planned",
@@ -135,9 +70,9 @@ RETRACTING = (
         bug="a request that was planned earlier in a step and is retracted later in it stays in the plan",
         signature="KeyError: 'scripted-1'",
         test=f"{GALLERY_TESTS}/test_g17_planned_victim.py::test_a_victim_leaves_the_plan",
-        owner=Planner,
-        attribute="_make_room",
-        replacement=_make_room_behind_the_plan,
+        target="engine.scheduler.planner:Planner._make_room",
+        cut="chosen.remove(victim)",
+        becomes="pass",
     ),
     Mutant(
         name="retracted-request-loses-its-place",
@@ -145,9 +80,13 @@ RETRACTING = (
         bug="a retracted request goes to the end of the queue, after all that came since",
         signature="overtaken by",
         test=f"{GALLERY_TESTS}/test_g18_place_in_the_queue.py::test_a_retracted_request_keeps_its_place",
-        owner=Books,
-        attribute="enqueue",
-        replacement=_enqueue_last,
+        target="engine.scheduler.books:Books.enqueue",
+        cut="request.place = _WAITING",
+        becomes=(
+            "if request.retractions:\n"
+            "        request.arrival = max((other.arrival for other in self.requests.values()), default=0) + 1\n"
+            "    request.place = _WAITING"
+        ),
     ),
     Mutant(
         name="pause-does-not-stop-launches",
@@ -155,9 +94,8 @@ RETRACTING = (
         bug="microbatches are launched while the engine is paused",
         signature="a microbatch was launched while paused",
         test="tests/registered/core/test_pauses.py::test_pause_in_place_freezes_and_resumes",
-        owner=Scheduler,
-        attribute="_launch",
-        replacement=_launch_while_paused,
+        target="engine.scheduler.planner:Planner.may_plan",
+        cut="books.paused is not None or ",
     ),
     Mutant(
         name="victim-is-the-earliest",
@@ -165,8 +103,8 @@ RETRACTING = (
         bug="the request that has worked longest is sent back to the queue, and then the next one",
         signature="an earlier request gave way",
         test="tests/registered/pressure/test_ballast.py::test_ballast_is_retracted_and_recovers",
-        owner=Planner,
-        attribute="_latest",
-        replacement=_earliest,
+        target="engine.scheduler.planner:Planner._latest",
+        cut="(request.priority, -request.arrival)",
+        becomes="request.arrival",
     ),
 )

@@ -1,214 +1,136 @@
 """Mutants of what a step launches: the order of the queue, tries, chunks, decodes and what is mixed."""
 
-# ruff: noqa: SLF001 - a mutant reaches into what it breaks.
-
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from typing import Final
 
-import msgspec
-
-from engine.memory import KVMemory
-from engine.scheduler import Request, planner, policy
-from engine.scheduler.planner import Plan, Planner
-from engine.scheduler.policy import FirstCome, HighestPriority, Policy
-from scripted.adapters.lockstep.bugs.contract import contract
+from scripted.core.mutant import Mutant
 
 __all__ = ["STEP_CONTRACTS"]
 
-_SMALL_CHUNK = 64
-
-_plan = Planner.plan
-_add_chunk = Planner._add_chunk
-_add_decodes = Planner._add_decodes
+_CORE: Final = "tests/registered/core"
+_SCHEDULING: Final = "tests/registered/scheduling"
+_of: Final = functools.partial(Mutant, origin="a contract of the core suite")
 
 
-class _LastCome(FirstCome):
-    def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
-        del memory
-        return waiting[::-1]
-
-
-def _last_come_first_served(name: str) -> Policy:
-    del name
-    return _LastCome()
-
-
-def _uncounted_chunk(this: Planner, plan: Plan, request: Request) -> None:
-    before = request.chunks_done
-    _add_chunk(this, plan, request)
-    request.chunks_done = before
-
-
-def _count_every_pass(this: Planner, plan: Plan, request: Request) -> None:
-    before, planned = request.chunks_done, request.planned_tokens
-    _add_chunk(this, plan, request)
-    request.chunks_done = before + (request.planned_tokens > planned)
-
-
-def _plan_with(this: Planner, **changes: Any) -> Plan | None:
-    kept = this._limits
-    this._limits = msgspec.structs.replace(kept, **changes)
-    try:
-        return _plan(this)
-    finally:
-        this._limits = kept
-
-
-def _always_mix(this: Planner) -> Plan | None:
-    return _plan_with(this, mixed_chunk=True)
-
-
-def _always_split(this: Planner) -> Plan | None:
-    return _plan_with(this, prefill_budget_tokens=min(_SMALL_CHUNK, this._limits.prefill_budget_tokens))
-
-
-def _never_mix(this: Planner, plan: Plan, most: int) -> None:
-    if not plan.tokens:
-        _add_decodes(this, plan, most)
-
-
-def _fill_up_with_decodes(this: Planner, plan: Plan) -> None:
-    this._add_prefill(plan)
-    if plan.tokens and plan.room:
-        _add_decodes(this, plan, min(plan.room, this._decode_share()))
-
-
-def _never_overdue(this: Policy, request: Request) -> bool:
-    del this, request
-    return False
-
-
-def _one_decode(this: Planner) -> int:
-    return min(1, len(this._books.running))
-
-
-def _decode_the_first(planner: Planner, plan: Plan, most: int) -> None:
-    before = list(planner._books.running.items())
-    _add_decodes(planner, plan, most)
-    running = planner._books.running
-    still = [(rid, request) for rid, request in before if rid in running]
-    running.clear()
-    running.update(still)
-
-
-STEP_CONTRACTS = (
-    contract(
-        "newest-goes-first",
-        "the queue is a stack",
-        "assert ends == [0, 1, 2, 3]",
-        "tests/registered/scheduling/test_policies.py::test_first_come_first_served",
-        planner,
-        "policy_named",
-        _last_come_first_served,
+STEP_CONTRACTS: Final = (
+    _of(
+        name="newest-goes-first",
+        bug="the queue is a stack",
+        signature="assert ends == [0, 1, 2, 3]",
+        test=f"{_SCHEDULING}/test_policies.py::test_first_come_first_served",
+        target="engine.scheduler.policy:FirstCome.order",
+        cut="return waiting",
+        becomes="return waiting[::-1]",
     ),
-    contract(
-        "the-unmatched-starve",
-        "under the lpm policy a prompt without a match waits for as long as others with one arrive",
-        "overtook it, the bound is 16",
-        "tests/registered/scheduling/test_policies.py::test_a_request_without_a_match_is_not_overtaken_for_ever",
-        policy,
-        "OVERTAKEN_LIMIT_REQUESTS",
-        10**9,
+    _of(
+        name="the-unmatched-starve",
+        bug="under the lpm policy a prompt without a match waits for as long as others with one arrive",
+        signature="overtook it, the bound is 16",
+        test=f"{_SCHEDULING}/test_policies.py::test_a_request_without_a_match_is_not_overtaken_for_ever",
+        target="engine.scheduler.policy:OVERTAKEN_LIMIT_REQUESTS",
+        replacement=10**9,
     ),
-    contract(
-        "low-priority-starves",
-        "a request of low priority waits for as long as others of a higher one arrive",
-        "overtook it, the bound is 16",
-        "tests/registered/scheduling/test_policies.py::test_a_request_of_low_priority_is_not_overtaken_for_ever",
-        Policy,
-        "is_overdue",
-        _never_overdue,
+    _of(
+        name="low-priority-starves",
+        bug="a request of low priority waits for as long as others of a higher one arrive",
+        signature="overtook it, the bound is 16",
+        test=f"{_SCHEDULING}/test_policies.py::test_a_request_of_low_priority_is_not_overtaken_for_ever",
+        target="engine.scheduler.policy:Policy.is_overdue",
+        cut="request.overtaken >= OVERTAKEN_LIMIT_REQUESTS",
+        becomes="False",
     ),
-    contract(
-        "a-backlog-overtakes-the-urgent",
-        "each of a backlog of low priority is owed a turn at the same time, and urgent requests wait for all of them",
-        "low priority was served at places",
-        "tests/registered/scheduling/test_policies.py::test_a_backlog_of_low_priority_takes_one_turn_at_a_time",
-        HighestPriority,
-        "overtaken_by",
-        Policy.overtaken_by,
+    _of(
+        name="a-backlog-overtakes-the-urgent",
+        bug=(
+            "each of a backlog of low priority is owed a turn at the same time, "
+            "and urgent requests wait for all of them"
+        ),
+        signature="low priority was served at places",
+        test=f"{_SCHEDULING}/test_policies.py::test_a_backlog_of_low_priority_takes_one_turn_at_a_time",
+        target="engine.scheduler.policy:HighestPriority.overtaken_by",
+        cut="if waiting and waiting[0].arrival < started.arrival:\n        yield waiting[0]",
+        becomes="yield from Policy.overtaken_by(self, started, waiting)",
     ),
-    contract(
-        "chunks-keep-decodes-out",
-        "with mixed_chunk a full chunk leaves nothing of the budget, so streams stall while a long prompt computes",
-        "the stream stalls",
-        "tests/registered/pipeline/test_decode_slots.py::test_a_stream_does_not_stall_beside_a_long_prompt",
-        Planner,
-        "_add_both",
-        _fill_up_with_decodes,
+    _of(
+        name="chunks-keep-decodes-out",
+        bug="with mixed_chunk a full chunk leaves nothing of the budget, so streams stall while a long prompt computes",
+        signature="the stream stalls",
+        test="tests/registered/pipeline/test_decode_slots.py::test_a_stream_does_not_stall_beside_a_long_prompt",
+        target="engine.scheduler.planner:Planner._add_both",
+        cut="len(self._choose_decodes(min(self._decode_share(), budget - least, plan.seats - 1)))",
+        becomes="0",
     ),
-    contract(
-        "parts-are-not-counted",
-        "the parts of a split prompt are not counted",
-        "never got to chunk 2: it ended before",
-        "test_one_stage.py::test_a_long_prompt_is_split",
-        Planner,
-        "_add_chunk",
-        _uncounted_chunk,
+    _of(
+        name="parts-are-not-counted",
+        bug="the parts of a split prompt are not counted",
+        signature="never got to chunk 2: it ended before",
+        test=f"{_CORE}/test_one_stage.py::test_a_long_prompt_is_split",
+        target="engine.scheduler.planner:Planner._add_chunk",
+        cut="request.chunks_done += 1",
+        becomes="pass",
     ),
-    contract(
-        "a-whole-prompt-counts-as-a-part",
-        "a prompt that fits one pass counts as a part",
-        "r.chunks_done == 0",
-        "test_one_stage.py::test_a_short_prompt_takes_one_pass",
-        Planner,
-        "_add_chunk",
-        _count_every_pass,
+    _of(
+        name="a-whole-prompt-counts-as-a-part",
+        bug="a prompt that fits one pass counts as a part",
+        signature="r.chunks_done == 0",
+        test=f"{_CORE}/test_one_stage.py::test_a_short_prompt_takes_one_pass",
+        target="engine.scheduler.planner:Planner._add_chunk",
+        cut="if not (last and start == request.prefill_start):",
+        becomes="if True:",
     ),
-    contract(
-        "decodes-always-join-a-prefill",
-        "decodes fill a prefill microbatch although mixed_chunk is off",
-        "assert 'mixed' == 'prefill'",
-        "test_batches.py::test_forward_modes_without_mixing",
-        Planner,
-        "plan",
-        _always_mix,
+    _of(
+        name="decodes-always-join-a-prefill",
+        bug="decodes fill a prefill microbatch although mixed_chunk is off",
+        signature="assert 'mixed' == 'prefill'",
+        test=f"{_CORE}/test_batches.py::test_forward_modes_without_mixing",
+        target="engine.scheduler.planner:Planner.plan",
+        cut="if self._limits.mixed_chunk:",
+        becomes="if True:",
     ),
-    contract(
-        "decodes-never-join-a-prefill",
-        "mixed_chunk changes nothing",
-        "prefill, decode and mixed microbatches",
-        "test_batches.py::test_batch_composition_is_disjoint",
-        Planner,
-        "_add_decodes",
-        _never_mix,
+    _of(
+        name="decodes-never-join-a-prefill",
+        bug="mixed_chunk changes nothing",
+        signature="prefill, decode and mixed microbatches",
+        test=f"{_CORE}/test_batches.py::test_batch_composition_is_disjoint",
+        target="engine.scheduler.planner:Planner.plan",
+        cut="if self._limits.mixed_chunk:",
+        becomes="if False:",
     ),
-    contract(
-        "one-request-a-batch",
-        "requests decode one after the other",
-        "two requests in one decode batch",
-        "test_one_stage.py::test_requests_decode_in_one_batch",
-        Planner,
-        "_decode_share",
-        _one_decode,
+    _of(
+        name="one-request-a-batch",
+        bug="requests decode one after the other",
+        signature="two requests in one decode batch",
+        test=f"{_CORE}/test_one_stage.py::test_requests_decode_in_one_batch",
+        target="engine.scheduler.planner:Planner._decode_share",
+        cut="self._most_requests",
+        becomes="1",
     ),
-    contract(
-        "chunking-cannot-be-switched-off",
-        "prompts are split although chunking is off",
-        "assert 16 == 0",
-        "tests/registered/chunked/test_boundaries.py::test_chunking_off_never_splits",
-        Planner,
-        "plan",
-        _always_split,
+    _of(
+        name="chunking-cannot-be-switched-off",
+        bug="prompts are split although chunking is off",
+        signature="assert 16 == 0",
+        test="tests/registered/chunked/test_boundaries.py::test_chunking_off_never_splits",
+        target="engine.scheduler.planner:Planner.plan",
+        cut="Plan(self._limits.prefill_budget_tokens, self._most_requests)",
+        becomes="Plan(min(64, self._limits.prefill_budget_tokens), self._most_requests)",
     ),
-    contract(
-        "decodes-do-not-take-turns",
-        "beside prompts that leave little room, those decode that began first, and the others wait",
-        "some decode and others wait",
-        "tests/registered/pipeline/test_decode_slots.py::test_decodes_beside_prompts_take_turns",
-        Planner,
-        "_add_decodes",
-        _decode_the_first,
+    _of(
+        name="decodes-do-not-take-turns",
+        bug="beside prompts that leave little room, those decode that began first, and the others wait",
+        signature="some decode and others wait",
+        test="tests/registered/pipeline/test_decode_slots.py::test_decodes_beside_prompts_take_turns",
+        target="engine.scheduler.planner:Planner._add_decodes",
+        cut="running[request.rid] = running.pop(request.rid)",
+        becomes="pass",
     ),
-    contract(
-        "one-try-less",
-        "a step gives up the queue one request too early",
-        "is starts",
-        "tests/registered/scheduling/test_tries.py::test_fifteen_that_do_not_fit_are_passed_and_sixteen_are_not",
-        planner,
-        "ADMISSION_TRIES_LIMIT_REQUESTS",
-        15,
+    _of(
+        name="one-try-less",
+        bug="a step gives up the queue one request too early",
+        signature="is starts",
+        test=f"{_SCHEDULING}/test_tries.py::test_fifteen_that_do_not_fit_are_passed_and_sixteen_are_not",
+        target="engine.scheduler.planner:ADMISSION_TRIES_LIMIT_REQUESTS",
+        replacement=15,
     ),
 )
