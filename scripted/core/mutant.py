@@ -109,7 +109,7 @@ class Mutant:
         try:
             source = textwrap.dedent(inspect.getsource(function))
             before = _definition_in(source)
-        except (OSError, SyntaxError, ValueError) as exc:
+        except (OSError, SyntaxError, TypeError, ValueError) as exc:
             raise self._misfit(f"the source of {self.target} cannot be read: {exc}") from exc
         if before.name != healthy.co_name:
             raise self._misfit(f"the file of {self.target} has changed since it was imported")
@@ -140,7 +140,7 @@ class Mutant:
 def _definition_in(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
     (definition,) = ast.parse(source).body
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
-        raise ValueError(f"line 1 is no function, but {ast.unparse(definition)[:40]}")
+        raise TypeError(f"line 1 is no function, but {ast.unparse(definition)[:40]}")
     return definition
 
 

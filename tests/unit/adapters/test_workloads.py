@@ -1,18 +1,31 @@
-"""The library of base workloads: what its files list is in it, and nothing replaces anything else."""
+"""The library of base workloads: names are unique, and shared settings stand in the schedules."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from scripted.adapters.lockstep import workloads
 
 
-def test_each_workload_of_every_file_has_a_name_of_its_own() -> None:
+def _write(folder: Path, text: str) -> Path:
+    path = folder / "workloads.txt"
+    path.write_text(text)
+    return path
+
+
+def test_shared_settings_and_wrapped_lines(tmp_path: Path) -> None:
+    text = "# Two.\nBOTH: a=1\n\none: BOTH b=2; 1 flush;\n    2 flush\n# The other.\nother: default\n"
+    texts, shared = workloads._read(_write(tmp_path, text))
+    assert texts == {"one": "a=1 b=2; 1 flush; 2 flush", "other": "default"}
+    assert shared == {"BOTH": "a=1"}
+
+
+def test_each_workload_has_a_name_of_its_own(tmp_path: Path) -> None:
     """F: of two workloads of one name the search would run one."""
-    found = pkgutil.iter_modules(workloads.__path__)
-    files = [importlib.import_module(f"{workloads.__name__}.{file.name}") for file in found]
-    tables = [getattr(file, name) for file in files for name in file.__all__]
-    names = Counter(name for table in tables if isinstance(table, dict) for name in table)
-    assert names == Counter(workloads.TEXTS.keys())
+    with pytest.raises(AssertionError, match="two workloads called one"):
+        workloads._read(_write(tmp_path, "one: default; 1 flush\none: default; 2 flush\n"))
+    in_file, _ = workloads._read(Path(workloads.__file__).with_suffix(".txt"))
+    at_bounds = set(workloads.TEXTS) - set(in_file)
+    assert len(at_bounds) == 44

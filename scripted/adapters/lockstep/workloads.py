@@ -1,18 +1,36 @@
-"""Base workloads at the bounds: each number that a limit is compared with, and its neighbours."""
+"""The library of base workloads, by name: those of ``workloads.txt``, then those at the bounds.
+
+More workloads find more than more depth: a search that sweeps one event over all of these beats two events over one.
+"""
 
 # ruff: noqa: E501 - a schedule is one line.
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from scripted.adapters.lockstep.workloads.engines import SMALL, WINDOWED
+__all__ = ["FLAGSHIP", "TEXTS"]
 
-__all__ = ["BOUNDS"]
+FLAGSHIP: Final = "chunked-alone"
 
 
-def _boundaries() -> Iterator[tuple[str, str]]:
+def _read(file: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The schedules of a file, and the settings that several of them share, whose names are in capitals."""
+    texts: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    for line in "\n".join(lines).replace("\n    ", " ").splitlines():
+        name, _, text = line.partition(": ")
+        settings, separator, actions = text.partition(";")
+        assert name not in texts, f"{file.name} has two workloads called {name}"
+        table = shared if name.isupper() else texts
+        table[name] = " ".join([shared.get(word, word) for word in settings.split(" ")]) + separator + actions
+    return texts, shared
+
+
+def _bounds(small: str, windowed: str) -> Iterator[tuple[str, str]]:
     """Every number that a limit is compared with, and its two neighbours: pages, rows, budget, queue, deadline."""
     for beside in (-1, 0, 1):
         name = {-1: "below", 0: "at", 1: "above"}[beside]
@@ -34,17 +52,17 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         )
         yield (
             f"{name}-the-budget",
-            f"{SMALL}; 1 start a prompt={16 + beside} new=2; 1 start b prompt={12 + beside} seed=1 new=2; 2 start c prompt=4 seed=2 new=2",
+            f"{small}; 1 start a prompt={16 + beside} new=2; 1 start b prompt={12 + beside} seed=1 new=2; 2 start c prompt=4 seed=2 new=2",
         )
         yield (
             f"{name}-the-rows",
-            f"{SMALL} max_running_requests=2; "
+            f"{small} max_running_requests=2; "
             + "; ".join(f"1 start r{i} prompt=3 seed={i} new=2" for i in range(2 + beside)),
         )
         yield (
             f"{name}-the-queue",
             (
-                f"{SMALL} max_running_requests=1 max_queued_requests=2; 1 start a prompt=5 new=6; "
+                f"{small} max_running_requests=1 max_queued_requests=2; 1 start a prompt=5 new=6; "
                 + "; ".join(f"3 start q{i} prompt=5 seed={i + 1} new=1" for i in range(2 + beside))
                 + "; 4 abort q0; 5 start z prompt=5 seed=9 new=1"
             ),
@@ -59,13 +77,13 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         )
         yield (
             f"{name}-the-deadline",
-            f"{SMALL}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
+            f"{small}; 1 start a prompt=9 new=3; 2 hold; 3 flush timeout_s=1.0; 5 advance seconds={1 + beside / 4}; 8 release",
         )
         # One that is more urgent, in a window pool that the other one has to leave first.
         yield (
             f"{name}-the-window-pool",
             (
-                f"{WINDOWED} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens={176 + 16 * beside}; "
+                f"{windowed} schedule_policy=priority priority_preemption=True max_total_tokens=512 max_window_tokens={176 + 16 * beside}; "
                 "1 start a prompt=70 new=5; 7 start b prompt=75 seed=1 new=3 priority=1; 14 start c prompt=75 seed=1 new=2"
             ),
         )
@@ -73,22 +91,22 @@ def _boundaries() -> Iterator[tuple[str, str]]:
         yield (
             f"{name}-the-window-pool-after-a-hit",
             (
-                f"{WINDOWED} max_total_tokens=512 max_window_tokens={192 + 16 * beside}; 1 start a prompt=110 new=1; "
+                f"{windowed} max_total_tokens=512 max_window_tokens={192 + 16 * beside}; 1 start a prompt=110 new=1; "
                 "9 start b prompt=70 seed=1 new=9; 15 start c prompt=130 new=2"
             ),
         )
         yield (
             f"{name}-a-window",
-            f"{WINDOWED} pp_async_depth=1 max_total_tokens=256 max_window_tokens=112; 1 start a prompt={80 + beside} new=3; 11 start b prompt={80 + beside} new=2",
+            f"{windowed} pp_async_depth=1 max_total_tokens=256 max_window_tokens=112; 1 start a prompt={80 + beside} new=3; 11 start b prompt={80 + beside} new=2",
         )
         yield (
             f"{name}-the-time-limit",
-            f"{SMALL} pp_size=2; 1 start a prompt=29 new=8 timeout_s=1.0; 2 start b prompt=5 seed=1 new=2; 8 advance seconds={1 + beside / 4}",
+            f"{small} pp_size=2; 1 start a prompt=29 new=8 timeout_s=1.0; 2 start b prompt=5 seed=1 new=2; 8 advance seconds={1 + beside / 4}",
         )
         yield (
             f"{name}-the-waiting-limit",
             (
-                f"{SMALL} max_running_requests=1; 1 start a prompt=5 new=6; 2 start b prompt=9 seed=1 new=2 waiting_timeout_s=1.0; "
+                f"{small} max_running_requests=1; 1 start a prompt=5 new=6; 2 start b prompt=9 seed=1 new=2 waiting_timeout_s=1.0; "
                 f"4 advance seconds={1 + beside / 4}"
             ),
         )
@@ -107,4 +125,6 @@ def _long_queues() -> Iterator[tuple[str, str]]:
         )
 
 
-BOUNDS: Final[dict[str, str]] = dict([*_boundaries(), *_long_queues()])
+_TEXTS, _SHARED = _read(Path(__file__).with_suffix(".txt"))
+# In the order of a search.
+TEXTS: Final = _TEXTS | dict(_bounds(_SHARED["SMALL"], _SHARED["WINDOWED"])) | dict(_long_queues())
