@@ -3,7 +3,7 @@
 Goal: the queries agree with each other and with the steps that were recorded. Method: ask after every step of mixed
 workloads, with and without decodes in prefill microbatches. Origin: the core contracts of SGLang's scripted runtime;
 B01. Mutants: finished-requests-stay-registered, every-chunk-emits-a-token, decodes-always-join-a-prefill,
-decodes-never-join-a-prefill.
+decodes-never-join-a-prefill, flush-ignores-in-flight.
 """
 
 from ci.register import register_cpu_ci, register_cuda_ci

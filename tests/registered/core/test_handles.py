@@ -3,7 +3,7 @@
 Goal: a handle says what the scheduler and the client saw, from admission to the end and after it. Method: small
 scripts, one claim each, on one stage. Origin: the core contracts of SGLang's scripted runtime; C02, D04. Mutants:
 stop-token-is-ignored, finished-requests-stay-registered, priority-is-lost, minimum-length-is-ignored,
-logprobs-are-lost, one-token-late.
+logprobs-are-lost, one-token-late, abort-waits-for-a-token, pause-does-not-stop-launches.
 """
 
 import pytest

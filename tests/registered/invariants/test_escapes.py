@@ -4,7 +4,7 @@ Goal: each of these rules has a script of its own that fails without it. Method:
 four, the state after a retraction. Origin: D09, D10. Mutants: a-registry-grows, a-neighbour-is-skipped,
 an-exact-fit-is-no-fit, most-recently-used-goes-first, the-urgent-give-way, a-seed-restarts,
 penalties-forget-the-output, the-first-token-never-stops, hits-add-up, a-statistic-drifts, a-digest-without-pages,
-a-deadline-met-exactly-is-missed, the-aborted-fill-the-queue.
+a-deadline-met-exactly-is-missed, the-aborted-fill-the-queue, one-token-late.
 """
 
 import pytest

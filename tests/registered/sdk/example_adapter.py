@@ -1,4 +1,4 @@
-"""The example scheduler with its bug mended, and mutants that put bugs into it: the planted one and three others."""
+"""The example scheduler with its bug mended, and mutants that put bugs into it: the planted one and seven others."""
 
 from __future__ import annotations
 
@@ -60,6 +60,37 @@ MUTANTS = (
         target="scheduler:Scheduler.add",
         cut="if -(-most // self.block_size) > len(self.references):",
         becomes="if False:",
+    ),
+    _of(
+        name="half-of-the-budget",
+        bug="a batch is half as large as it may be",
+        signature="== ('prefill', 16)",
+        target="scheduler:Scheduler.schedule",
+        cut="budget = self.batch_tokens",
+        becomes="budget = self.batch_tokens // 2",
+    ),
+    _of(
+        name="prefixes-are-never-hit",
+        bug="a cached prefix is computed again",
+        signature="== [8, 9, 10, 11]",
+        target="scheduler:Scheduler._cached",
+        cut="if block is None:",
+        becomes="if True:",
+    ),
+    _of(
+        name="aborts-end-nothing",
+        bug="an abort is answered, and its request goes on",
+        signature="but has ended",
+        target="scheduler:Scheduler.abort",
+        cut="self._end(request)",
+        becomes="pass",
+    ),
+    _of(
+        name="stop-tokens-are-ignored",
+        bug="a request goes on after a token that should have stopped it",
+        signature="but alone it says",
+        target="scheduler:Scheduler.is_over",
+        cut=" or (new > 0 and request.tokens[-1] in request.stop_token_ids)",
     ),
 )
 

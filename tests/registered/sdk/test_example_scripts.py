@@ -2,7 +2,8 @@
 
 Goal: what an outsider can write for a scheduler of the usual shape: every verb, wait and query that it declares.
 Method: small pools, results two steps late, prompts that share prefixes. Origin: docs/your_scheduler.md. Mutants:
-ended-request-is-remembered, only-the-first-block-comes-back, preemption-says-nothing, what-cannot-fit-is-taken.
+ended-request-is-remembered, only-the-first-block-comes-back, preemption-says-nothing, what-cannot-fit-is-taken,
+half-of-the-budget, prefixes-are-never-hit, aborts-end-nothing, stop-tokens-are-ignored.
 """
 
 import pytest
