@@ -8,7 +8,9 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import contextlib
+import dis
 import functools
 import importlib
 import inspect
@@ -131,6 +133,9 @@ class Mutant:
                 f"{self.target} must use the same names of the scopes around it with {self.becomes!r}: it used "
                 f"{healthy.co_freevars}, and now {broken.co_freevars}"
             )
+        for name in _globals_in(broken) - _globals_in(healthy):
+            if name not in function.__globals__ and not hasattr(builtins, name):
+                raise self._misfit(f"{function.__module__} has no name {name!r}, which {self.becomes!r} uses")
         return broken.replace(co_qualname=healthy.co_qualname)
 
     def _misfit(self, why: str) -> MutantDoesNotFit:
@@ -176,6 +181,11 @@ def _scope(text: str, body: list[ast.stmt]) -> ast.stmt:
     assert isinstance(scope, ast.ClassDef | ast.FunctionDef)
     scope.body = body
     return scope
+
+
+def _globals_in(code: CodeType) -> set[str]:
+    codes = (code, *_codes_in(code))
+    return {step.argval for one in codes for step in dis.get_instructions(one) if step.opname == "LOAD_GLOBAL"}
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

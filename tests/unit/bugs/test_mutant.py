@@ -86,6 +86,7 @@ def test_lines_below_a_cut_are_those_of_the_file(becomes: str) -> None:
         ("Kinds.fixed", "number: int = 2", "number: int = 3", "once, but .* 1 times, in line 2, before its body"),
         ("Kinds.size", "return 1", "return (", r"cannot be compiled with 'return \('"),
         ("add_two", "number + step", "number", r"it used \('step',\), and now \(\)"),
+        ("Kinds.name", '"!"', "str(sorted(_UNKNOWN))", "cut_here has no name '_UNKNOWN', which"),
         ("thrice", "3", "4", "must be a function defined by `def`"),
         ("HERE", "3", "4", "there is no"),
     ],

@@ -46,7 +46,7 @@ CONTRACTS: Final = (
         test="tests/registered/abort/test_unusual_aborts.py::test_abort_before_the_first_step",
         target="engine.scheduler.scheduler:Scheduler._on_abort",
         cut="if request is not None:",
-        becomes="if request is not None and request.place is not Place.WAITING:",
+        becomes='if request is not None and request.place != "waiting":',
     ),
     _of(
         name="priority-is-lost",
@@ -108,7 +108,7 @@ CONTRACTS: Final = (
         signature="requests_aborted",
         test=f"{_CORE}/test_memory_accounts.py::test_totals_are_what_the_clients_saw",
         target="engine.scheduler.counters:Counters.count_end",
-        cut="if reason is _ABORT:",
+        cut="if reason is ABORT:",
         becomes="if False:",
     ),
     _of(

@@ -19,7 +19,7 @@ ENDING: Final = (
         target="engine.scheduler.scheduler:Scheduler._on_abort",
         cut="if request is not None:",
         becomes=(
-            "if request is not None and request.place is _RUNNING:\n"
+            "if request is not None and request.place is RUNNING:\n"
             "        request.limit_tokens = len(request.ids) + 1  # It ends with its next token, if there is one.\n"
             "    elif request is not None:"
         ),
@@ -75,7 +75,7 @@ ENDING: Final = (
         signature="releasing=1",
         test=f"{GALLERY_TESTS}/test_g09_abort_final_chunk.py::test_an_aborted_request_gives_its_slot_back",
         target="engine.scheduler.scheduler:Scheduler._release_if_landed",
-        cut="if request.place is _RELEASING:",
+        cut="if request.place is RELEASING:",
         becomes="if False:",
     ),
     Mutant(
@@ -140,7 +140,7 @@ ENDING: Final = (
         test="tests/registered/core/test_aborts.py::test_abort_all_reaches_every_place",
         target="engine.scheduler.scheduler:Scheduler._on_abort_all",
         cut="for request in live:",
-        becomes="for request in [one for one in live if one.place is not _DISPATCHED]:",
+        becomes="for request in [one for one in live if one.place is not DISPATCHED]:",
     ),
     Mutant(
         name="abort-of-an-unknown-rid-kills",

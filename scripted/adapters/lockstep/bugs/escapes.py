@@ -23,8 +23,8 @@ ESCAPES: Final = (
         signature="it has grown: scheduler.books.seen",
         test=f"{_TESTS}::test_an_idle_engine_is_as_small_as_a_new_one",
         target="engine.scheduler.books:Books.enqueue",
-        cut="request.place = _WAITING",
-        becomes='self.__dict__.setdefault("seen", {})[request.arrival] = request.rid\n    request.place = _WAITING',
+        cut="request.place = WAITING",
+        becomes='self.__dict__.setdefault("seen", {})[request.arrival] = request.rid\n    request.place = WAITING',
     ),
     _of(
         name="a-neighbour-is-skipped",
@@ -110,11 +110,11 @@ ESCAPES: Final = (
         signature="was told other hits",
         test=f"{_TESTS}::test_hits_are_told_once",
         target="engine.scheduler.planner:Planner._admit",
-        cut="request.place = _CHUNKED",
+        cut="request.place = CHUNKED",
         becomes=(
             "if request.retractions:\n"
             "        request.cached_tokens += request.prefill_start\n"
-            "    request.place = _CHUNKED"
+            "    request.place = CHUNKED"
         ),
     ),
     _of(

@@ -20,9 +20,9 @@ MEMORY_CONTRACTS: Final = (
         signature="its own tokens were counted as hits",
         test=f"{_CORE}/test_memory_accounts.py::test_what_a_request_computed_itself_is_no_hit",
         target="engine.scheduler.planner:Planner._admit",
-        cut="request.place = _CHUNKED",
+        cut="request.place = CHUNKED",
         becomes=(
-            "request.cached_tokens = min(request.prefill_start, request.prompt_tokens)\n    request.place = _CHUNKED"
+            "request.cached_tokens = min(request.prefill_start, request.prompt_tokens)\n    request.place = CHUNKED"
         ),
     ),
     _of(

@@ -20,7 +20,7 @@ PLANNED_AHEAD: Final = (
         test=f"{_TESTS}::test_pages_are_kept_until_the_token_too_many_is_back",
         target="engine.scheduler.scheduler:Scheduler._end",
         cut="elif request.in_flight:",
-        becomes="elif request.in_flight and reason is not _STOP:",
+        becomes="elif request.in_flight and reason is not STOP:",
     ),
     Mutant(
         name="a-token-too-many-is-cached",
@@ -51,7 +51,7 @@ PLANNED_AHEAD: Final = (
         target="engine.scheduler.scheduler:Scheduler._on_token",
         cut="self._release_if_landed(request)",
         becomes=(
-            "elif request.finish_reason is _STOP:\n"
+            "elif request.finish_reason is STOP:\n"
             "        self.counters.generated_tokens += 1\n"
             "    self._release_if_landed(request)"
         ),
@@ -133,7 +133,7 @@ PLANNED_AHEAD: Final = (
         target="engine.scheduler.scheduler:Scheduler._release_if_landed",
         cut="if request.in_flight:",
         becomes=(
-            "if request.place is _RETRACTING and request.in_flight == 1 and self.limits.async_scheduling:\n"
+            "if request.place is RETRACTING and request.in_flight == 1 and self.limits.async_scheduling:\n"
             "        request.in_flight = 0\n"
             "        self.planner.retract(request)\n"
             "        request.in_flight = 1\n"

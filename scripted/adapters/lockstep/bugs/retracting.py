@@ -18,7 +18,7 @@ RETRACTING: Final = (
         test=f"{GALLERY_TESTS}/test_g05_pause_after_last_chunk.py::test_pause_around_the_last_chunk",
         target="engine.scheduler.planner:Planner.retract_all",
         cut="if request.lease is None or",
-        becomes="if request.place is _DISPATCHED or request.lease is None or",
+        becomes="if request.place is DISPATCHED or request.lease is None or",
     ),
     Mutant(
         name="retraction-frees-too-late",
@@ -49,7 +49,7 @@ RETRACTING: Final = (
         target="engine.scheduler.scheduler:Scheduler._release_if_landed",
         cut="if request.in_flight:",
         becomes=(
-            "if request.in_flight and request.place is _RETRACTING:\n"
+            "if request.in_flight and request.place is RETRACTING:\n"
             "        request.in_flight = 0\n"
             "    if request.in_flight:"
         ),
@@ -81,11 +81,11 @@ RETRACTING: Final = (
         signature="overtaken by",
         test=f"{GALLERY_TESTS}/test_g18_place_in_the_queue.py::test_a_retracted_request_keeps_its_place",
         target="engine.scheduler.books:Books.enqueue",
-        cut="request.place = _WAITING",
+        cut="request.place = WAITING",
         becomes=(
             "if request.retractions:\n"
             "        request.arrival = max((other.arrival for other in self.requests.values()), default=0) + 1\n"
-            "    request.place = _WAITING"
+            "    request.place = WAITING"
         ),
     ),
     Mutant(
