@@ -21,7 +21,7 @@ from engine.frontend.body_reader import BodyReader
 from engine.frontend.description import Description
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.grammar_check import GrammarCheck
+from engine.frontend.grammar_check import GrammarCheck, grammar_works
 from engine.frontend.host_check import HostCheck
 from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.metrics import Metrics
@@ -51,7 +51,7 @@ def build_app(
     app = FastAPIOffline(title="Lockstep", version=__version__, description="An LLM serving engine.", redoc_url=None)
     description, clock = Description(), MonotonicClock()
     metrics, bodies = Metrics(served.model_name, clock), BodyReader(settings.max_body_bytes)
-    grammars = GrammarCheck(served.limits, clock, metrics.grammar_check.observe)
+    grammars = GrammarCheck(served.limits, long_bodies, clock, metrics.grammar_check.observe)
     add_health(app, client, state, description)
     clients = APIRouter(dependencies=[Depends(access.admit_client)])
     GenerationRoutes(served, client, bodies, long_bodies, grammars, metrics).add_to(clients, description)
@@ -85,8 +85,8 @@ def _add_heads(*routers: APIRouter) -> None:
 
 
 def body_works(served: ServedModel) -> dict[str, BodyWork]:
-    """What the process of a long body does, by the kind of body."""
-    return order_works(served) | token_works(served)
+    """What a process of its own does, by the kind of body or check."""
+    return order_works(served) | token_works(served) | grammar_works()
 
 
 def _add_cors(app: FastAPI, listed: str) -> None:

@@ -5,15 +5,20 @@ Owns the count of bytes in hand. The connection bounds how long a body may take.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from email.message import Message
+from typing import TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from engine.frontend.errors import ApiError, ErrorType, shortened
 
-__all__ = ["BodyReader"]
+__all__ = ["BodyReader", "unless_gone"]
+
+Result = TypeVar("Result")
 
 # This many bodies of the largest size may be in hand at once, whatever the number of connections.
 LARGEST_BODIES_IN_HAND = 16
@@ -88,6 +93,24 @@ def _require_plain(request: Request) -> None:
             f"the body must be JSON in UTF-8, but its charset is declared as {shortened(charset, 80)!r}; send "
             f"'Content-Type: {JSON}'",
         )
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of work on a request that was read. Cancels it and raises ClientDisconnect when the client leaves."""
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 def _declared_bytes(request: Request) -> int:

@@ -1,7 +1,8 @@
 """Runs each piece of work in a process of its own: the event loop goes on, and the memory returns when it ends.
 
 A parent is forked before there is a thread or a loop, and forks a process for each piece. It reads nothing of the work,
-so what breaks a worker leaves it whole. Both die with the process that they work for.
+so what breaks a worker leaves it whole. A piece is bounded in time and memory, and ends with who waits for it; a parent
+that forks nothing is ended. Both die with the process that they work for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import heapq
 import os
 import resource
 import signal
@@ -16,69 +18,100 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from multiprocessing import current_process
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Final, NoReturn, Self
 
 from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
 
-__all__ = ["ForkedWork", "WorkLostError"]
+__all__ = ["CHECK_LIMIT_S", "ForkedWork", "WorkLostError", "WorkTooLargeError"]
 
-# All clients together can make it use at most two cores and twice the memory of one piece.
-WORKERS_AT_ONCE = 2
-# The longest body takes far less. A piece that takes longer is given up.
-MAX_CPU_S = 60
-MAX_WAIT_S = 120.0
-RECEIVE_BYTES = 2**18
+# All clients together can make it use at most two cores and twice the memory of one piece; checks have two more.
+WORKERS_AT_ONCE: Final = 2
+# The longest body takes far less. A piece that takes longer is ended.
+WORK_LIMIT_S: Final = 60.0
+# A check that takes longer gives way to smaller ones, and is begun again among the long ones.
+QUICK_CHECK_S: Final = 1.0
+CHECK_LIMIT_S: Final = 20.0
+# Beyond what a worker has when it is forked. The longest body took 60 bytes for each of its own.
+MEMORY_BYTES: Final = 768 * 2**20
+MEMORY_A_BYTE: Final = 64
+RECEIVE_BYTES: Final = 2**18
 # The kernel ends these processes first when the machine runs out of memory.
-MOST_EXPENDABLE = "1000"
+MOST_EXPENDABLE: Final = "1000"
 # Streams take precedence over bodies on a shared core.
-NICENESS = 10
-_LENGTH = struct.Struct("=Q")
-_ONE_MORE = b"+"
-STDERR = 2
+NICENESS: Final = 10
+_LENGTH: Final = struct.Struct("=Q")
+# A worker's pid: the first thing that it says.
+_PID: Final = struct.Struct("=q")
+_ONE_MORE: Final = b"+"
+STDERR: Final = 2
 
 
 class WorkLostError(Exception):
     """A worker ended without an answer, or none could be forked."""
 
 
-class ForkedWork:
-    """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone."""
+class WorkTooLargeError(WorkLostError):
+    """A worker was ended because it took too long or too much memory, or it broke on its work."""
 
-    def __init__(self, orders: socket.socket, parent_pid: int) -> None:
+
+class ForkedWork:
+    """Calls ``work`` on bytes in processes of their own. ``fileno()`` is readable when their parent is gone.
+
+    A parent that forks nothing for ``stuck_s`` seconds is ended; 0: never. ``why_lost`` says why it is gone.
+    """
+
+    def __init__(self, name: str, orders: socket.socket, parent_pid: int, stuck_s: float) -> None:
+        self.why_lost = "it closed its socket to the front end"
+        self._name = name
         self._orders = orders
         self._parent_pid = parent_pid
+        self._stuck_s = stuck_s
+        self._unanswered: asyncio.TimerHandle | None = None
         self._slots = asyncio.Semaphore(WORKERS_AT_ONCE)
+        self._quick_checks = _SmallestFirst()
+        self._long_checks = asyncio.Semaphore(1)
 
     @classmethod
-    def start(cls, name: str, work: Callable[[bytes], bytes]) -> Self:
-        """Fork the parent. Call it before this process starts a thread."""
+    def start(
+        cls,
+        name: str,
+        work: Callable[[bytes], bytes],
+        *,
+        stuck_s: float = 0.0,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Self:
+        """Fork the parent, which calls ``prepare`` before it forks. Call it before this process starts a thread."""
         ours, theirs = socket.socketpair()
         owner_pid = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         parent_pid = os.fork()
         if parent_pid == 0:
-            _run_parent(theirs, owner_pid, name, work)
+            _run_parent(theirs, owner_pid, name, work, prepare)
         theirs.close()
-        return cls(ours, parent_pid)
+        return cls(name, ours, parent_pid, stuck_s)
 
     def fileno(self) -> int:
         """The file descriptor to wait on for the parent's end."""
         return self._orders.fileno()
 
-    async def run(self, data: bytes) -> bytes:
-        """The work's answer. Raises WorkLostError when its process ended without one."""
-        async with self._slots:
-            try:
-                async with asyncio.timeout(MAX_WAIT_S):
-                    return await self._exchange(data)
-            except (OSError, TimeoutError) as exc:
-                raise WorkLostError(
-                    f"the process of this work could not finish it: {exc or 'it took too long'}"
-                ) from exc
+    async def run(self, data: bytes, *, is_check: bool = False) -> bytes:
+        """The work's answer. Raises WorkLostError when its process ended without one; cancelled, it ends it.
+
+        Checks are of any length, but most are short: of those that wait the smallest goes first, and one that takes
+        long waits for other long ones.
+        """
+        if not is_check:
+            async with self._slots:
+                return await self._bounded(data, WORK_LIMIT_S)
+        async with self._quick_checks.turn(len(data)):
+            with contextlib.suppress(WorkTooLargeError):
+                return await self._bounded(data, QUICK_CHECK_S)
+        async with self._long_checks:
+            return await self._bounded(data, CHECK_LIMIT_S)
 
     def close(self) -> None:
         """End the parent, and with it all its children."""
@@ -86,24 +119,117 @@ class ForkedWork:
         os.kill(self._parent_pid, signal.SIGKILL)
         os.waitpid(self._parent_pid, 0)
 
-    async def _exchange(self, data: bytes) -> bytes:
+    async def _bounded(self, data: bytes, limit_s: float) -> bytes:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
-            with theirs:
-                socket.send_fds(self._orders, [_ONE_MORE], [theirs.fileno()])
             ours.setblocking(False)
-            await loop.sock_sendall(ours, data)
-            ours.shutdown(socket.SHUT_WR)
-            answer = bytearray()
-            while part := await loop.sock_recv(ours, RECEIVE_BYTES):
-                answer += part
+            try:
+                with theirs:
+                    socket.send_fds(self._orders, [_ONE_MORE], [theirs.fileno()])
+                async with asyncio.timeout(limit_s):
+                    worker = await self._begun(ours)
+            except (OSError, TimeoutError) as exc:
+                raise WorkLostError(
+                    f"engine-{self._name} forks no process for it: {str(exc) or f'it was silent for {limit_s:g} s'}"
+                ) from exc
+            try:
+                async with asyncio.timeout(limit_s):
+                    await loop.sock_sendall(ours, data)
+                    ours.shutdown(socket.SHUT_WR)
+                    answer = bytearray()
+                    while part := await loop.sock_recv(ours, RECEIVE_BYTES):
+                        answer += part
+            except TimeoutError as exc:
+                raise WorkTooLargeError(f"the process of this work did not finish it within {limit_s:g} s") from exc
+            except OSError as exc:
+                raise WorkTooLargeError(f"the process of this work broke: {exc}") from exc
+            finally:
+                worker.end()
         if len(answer) < _LENGTH.size or _LENGTH.unpack_from(answer)[0] != len(answer) - _LENGTH.size:
-            raise WorkLostError("the process of this work ended without an answer")
+            raise WorkTooLargeError("the process of this work ended without an answer")
         return bytes(memoryview(answer)[_LENGTH.size :])
 
+    async def _begun(self, connection: socket.socket) -> _Worker:
+        """The worker, once it has said its pid. It waits for its work, so the pid is still its own."""
+        loop = asyncio.get_running_loop()
+        if self._stuck_s and self._unanswered is None:
+            self._unanswered = loop.call_later(self._stuck_s, self._end_parent)
+        said = b""
+        while len(said) < _PID.size:
+            part = await loop.sock_recv(connection, _PID.size - len(said))
+            if not part:
+                raise WorkLostError("its process ended before it began")
+            said += part
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+        return _Worker(*_PID.unpack(said))
 
-def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable[[bytes], bytes]) -> NoReturn:
+    def _end_parent(self) -> None:
+        """End a parent that is stopped or hangs; its owner sees the closed socket."""
+        self.why_lost = f"it forked no process for {self._stuck_s:g} s (step_timeout_s), and was ended"
+        os.kill(self._parent_pid, signal.SIGKILL)
+
+
+class _Worker:
+    """A process that can be ended. Where the system has no handle for a process, its pid stands for it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+
+    def end(self) -> None:
+        """End it; harmless where it has ended. Its parent's system reaps it."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is None:
+                os.kill(self._pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class _SmallestFirst:
+    """One at a time. Of those that wait the smallest is next, of equal ones the first."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._count = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        if self._is_taken:
+            self._count += 1
+            called = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (size, self._count, called))
+            try:
+                await called
+            except asyncio.CancelledError:
+                if not called.cancelled():
+                    self._call_next()
+                raise
+        self._is_taken = True
+        try:
+            yield
+        finally:
+            self._call_next()
+
+    def _call_next(self) -> None:
+        """Pass the turn on; to who waits, if anyone does, before one that comes only now."""
+        while self._waiting:
+            _, _, called = heapq.heappop(self._waiting)
+            if not called.done():
+                called.set_result(None)
+                return
+        self._is_taken = False
+
+
+def _run_parent(
+    orders: socket.socket, owner_pid: int, name: str, work: Callable[[bytes], bytes], prepare: Callable[[], object]
+) -> NoReturn:
     """Fork a worker for each socket that comes, until the owner is gone."""
     try:
         close_inherited_files([orders.fileno()])
@@ -116,6 +242,7 @@ def _run_parent(orders: socket.socket, owner_pid: int, name: str, work: Callable
         # The kernel reaps its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         die_with_parent(owner_pid, signal.SIGKILL)
+        prepare()
         while True:
             word, files, _, _ = socket.recv_fds(orders, len(_ONE_MORE), 1)
             if not word:
@@ -138,23 +265,29 @@ def _fork_worker(orders: socket.socket, file: int, work: Callable[[bytes], bytes
 
 
 def _run_worker(file: int, parent_pid: int, work: Callable[[bytes], bytes]) -> NoReturn:
-    status = 1
+    status, told = 1, STDERR
     try:
         die_with_parent(parent_pid, signal.SIGKILL)
         _limit_worker()
+        # What libraries write when they break, a client could fill the log with. What Python raises is still told.
+        told = os.dup(STDERR)
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), STDERR)
         # Closed by the end of this process: a cause of death is written before its owner hears of the death.
         connection = socket.socket(fileno=file)
+        connection.sendall(_PID.pack(os.getpid()))
         question = bytearray()
         while part := connection.recv(RECEIVE_BYTES):
             question += part
+        _limit_memory(len(question))
         answer = work(bytes(question))
         connection.sendall(_LENGTH.pack(len(answer)))
         connection.sendall(answer)
         status = 0
-    except BrokenPipeError:  # Its owner waits no longer.
+    except (BrokenPipeError, ConnectionResetError, MemoryError):  # Its owner waits no longer, or is told by its end.
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run twice
-        os.write(STDERR, traceback.format_exc().encode())
+        os.write(told, traceback.format_exc().encode())
     finally:
         os._exit(status)
 
@@ -164,8 +297,20 @@ def _limit_worker() -> None:
     gc.disable()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
-    bound_s = MAX_CPU_S if most_s == resource.RLIM_INFINITY else min(MAX_CPU_S, most_s)
-    resource.setrlimit(resource.RLIMIT_CPU, (bound_s, bound_s))
+    _limit(resource.RLIMIT_CPU, int(WORK_LIMIT_S))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
+
+
+def _limit_memory(question_bytes: int) -> None:
+    """Bound what a worker takes beyond what it was forked with. Linux only, else a no-op."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        has_bytes = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
+        _limit(resource.RLIMIT_DATA, has_bytes * 1024 + MEMORY_BYTES + MEMORY_A_BYTE * question_bytes)
+
+
+def _limit(kind: int, bound: int) -> None:
+    _, most = resource.getrlimit(kind)
+    bound = bound if most == resource.RLIM_INFINITY else min(bound, most)
+    resource.setrlimit(kind, (bound, bound))

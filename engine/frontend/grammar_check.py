@@ -1,41 +1,66 @@
 """Refuses grammars that no output can follow, before anything is queued and without delaying a stream.
 
-A check compiles the grammar, in a thread. What was found right is remembered, as long as there is room.
+A check compiles the grammar, in a process that is bounded and ends with its client. What was found right is remembered,
+as long as there is room.
 """
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from engine.clock import Clock
 from engine.frontend.errors import ApiError
+from engine.frontend.forked_work import CHECK_LIMIT_S, MEMORY_BYTES, WorkLostError, WorkTooLargeError
+from engine.frontend.long_bodies import BodyWork, LongBodies
 from engine.frontend.requests import Order
 from engine.grammar import Fault, fault_of
 from engine.limits import Limits
 from engine.messages import Grammar
 
-__all__ = ["GrammarCheck", "refusal_of", "require_end"]
+__all__ = ["GrammarCheck", "grammar_works", "import_grammars", "refusal_of", "require_end"]
 
+# The kind of work that a check is.
+GRAMMAR: Final = "grammar"
 REMEMBERED_GRAMMARS: Final = 256
 # Of all together, so that long ones cannot fill the memory.
 REMEMBERED_CHARS: Final = 4_000_000
 
 
-class GrammarCheck:
-    """Looks at the grammar of every order. ``observe`` is told how many seconds each compilation took."""
+class _Question(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A grammar, the field that it came in, and the parts that it was made of, each with its place."""
 
-    def __init__(self, limits: Limits, clock: Clock, observe: Callable[[float], None]) -> None:
+    field: str
+    grammar: Grammar
+    parts: tuple[tuple[str, Grammar], ...]
+
+
+_question_of = msgspec.msgpack.Decoder(_Question).decode
+
+
+class GrammarCheck:
+    """Looks at the grammar of every order. ``observe`` is told how many seconds each check took.
+
+    ``elsewhere`` must know ``grammar_works``.
+    """
+
+    def __init__(self, limits: Limits, elsewhere: LongBodies, clock: Clock, observe: Callable[[float], None]) -> None:
         self._limits = limits
+        self._elsewhere = elsewhere
         self._clock = clock
         self._observe = observe
         self._right: OrderedDict[Grammar, None] = OrderedDict()
         self._chars = 0
 
     async def look(self, order: Order) -> None:
-        """Raise ApiError (400), with the field and the place in the grammar, when no output can follow it."""
+        """Raise ApiError (400), with the field and the place in the grammar, when no output can follow it.
+
+        Cancelled, it ends the check.
+        """
         grammar = order.messages[0].sampling.grammar
         if grammar is None:
             return
@@ -45,10 +70,19 @@ class GrammarCheck:
             self._right.move_to_end(grammar)
             return
         begun_s = self._clock.now()
-        fault = await asyncio.to_thread(fault_of, grammar)
-        self._observe(self._clock.now() - begun_s)
-        if fault is not None:
-            raise await asyncio.to_thread(_refusal_of_part, order) or refusal_of(grammar, fault, field)
+        try:
+            asked = _Question(field=field, grammar=grammar, parts=tuple(order.grammar_parts))
+            await self._elsewhere.check(GRAMMAR, msgspec.msgpack.encode(asked))
+        except WorkTooLargeError as exc:
+            raise ApiError.invalid(
+                f"{field} must be a {grammar.kind.value} that can be compiled within {CHECK_LIMIT_S:g} s and "
+                f"{MEMORY_BYTES >> 20} MB, but this one of {len(grammar.text)} characters cannot; make it smaller",
+                param=field,
+            ) from exc
+        except WorkLostError as exc:
+            raise ApiError.unavailable(f"{field} must be checked in its own process, but {exc}; try again") from exc
+        finally:
+            self._observe(self._clock.now() - begun_s)
         self._remember(grammar)
 
     def _remember(self, grammar: Grammar) -> None:
@@ -61,13 +95,26 @@ class GrammarCheck:
             self._chars -= len(oldest.text)
 
 
-def _refusal_of_part(order: Order) -> ApiError | None:
-    """The answer to the first part of a grammar that no output can follow; None when each of them has one."""
-    for place, part in order.grammar_parts:
-        fault = fault_of(part)
-        if fault is not None:
-            return refusal_of(part, fault, place)
-    return None
+def grammar_works() -> dict[str, BodyWork]:
+    """What the process of a check does."""
+    return {GRAMMAR: _check}
+
+
+def import_grammars() -> None:
+    """Import the library, which takes a quarter of a second: once, before processes are forked for checks."""
+    importlib.import_module("llguidance")
+
+
+def _check(data: bytes) -> bytes:
+    """Raise ApiError for a grammar, or for the first part of it, that no output can follow."""
+    asked = _question_of(data)
+    fault = fault_of(asked.grammar)
+    if fault is None:
+        return b""
+    for place, part in asked.parts:
+        if (fault_of_part := fault_of(part)) is not None:
+            raise refusal_of(part, fault_of_part, place)
+    raise refusal_of(asked.grammar, fault, asked.field)
 
 
 def require_end(limits: Limits, field: str) -> None:

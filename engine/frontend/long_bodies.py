@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
 from engine.frontend.errors import ApiError, ErrorDetail, ErrorType
 from engine.frontend.forked_work import WorkLostError
 
-__all__ = ["LONG_BODY_BYTES", "BodyWork", "LongBodies", "body_work", "is_long"]
+__all__ = ["LONG_BODY_BYTES", "Ask", "BodyWork", "LongBodies", "body_work", "is_long"]
 
 # The worst body of this length takes 11 ms in the event loop; the goal for any body is 50 ms. To fork a process takes
 # as long. An object or a list (a message, a tool, a call: a template renders each) takes as long as this many bytes.
@@ -39,16 +40,22 @@ def body_work(works: Mapping[str, BodyWork]) -> Callable[[bytes], bytes]:
     return functools.partial(_answer, works=works)
 
 
+class Ask(Protocol):
+    """``ForkedWork.run``."""
+
+    def __call__(self, question: bytes, /, *, is_check: bool) -> Awaitable[bytes]: ...
+
+
 class LongBodies:
     """Has bodies worked on elsewhere. ``ask`` is ``body_work``, called in a process of its own."""
 
-    def __init__(self, ask: Callable[[bytes], Awaitable[bytes]]) -> None:
+    def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     async def work_on(self, kind: str, data: bytes) -> memoryview:
         """What the work of a kind makes of a body. Raises the ApiError that it raised, or 503 when it was lost."""
         try:
-            answer = memoryview(await self._ask(f"{kind}\n".encode() + data))
+            return await self._answer_to(kind, data, is_check=False)
         except WorkLostError as exc:
             raise ApiError(
                 503,
@@ -56,6 +63,16 @@ class LongBodies:
                 f"the body of {len(data)} bytes must be read in a process of its own, but {exc}; try again, or "
                 "send a shorter one",
             ) from exc
+
+    async def check(self, kind: str, data: bytes) -> None:
+        """Have something checked that may be short or long. Raises the ApiError that the check raised.
+
+        Raises WorkLostError when the check was lost, WorkTooLargeError when it was ended.
+        """
+        await self._answer_to(kind, data, is_check=True)
+
+    async def _answer_to(self, kind: str, data: bytes, *, is_check: bool) -> memoryview:
+        answer = memoryview(await self._ask(f"{kind}\n".encode() + data, is_check=is_check))
         if answer[:1] == _REFUSED:
             raise ApiError.of_detail(_detail_decoder.decode(answer[1:]))
         return answer[1:]

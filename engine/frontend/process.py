@@ -24,6 +24,7 @@ from engine.frontend.dialect import Dialect
 from engine.frontend.engine_client import EngineClient
 from engine.frontend.errors import ApiError, public
 from engine.frontend.forked_work import ForkedWork
+from engine.frontend.grammar_check import import_grammars
 from engine.frontend.long_bodies import LongBodies, body_work
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
@@ -60,7 +61,9 @@ def run_frontend(
     tokenizer, template = load_tokenizer(settings)
     dialect = Dialect.of(settings, template.text)
     served = ServedModel(tokenizer, template, limits, settings.model_name, dialect)
-    reading = ForkedWork.start(READER, body_work(body_works(served)))
+    reading = ForkedWork.start(
+        READER, body_work(body_works(served)), stuck_s=settings.step_timeout_s, prepare=import_grammars
+    )
     try:
         asyncio.run(_serve(control, settings, served, reading, listener, folder))
     except ProcessDiedError as exc:
@@ -152,7 +155,7 @@ class _Life:
     def lose_reader(self, reading: ForkedWork) -> None:
         """The parent of the processes that read long bodies is gone, and long bodies with it."""
         asyncio.get_running_loop().remove_reader(reading.fileno())
-        self._die(ProcessDiedError(READER, "it closed its socket to the front end"))
+        self._die(ProcessDiedError(READER, reading.why_lost))
 
     async def _drain(self) -> None:
         await self._client.wait_quiet()

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engine.frontend.answer import Decoder
-from engine.frontend.body_reader import BodyReader
+from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.dialect import Parsing
 from engine.frontend.engine_client import EngineClient
@@ -131,9 +131,12 @@ class GenerationRoutes:
     async def take_order(self, kind: str, request: Request) -> Order:
         """The order of a request, which can be carried out. A long body delays no stream. Raises ApiError."""
         async with self._bodies.body_of(request) as data:
-            taken = await self._long_bodies.work_on(kind, data) if is_long(data) else self._orders[kind](data)
-        order = taken if isinstance(taken, Order) else await unpacked(taken)
-        await self._grammars.look(order)
+            if is_long(data):
+                order = await unpacked(await unless_gone(request, self._long_bodies.work_on(kind, data)))
+            else:
+                order = self._orders[kind](data)
+        if order.messages[0].sampling.grammar is not None:
+            await unless_gone(request, self._grammars.look(order))
         return order
 
     async def _respond(self, request: Request, order: Order, shape: Shape, decoder: Decoder | None = None) -> Response:

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue, model_validator
 
-from engine.frontend.body_reader import BodyReader
+from engine.frontend.body_reader import BodyReader, unless_gone
 from engine.frontend.description import Description
 from engine.frontend.errors import FieldError
 from engine.frontend.long_bodies import BodyWork, LongBodies, is_long
@@ -105,7 +105,7 @@ def add_tokenization(
 
     async def answer(kind: str, request: Request) -> Response:
         async with bodies.body_of(request) as data:
-            said = await long_bodies.work_on(kind, data) if is_long(data) else works[kind](data)
+            said = await unless_gone(request, long_bodies.work_on(kind, data)) if is_long(data) else works[kind](data)
         return Response(said, media_type=JSON_TYPE)
 
     @router.post("/tokenize", **description.route(body=TokenizeBody, answer=TokenizeAnswer, errors=(404,), tag=TOKENS))

@@ -20,7 +20,7 @@ from engine.frontend.auth import Access
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.dialect import PLAIN, Dialect
 from engine.frontend.engine_client import EngineClient
-from engine.frontend.long_bodies import LongBodies, body_work
+from engine.frontend.long_bodies import Ask, LongBodies, body_work
 from engine.frontend.requests import ServedModel
 from engine.frontend.routes.information import ServerState
 from engine.launch.preload import PreloadedParent
@@ -110,6 +110,7 @@ class Stage:
         # What a process of its own does in a server.
         self.long_bodies: list[bytes] = []
         self.state = ServerState(dict(self.limits.loras), serving=True)
+        self.ask_elsewhere: Ask = self._work_on_long_body
         self._access = Access.of(self.settings, address)
         self.serve(PLAIN)
 
@@ -118,12 +119,13 @@ class Stage:
         template, name = ChatTemplate(self.template_source), self.settings.model_name
         self.served = ServedModel(self.tokenizer, template, self.limits, name, dialect)
         self.work_elsewhere = body_work(body_works(self.served))
-        long_bodies = LongBodies(self._work_on_long_body)
+        long_bodies = LongBodies(lambda question, *, is_check: self.ask_elsewhere(question, is_check=is_check))
         self.app = build_app(self.settings, self.served, self.client, self._access, long_bodies, self.state)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://127.0.0.1")
 
-    async def _work_on_long_body(self, question: bytes) -> bytes:
-        self.long_bodies.append(question)
+    async def _work_on_long_body(self, question: bytes, *, is_check: bool) -> bytes:
+        if not is_check:
+            self.long_bodies.append(question)
         answer = self.work_elsewhere(question)
         return await answer if isinstance(answer, Awaitable) else answer
 

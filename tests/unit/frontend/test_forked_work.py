@@ -14,10 +14,13 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from engine.frontend.forked_work import WORKERS_AT_ONCE, ForkedWork, WorkLostError
+from engine.frontend import forked_work
+from engine.frontend.forked_work import MEMORY_BYTES, WORKERS_AT_ONCE, ForkedWork, WorkLostError, WorkTooLargeError
 
 PATIENCE_S = 10.0
 LARGE = 5_000_000
+SHORT_S = 0.3
+STUCK_S = 0.6
 
 
 def work(data: bytes) -> bytes:
@@ -31,6 +34,10 @@ def work(data: bytes) -> bytes:
             raise SystemExit
         case b"wait":
             time.sleep(PATIENCE_S * 10)
+        case b"grow":
+            return str(len(bytearray(MEMORY_BYTES * 2))).encode()
+        case b"stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         case b"gc":
             return str(gc.isenabled()).encode()
     return data[::-1]
@@ -38,7 +45,7 @@ def work(data: bytes) -> bytes:
 
 @contextmanager
 def working() -> Iterator[ForkedWork]:
-    forked = ForkedWork.start("test", work)
+    forked = ForkedWork.start("test", work, stuck_s=STUCK_S)
     try:
         yield forked
     finally:
@@ -140,3 +147,101 @@ def test_both_die_with_the_process_that_they_work_for() -> None:
         os.waitpid(owner, 0)
     _, alive = psutil.wait_procs(left, PATIENCE_S)
     assert alive == []
+
+
+async def worker_of(forked: ForkedWork) -> psutil.Process:
+    """The one that works."""
+    parent = psutil.Process(forked._parent_pid)
+    while not (workers := parent.children()):
+        await asyncio.sleep(0.01)
+    return workers[0]
+
+
+@pytest.mark.parametrize("how", [b"wait", b"stop"])
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_worker_that_hangs_ends_with_its_time_or_with_who_waits(
+    monkeypatch: pytest.MonkeyPatch, how: bytes, limited: bool
+) -> None:
+    """A05: one that hung at its memory's limit kept 983 MB for ever; a grammar's outlived its client."""
+    if limited:
+        monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
+
+    async def scene(forked: ForkedWork) -> None:
+        piece = asyncio.create_task(forked.run(how))
+        worker = await worker_of(forked)
+        if limited:
+            with pytest.raises(WorkTooLargeError, match=r"did not finish it within 0\.3 s"):
+                await piece
+        else:
+            await asyncio.sleep(SHORT_S)
+            piece.cancel()
+        await asyncio.to_thread(psutil.wait_procs, [worker], PATIENCE_S / 2)
+        assert not worker.is_running()
+        assert await forked.run(b"abc") == b"cba"
+
+    run(scene)
+
+
+def test_a_worker_that_takes_too_much_memory_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene(forked: ForkedWork) -> None:
+        with pytest.raises(WorkTooLargeError, match="without an answer"):
+            await forked.run(b"grow")
+        assert await forked.run(b"abc") == b"cba"
+
+    run(scene)
+    assert capfd.readouterr().err == "", "a client could fill the log"
+
+
+def test_a_parent_that_is_stopped_is_noticed_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A06: long bodies waited 120 s for a 503 without a cause, each anew."""
+    monkeypatch.setattr(forked_work, "WORK_LIMIT_S", SHORT_S)
+
+    async def scene(forked: ForkedWork) -> None:
+        os.kill(forked._parent_pid, signal.SIGSTOP)
+        with pytest.raises(WorkLostError, match=r"engine-test forks no process for it: it was silent for 0\.3 s"):
+            await forked.run(b"abc")
+        with pytest.raises(WorkLostError, match="engine-test forks no process for it"):
+            await forked.run(b"abc")
+        assert select.select([forked], [], [], PATIENCE_S)[0]
+        assert forked.why_lost == "it forked no process for 0.6 s (step_timeout_s), and was ended"
+
+    run(scene)
+
+
+def test_a_parent_that_goes_on_in_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(forked: ForkedWork) -> None:
+        os.kill(forked._parent_pid, signal.SIGSTOP)
+        piece = asyncio.create_task(forked.run(b"abc"))
+        await asyncio.sleep(STUCK_S / 3)
+        os.kill(forked._parent_pid, signal.SIGCONT)
+        assert await piece == b"cba"
+        await asyncio.sleep(STUCK_S)
+        assert await forked.run(b"abc") == b"cba"
+
+    run(scene)
+
+
+def test_small_checks_overtake_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A05: eight grammars of 32 KB kept another client's small regex unanswered for 60 s."""
+    monkeypatch.setattr(forked_work, "QUICK_CHECK_S", SHORT_S)
+    monkeypatch.setattr(forked_work, "CHECK_LIMIT_S", 4 * SHORT_S)
+
+    async def scene(forked: ForkedWork) -> None:
+        large = [asyncio.create_task(forked.run(b"wait", is_check=True)) for _ in range(3)]
+        await asyncio.sleep(0)
+        long = b"x" * 100
+        order: list[bytes] = []
+
+        async def noted(data: bytes) -> None:
+            answer = await forked.run(data, is_check=True)
+            order.append(answer)
+
+        await asyncio.gather(noted(long), noted(b"abc"), noted(b"de"))
+        assert order[:2] == [b"ed", b"cba"]
+        assert not any(one.done() for one in large), "they have their time"
+        large[0].cancel()
+        ends = await asyncio.gather(*large, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, WorkTooLargeError, WorkTooLargeError]
+        assert psutil.Process(forked._parent_pid).children() == []
+
+    run(scene)

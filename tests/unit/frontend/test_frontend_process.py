@@ -69,13 +69,15 @@ class Source:
 class Reading:
     """What forks a process for each long body, as far as the front end watches it."""
 
+    why_lost = "it closed its socket"
+
     def __init__(self) -> None:
         self._ours, self.other = socket.socketpair()
 
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    async def run(self, question: bytes) -> bytes:
+    async def run(self, question: bytes, *, is_check: bool) -> bytes:
         return question
 
     def close(self) -> None:
@@ -278,7 +280,7 @@ def test_a_run_ends_with_its_reader_and_clears_up_after_the_supervisor_alone(
             raise ProcessDiedError(died, "so it is")
 
     monkeypatch.setattr(process, "load_tokenizer", lambda _: (Tokens(), ChatTemplate(cast(Any, Source()))))
-    monkeypatch.setattr(ForkedWork, "start", lambda *_: reading)
+    monkeypatch.setattr(ForkedWork, "start", lambda *_, **__: reading)
     monkeypatch.setattr(process, "_serve", serve)
     monkeypatch.setattr(process, "_clear_up", lambda *_: clearing.append(1))
     settings = ServerSettings()

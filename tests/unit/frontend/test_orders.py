@@ -47,7 +47,8 @@ def inline(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
 def elsewhere(served: ServedModel, kind: str, body: bytes) -> Order | ApiError:
     work = body_work(order_works(served))
 
-    async def ask(question: bytes) -> bytes:
+    async def ask(question: bytes, *, is_check: bool) -> bytes:
+        assert not is_check
         return work(question)
 
     async def order() -> Order:
