@@ -1,29 +1,80 @@
 """How the served model writes what is not plain text: calls of tools, and reasoning.
 
-Owns the choice of both parsers, by the settings or by the model's chat template, and what an answer's parsing is asked
-to be. Made once a process; a request's state is its parser's.
+Owns the choice of both parsers, by the settings or by the model's chat template, what an answer's parsing is asked to
+be, and the order of the two parsers. A dialect is made once a process, a parser for each choice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from engine.frontend.answer_parser import AnswerParser
 from engine.frontend.reasoning import (
     BEGIN,
     END,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Part,
     ReasoningSplitter,
     ReasoningStart,
     reasoning_of_template,
     reasoning_start,
 )
 from engine.frontend.tools.call_grammar import CallForm
+from engine.frontend.tools.call_parser import CallParser
 from engine.frontend.tools.families import FAMILIES, Family, family_of_template, form_of_template, new_usual_id
 from engine.settings import ServerSettings
 
-__all__ = ["PLAIN", "Dialect", "Parsing"]
+__all__ = ["PLAIN", "AnswerParser", "Dialect", "Parsing"]
+
+
+class AnswerParser:
+    """Without ``reasoning`` or ``calls`` there is none to look for. Without ``parallel`` later calls are left out."""
+
+    def __init__(self, reasoning: ReasoningSplitter | None, calls: CallParser | None, *, parallel: bool) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._parallel = parallel
+        self._begun = 0
+
+    def push(self, text: str) -> list[Part]:
+        """Take text in, give the parts that are certain out."""
+        if self._reasoning is None:
+            return self._shown(self._called(text))
+        return self._shown(self._split(self._reasoning.push(text)))
+
+    def flush(self) -> list[Part]:
+        """The rest, once it is known that no more text comes."""
+        rest = [] if self._reasoning is None else self._split(self._reasoning.flush())
+        if self._calls is not None:
+            rest += self._calls.flush()
+        return self._shown(rest)
+
+    def _split(self, parts: Iterable[Part]) -> list[Part]:
+        """The same with the content looked through for calls."""
+        found: list[Part] = []
+        for part in parts:
+            found += self._called(part.text) if isinstance(part, Content) else [part]
+        return found
+
+    def _called(self, text: str) -> list[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Content(text)] if text else []
+
+    def _shown(self, parts: Iterable[Part]) -> list[Part]:
+        shown: list[Part] = []
+        for part in parts:
+            self._begun += isinstance(part, CallBegun)
+            of_call = isinstance(part, CallBegun | CallArguments | CallEnded)
+            if self._parallel or not of_call or self._begun == 1:
+                shown.append(part)
+        return shown
+
 
 AUTO = "auto"
 NONE = "none"

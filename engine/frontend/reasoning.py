@@ -1,7 +1,8 @@
-"""Reasoning that a model writes before its answer, between ``<think>`` and ``</think>``, split off the answer.
+"""What an answer consists of beside plain text, and the reasoning that a model writes before it.
 
-Owns where it begins, which the end of the prompt decides, and where it ends. The whitespace around the markers belongs
-to neither text. What stands inside is reasoning whatever it looks like, calls of tools too.
+Owns the types of parts: they come in the order of the text, and no other part stands between the pieces of a call. And
+where reasoning begins, which the end of the prompt decides, and ends; the whitespace around its markers belongs to
+neither text. What stands inside is reasoning whatever it looks like, calls of tools too.
 """
 
 from __future__ import annotations
@@ -9,18 +10,78 @@ from __future__ import annotations
 import enum
 import re
 
+import msgspec
+
 from engine.frontend.incoming_text import IncomingText, Reading
-from engine.frontend.parts import Content, Part, Reasoning, appended
 
 __all__ = [
     "BEGIN",
     "END",
     "REASONING_PARSERS",
+    "CallArguments",
+    "CallBegun",
+    "CallEnded",
+    "Content",
+    "Part",
+    "Reasoning",
     "ReasoningSplitter",
     "ReasoningStart",
+    "appended",
     "reasoning_of_template",
     "reasoning_start",
 ]
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """Text of the model's reasoning."""
+
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True):
+    """Text of the answer itself."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True):
+    """The model calls a tool. ``id`` is the one that it gave the call, if its family does that."""
+
+    name: str
+    id: str | None = None
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """The next piece of the call's arguments, as the model wrote them: JSON text."""
+
+    text: str
+
+
+class CallEnded(msgspec.Struct, frozen=True):
+    """The call's arguments are complete. A call that was cut has no end."""
+
+
+Part = Reasoning | Content | CallBegun | CallArguments | CallEnded
+
+
+def appended(parts: list[Part], part: Part) -> None:
+    """Add a part to a list; text that goes on with the last part's text becomes one part with it."""
+    last = parts[-1] if parts else None
+    match part, last:
+        case (
+            (Content(text), Content(before))
+            | (Reasoning(text), Reasoning(before))
+            | (
+                CallArguments(text),
+                CallArguments(before),
+            )
+        ):
+            parts[-1] = type(part)(before + text)
+        case (Content(""), _) | (Reasoning(""), _) | (CallArguments(""), _):
+            return
+        case _:
+            parts.append(part)
+
 
 BEGIN = "<think>"
 END = "</think>"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.dialect import PLAIN, Dialect, Parsing
 from engine.frontend.errors import ApiError, ErrorType
 from engine.frontend.protocol import GenerateBody, parse_body
+from engine.frontend.tokenizer import ChatTemplate
 from engine.limits import Limits
 from engine.messages import Generate, Grammar
 

@@ -1,20 +1,112 @@
-"""The checkpoint's tokenizer: text to token ids and back, and the chat template that comes with it.
+"""The checkpoint's tokenizer and its chat template: messages to the prompt that the model was trained on.
 
-Owns loading them. Stateless for requests; a stream's state is its detokenizer's.
+Owns loading them, and the error for messages that a template refuses. Never invents a template: a model without one has
+no chat. Stateless for requests.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jinja2.exceptions import TemplateError
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
-from engine.frontend.chat_template import ChatTemplate
+from engine.frontend.errors import ApiError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["load_tokenizer"]
+__all__ = ["ChatTemplate", "TemplateSource", "load_tokenizer"]
+
+# What templates raise, by themselves or by what they do with a value of another type than they expect.
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+# What Python calls the library's method that renders.
+_OWN_METHOD = re.compile(r"\w+\.apply_chat_template\(\)")
+_TOOLS = re.compile(r"\btools\b")
+
+
+class TemplateSource(Protocol):
+    """The part of a transformers tokenizer that is needed here."""
+
+    chat_template: str | dict[str, str] | None
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
+        """The prompt of a conversation."""
+        ...
+
+
+class ChatTemplate:
+    """Renders conversations. Made from a tokenizer, with or without a template."""
+
+    def __init__(self, source: TemplateSource) -> None:
+        self._source = source
+
+    @property
+    def text(self) -> str:
+        """The template, or all of them where a tokenizer has several; empty without one."""
+        template = self._source.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @property
+    def knows_tools(self) -> bool:
+        """True when the template shows the model its tools."""
+        return _TOOLS.search(self.text) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        ask: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The prompt of a conversation; with ``ask`` it ends where the assistant's next message begins.
+
+        Raises ApiError (400) when the model has no template or the template refuses the conversation.
+        """
+        if self._source.chat_template is None:
+            raise ApiError.invalid(
+                "chat needs a chat template, but this model's tokenizer has none; use /v1/completions", param="messages"
+            )
+        offered = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        options = {"tokenize": False, "add_generation_prompt": ask, **offered, **variables}
+        try:
+            return self._apply([dict(message) for message in messages], options)
+        except _REFUSALS as exc:
+            why = _OWN_METHOD.sub("it", str(exc))
+            raise ApiError.invalid(
+                f"the model's chat template must accept the messages, but: {why}; change roles or order",
+                param="messages",
+            ) from exc
+
+    def _apply(self, conversation: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        """Render, with arguments of calls as objects, or as text for a template that puts them in as they are."""
+        try:
+            return str(self._source.apply_chat_template(conversation, **options))
+        except TypeError:
+            written = [_with_written_arguments(message) for message in conversation]
+            if written == conversation:
+                raise
+            return str(self._source.apply_chat_template(written, **options))
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as JSON text."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": _written(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:

@@ -14,7 +14,6 @@ import msgspec
 
 from engine.frontend.dialect import Parsing
 from engine.frontend.errors import ApiError, ErrorType
-from engine.frontend.lark import after_reasoning
 from engine.frontend.openai.bodies import ChatBody, CompletionBody, OpenAiBody
 from engine.frontend.openai.tool_bodies import NamedToolBody, ToolBody
 from engine.frontend.protocol import parse_body
@@ -28,7 +27,7 @@ from engine.frontend.requests import (
     tokenize,
 )
 from engine.frontend.tools.argument_values import properties_of
-from engine.frontend.tools.call_grammar import calls_if_any, calls_or_answer, required_calls
+from engine.frontend.tools.call_grammar import after_reasoning, calls_if_any, calls_or_answer, required_calls
 from engine.frontend.tools.families import FAMILIES
 from engine.grammar import schema_grammar
 from engine.limits import Limits

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import UNSET
 
-from engine.frontend.answer_parser import AnswerParser
+from engine.frontend.dialect import AnswerParser
 from engine.frontend.openai.answers import (
     CalledFunction,
     CalledFunctionDelta,
@@ -20,8 +20,8 @@ from engine.frontend.openai.answers import (
     ToolCall,
     ToolCallDelta,
 )
-from engine.frontend.parts import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.frontend.protocol import GenerateAnswer
+from engine.frontend.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, Reasoning
 from engine.messages import FinishReason
 
 __all__ = ["TOOL_CALLS", "CallCounter", "SpokenChoice"]

@@ -9,8 +9,7 @@ import re
 from typing import Final
 
 from engine.frontend.incoming_text import Reading
-from engine.frontend.tools.call_parser import CallParser
-from engine.frontend.tools.json_text import SPACE, read_value
+from engine.frontend.tools.call_parser import SPACE, CallParser, read_value
 
 __all__ = ["BEGIN", "CALLS", "END", "END_CALLS", "FENCE", "SEPARATOR", "DeepSeekParser"]
 

@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 
 from engine.frontend.tools import deepseek, glm45, hermes, llama3, llama4, mistral, qwen3_coder
-from engine.frontend.tools.argument_rules import ArgumentForm
-from engine.frontend.tools.call_grammar import CallForm
+from engine.frontend.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.tools.call_parser import CallParser
 
 __all__ = [

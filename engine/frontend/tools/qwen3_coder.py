@@ -6,10 +6,8 @@ import re
 from typing import Final
 
 from engine.frontend.incoming_text import Reading
-from engine.frontend.tools.argument_values import WrittenArguments
-from engine.frontend.tools.call_parser import CallParser
-from engine.frontend.tools.json_text import SPACE
-from engine.frontend.tools.tagged_values import TaggedValues
+from engine.frontend.tools.argument_values import TaggedValues, WrittenArguments
+from engine.frontend.tools.call_parser import SPACE, CallParser
 
 __all__ = ["CLOSE", "END_FUNCTION", "END_PARAMETER", "FUNCTION", "OPEN", "PARAMETER", "Qwen3CoderParser"]
 

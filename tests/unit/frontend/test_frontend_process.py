@@ -18,9 +18,9 @@ import pytest
 
 from engine.errors import ProcessDiedError
 from engine.frontend import process
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.forked_work import ForkedWork
 from engine.frontend.requests import ServedModel
+from engine.frontend.tokenizer import ChatTemplate
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.process.control import (
     SUPERVISOR,

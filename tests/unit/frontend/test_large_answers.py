@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from engine.frontend import sessions
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.errors import ApiError
 from engine.frontend.openai.requests import chat_order, completion_order
 from engine.frontend.openai.shapes import ChatShape, CompletionShape
 from engine.frontend.requests import ServedModel, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions
+from engine.frontend.tokenizer import ChatTemplate
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, PromptLogprob, TokenLogprob, TokenOutput
 from engine.settings import ServerSettings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places
 
-from engine.frontend.answer_parser import AnswerParser
+from engine.frontend.dialect import AnswerParser
 from engine.frontend.incoming_text import IncomingText
 from engine.frontend.reasoning import (
     DEEPSEEK_R1,

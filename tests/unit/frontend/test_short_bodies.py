@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from engine.frontend import protocol
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.long_bodies import LONG_BODY_BYTES, is_long
 from engine.frontend.openai import bodies, requests
 from engine.frontend.requests import ServedModel
+from engine.frontend.tokenizer import ChatTemplate
 from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, TokenOutput
 from engine.settings import ServerSettings

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.errors import ApiError
 from engine.frontend.grammar_check import refusal_of, require_end
 from engine.frontend.protocol import (
@@ -29,6 +28,7 @@ from engine.frontend.protocol import (
 )
 from engine.frontend.requests import Order, ServedModel, check_lora_name, native_order
 from engine.frontend.sessions import NativeShape, Session, Sessions, finished
+from engine.frontend.tokenizer import ChatTemplate
 from engine.grammar import fault_of
 from engine.limits import Limits
 from engine.messages import CallAnswer, ClientMessage, Refusal, Reply, TokenOutput

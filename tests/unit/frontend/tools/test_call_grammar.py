@@ -13,12 +13,12 @@ from llguidance import LLMatcher, LLTokenizer
 from parsed_answers import parsed, shown
 from tokenizers import AddedToken, Tokenizer
 
-from engine.frontend.answer_parser import AnswerParser
-from engine.frontend.lark import after_reasoning
+from engine.frontend.dialect import AnswerParser
 from engine.frontend.reasoning import ReasoningSplitter, ReasoningStart
 from engine.frontend.tools.call_grammar import (
     CallForm,
     OfferedTool,
+    after_reasoning,
     calls_if_any,
     calls_or_answer,
     required_calls,

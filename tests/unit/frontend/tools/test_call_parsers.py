@@ -12,8 +12,7 @@ from parsed_answers import arguments, cut, in_one_and_by_character, parsed, plac
 
 from engine.frontend.incoming_text import Reading
 from engine.frontend.tools import hermes, llama3, mistral
-from engine.frontend.tools.call_object import CallObject
-from engine.frontend.tools.call_parts import CallParts
+from engine.frontend.tools.call_parser import CallObject, CallParts
 from engine.frontend.tools.families import FAMILIES
 
 TOOLS = ("add", "look_up")

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import cut, in_one_and_by_character, parsed, places, shown
 
-from engine.frontend.parts import CallArguments
-from engine.frontend.tools.argument_values import json_of
+from engine.frontend.reasoning import CallArguments
+from engine.frontend.tools.argument_values import TaggedValues, json_of
 from engine.frontend.tools.deepseek import BEGIN, CALLS, END, END_CALLS, SEPARATOR
 from engine.frontend.tools.families import FAMILIES
-from engine.frontend.tools.tagged_values import TaggedValues
 
 TOOLS = ("add", "look_up", "mcp__gmail-list")
 SCHEMAS = {
