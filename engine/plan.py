@@ -16,9 +16,12 @@ from engine.messages import Grammar
 
 __all__ = [
     "DECODE",
+    "LORA",
     "MIXED",
     "PREFILL",
+    "PROFILE",
     "UNKNOWN_TOKEN",
+    "UPDATE",
     "Copies",
     "Forward",
     "ForwardMode",
@@ -49,7 +52,7 @@ class ForwardMode(StrEnum):
 
 
 # Constants, because a member takes four to ten times as long to look up on its class, and every step asks for some.
-PREFILL, DECODE, MIXED, *_ = ForwardMode
+PREFILL, DECODE, MIXED, UPDATE, PROFILE, LORA = ForwardMode
 
 
 # In place of a token id: the token that the microbatch before chose for this row.
@@ -85,6 +88,11 @@ class SamplingSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logit_bias: tuple[tuple[int, float], ...] = ()
     prompt_top_logprobs_num: int = 0
     grammar_id: int = 0
+
+    @property
+    def has_penalty(self) -> bool:
+        """True when a choice depends on what was said before."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 class GrammarOrder(msgspec.Struct, frozen=True, array_like=True):

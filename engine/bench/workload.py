@@ -15,7 +15,7 @@ import msgspec
 from engine.bench.plan import Arrivals, BenchPlan, arrival_times
 from engine.errors import ConfigError
 
-__all__ = ["BenchRequest", "RecordedRequest", "requests_of"]
+__all__ = ["BenchRequest", "requests_of"]
 
 _TEXT = (
     "able about after again air also animal answer around ask away back because before big book both boy built by came "
@@ -26,16 +26,11 @@ WORDS = _TEXT.split()
 WARMUP_SEED_OFFSET = 1_000_003
 
 
-class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. ``at_s`` is when it is due, in seconds from the start; None: when a client is free."""
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request, and one line of a recording as JSON. ``prompt`` is a text or token ids.
 
-    prompt: str | list[int]
-    max_tokens: int
-    at_s: float | None = None
-
-
-class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a recording, as JSON. ``prompt`` is a text or token ids."""
+    ``at_s`` is when it is due, in seconds from the start; None: when a client is free.
+    """
 
     prompt: str | list[int]
     max_tokens: int
@@ -72,7 +67,7 @@ def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as exc:
         raise ConfigError(f"recording must be a readable file, got {recording}: {exc}; check the path") from exc
-    decoder = msgspec.json.Decoder(RecordedRequest)
+    decoder = msgspec.json.Decoder(BenchRequest)
     found = [_decoded(decoder, path, number, line) for number, line in enumerate(lines, start=1)]
     if not found:
         raise ConfigError(f"recording must hold a request a line, but {recording} is empty; record some")
@@ -84,17 +79,14 @@ def _recorded(plan: BenchPlan, recording: str) -> list[BenchRequest]:
     return [BenchRequest(prompt=request.prompt, max_tokens=request.max_tokens) for request in chosen]
 
 
-def _decoded(decoder: msgspec.json.Decoder[RecordedRequest], path: Path, number: int, line: str) -> RecordedRequest:
+def _decoded(decoder: msgspec.json.Decoder[BenchRequest], path: Path, number: int, line: str) -> BenchRequest:
     try:
         return decoder.decode(line)
     except ValueError as exc:
         raise ConfigError(f"{path}:{number} must be a request like {{'prompt': .., 'max_tokens': ..}}: {exc}") from exc
 
 
-def _in_order(found: Sequence[RecordedRequest], recording: str) -> list[BenchRequest]:
+def _in_order(found: Sequence[BenchRequest], recording: str) -> list[BenchRequest]:
     if any(request.at_s is None for request in found):
         raise ConfigError(f"recorded arrivals need at_s in every line of {recording}; add it or choose other arrivals")
-    requests = [
-        BenchRequest(prompt=request.prompt, max_tokens=request.max_tokens, at_s=request.at_s) for request in found
-    ]
-    return sorted(requests, key=lambda request: request.at_s or 0.0)
+    return sorted(found, key=lambda request: request.at_s or 0.0)

@@ -3,7 +3,7 @@
 No client's request needs them. They know the memory and the messages, and no scheduler.
 """
 
-from engine.instruments.digest import DigestChain
+from engine.instruments.digest import DigestChain, plan_shape
 from engine.instruments.pressure import Pressure
 
-__all__ = ["DigestChain", "Pressure"]
+__all__ = ["DigestChain", "Pressure", "plan_shape"]

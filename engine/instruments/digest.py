@@ -16,7 +16,7 @@ import msgspec
 from engine.messages import Event, Reply, encode
 from engine.plan import LoraUpdate, Microbatch
 
-__all__ = ["DigestChain"]
+__all__ = ["DigestChain", "plan_shape"]
 
 _DIGEST_BYTES: Final = 8
 # Steps are folded in batches: hashing is a large part of a simulated step, and few steps are ever asked for their
@@ -74,7 +74,7 @@ class DigestChain:
         pending = self._pending
         if pending:
             self._full.update(_stream(pending))
-            shapes = [(_shape(microbatch) if microbatch else (), sizes) for _, microbatch, _, sizes in pending]
+            shapes = [(plan_shape(microbatch) if microbatch else (), sizes) for _, microbatch, _, sizes in pending]
             self._plans.update(_stream(shapes))
             pending.clear()
 
@@ -97,7 +97,8 @@ def _header_bytes(items: int) -> int:
     return 1 if items < 16 else 3
 
 
-def _shape(microbatch: Microbatch) -> list[object]:
+def plan_shape(microbatch: Microbatch) -> list[object]:
+    """All of a plan but its token values."""
     head: list[object] = [microbatch.id, microbatch.mode]
     if isinstance(microbatch, LoraUpdate):
         head.append(microbatch.change)

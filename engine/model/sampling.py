@@ -80,7 +80,7 @@ class Sampler:
     def reads_history(self, segment: Segment) -> bool:
         """True when its token depends on what its request has said before; also before the segment is adopted."""
         spec = segment.sampling or self.spec_of(segment)
-        return bool(spec.grammar_id) or _has_penalty(spec)
+        return bool(spec.grammar_id) or spec.has_penalty
 
     def sample(self, logits: torch.Tensor, segments: Sequence[Segment], history: History) -> Sampled:
         """One token for each of ``segments`` from ``logits`` [segments, vocabulary], and logprobs where asked for.
@@ -107,7 +107,7 @@ class Sampler:
         _add_biases(scores, specs)
         _suppress(scores, specs, segments)
         for row, (segment, spec) in enumerate(zip(segments, specs, strict=True)):
-            if _has_penalty(spec):
+            if spec.has_penalty:
                 _penalize(scores[row], spec, history(segment))
         return Choice(_draw(torch.argmax(scores, dim=-1), scores, specs, segments), raw, specs)
 
@@ -163,7 +163,7 @@ class Sampler:
 
 def _is_plain(spec: SamplingSpec) -> bool:
     """True if the best logit of the model is the choice, whatever the position."""
-    return spec.temperature <= 0 and not spec.suppressed_ids and not spec.logit_bias and not _has_penalty(spec)
+    return spec.temperature <= 0 and not spec.suppressed_ids and not spec.logit_bias and not spec.has_penalty
 
 
 def _greedy(scores: torch.Tensor) -> torch.Tensor:
@@ -183,10 +183,6 @@ def _mix(state: int) -> int:
 def _position(segment: Segment) -> int:
     """The absolute position of the token that a segment chooses."""
     return segment.start + len(segment.token_ids)
-
-
-def _has_penalty(spec: SamplingSpec) -> bool:
-    return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
 
 
 def _add_biases(scores: torch.Tensor, specs: Sequence[SamplingSpec]) -> None:

@@ -16,10 +16,10 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.frames import BadFrameError, decoder_of
+from engine.instruments import plan_shape
 from engine.limits import Limits
 from engine.messages import Event, Refusal, Reply, TokenOutput, encode
 from engine.output_files import open_private
-from engine.plan import LoraUpdate, Microbatch, Segment
 from engine.recording.checkpoint import Checkpoint
 from engine.scheduler.ports import StepResult
 
@@ -119,7 +119,7 @@ def frame_bytes(frame: Frame) -> bytes:
 
 def checks_of(result: StepResult) -> tuple[int, int]:
     """Check sums of a step's microbatch and of its replies, token values left out."""
-    plan = 0 if result.microbatch is None else zlib.crc32(encode(_plan_shape(result.microbatch)))
+    plan = 0 if result.microbatch is None else zlib.crc32(encode(plan_shape(result.microbatch)))
     said = zlib.crc32(encode([_reply_shape(reply) for reply in result.replies])) if result.replies else 0
     return plan, said
 
@@ -160,24 +160,6 @@ def _frames(path: Path) -> Iterator[Frame]:
                 yield _frame_of(data)
             except BadFrameError as exc:
                 raise RecordingError(f"{path} is not a recording, or is damaged ({exc}); record again") from exc
-
-
-def _plan_shape(microbatch: Microbatch) -> tuple[object, ...]:
-    segments = [
-        (
-            *(s.rid, s.row, s.start, len(s.token_ids), s.page_start, s.pages),
-            *(s.choosers if s.drafts else s.emits, *_asked(s)),
-            *([("lora", s.lora)] if s.lora else []),
-        )
-        for s in microbatch.segments
-    ]
-    shape = microbatch.id, microbatch.mode, segments
-    return (*shape, microbatch.change) if isinstance(microbatch, LoraUpdate) else shape
-
-
-def _asked(segment: Segment) -> tuple[int, ...]:
-    """Nothing where no prompt logprobs are asked for: older recordings stay what they were."""
-    return () if segment.logprobs_from < 0 else (segment.logprobs_from,)
 
 
 def _reply_shape(reply: Reply) -> tuple[object, ...]:

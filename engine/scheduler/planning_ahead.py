@@ -5,7 +5,6 @@ The stage keeps that token, so the plan need not say it. What is planned ahead t
 
 from __future__ import annotations
 
-from engine.plan import SamplingSpec
 from engine.scheduler.request import Request
 
 __all__ = ["may_go_ahead"]
@@ -22,9 +21,5 @@ def may_go_ahead(request: Request) -> bool:
         request.in_flight == 1
         and len(request.ids) + 1 < request.limit_tokens
         and request.grammar is None
-        and not _has_penalty(request.spec)
+        and not request.spec.has_penalty
     )
-
-
-def _has_penalty(spec: SamplingSpec) -> bool:
-    return spec.frequency_penalty != 0 or spec.presence_penalty != 0 or spec.repetition_penalty != 1

@@ -131,7 +131,7 @@ ESCAPES: Final = (
         bug="the digest of plans leaves the pages out",
         signature="the digest of plans leaves out",
         test=f"{_TESTS}::test_digests_stand_for_every_field",
-        target="engine.instruments.digest:_shape",
+        target="engine.instruments.digest:plan_shape",
         cut="            s.pages,\n",
     ),
     _of(

@@ -93,7 +93,7 @@ PLANNED_AHEAD: Final = (
         signature="is planned ahead",
         test=f"{_TESTS}::test_what_looks_back_waits_for_its_token",
         target="engine.scheduler.planning_ahead:may_go_ahead",
-        cut="and not _has_penalty(request.spec)",
+        cut="and not request.spec.has_penalty",
     ),
     Mutant(
         name="ahead-of-a-grammar",

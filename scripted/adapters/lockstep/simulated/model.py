@@ -14,7 +14,7 @@ from engine.messages import PromptLogprob, TokenLogprob
 from engine.plan import SamplingSpec, Segment
 from scripted.core.tokens import CHAIN, FIRST_TOKEN, MASK, MIX, TOKENS, next_token
 
-__all__ = ["alphabet_of", "choose", "has_penalty", "logprob_of", "prompt_logprobs_of", "salt_of"]
+__all__ = ["alphabet_of", "choose", "logprob_of", "prompt_logprobs_of", "salt_of"]
 
 # What is looked up in a text is only right where there is little to say.
 _TOKENS_BESIDE_DRAFTS: Final = 3
@@ -31,11 +31,6 @@ def alphabet_of(limits: Limits) -> int:
 def salt_of(*values: object) -> int:
     """A number that stands for these values, equal in every process."""
     return zlib.crc32(repr(values).encode()) & MASK
-
-
-def has_penalty(spec: SamplingSpec) -> bool:
-    """Whether a token depends on what the request has said before."""
-    return spec.repetition_penalty != 1.0 or spec.frequency_penalty != 0.0 or spec.presence_penalty != 0.0
 
 
 def choose(value: int, position: int, spec: SamplingSpec, alphabet: int, allowed: tuple[int, ...] | None = None) -> int:

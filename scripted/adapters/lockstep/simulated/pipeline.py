@@ -37,7 +37,6 @@ from scripted.adapters.lockstep.simulated.grammar import SimulatedGrammar
 from scripted.adapters.lockstep.simulated.model import (
     alphabet_of,
     choose,
-    has_penalty,
     logprob_of,
     prompt_logprobs_of,
     salt_of,
@@ -64,7 +63,7 @@ class _Row:
     def __init__(self, spec: SamplingSpec) -> None:
         self.spec = spec
         self.salt = 0 if spec.temperature == 0 else salt_of(spec.temperature, spec.top_p, spec.top_k, spec.min_p)
-        self.looks_back = has_penalty(spec) or spec.grammar_id > 0
+        self.looks_back = spec.has_penalty or spec.grammar_id > 0
         self.pages: list[int] = []
         self.seen: list[int] = []
         self.window: list[int] = []
@@ -272,7 +271,7 @@ class SimulatedPipeline:
                 fingerprint = links[-1 - draft]
                 value, allowed, is_stuck = fingerprint ^ row.salt, None, False
                 if row.looks_back and not row.poisoned:
-                    value ^= self._penalty(end, row) if has_penalty(spec) else 0
+                    value ^= self._penalty(end, row) if spec.has_penalty else 0
                     allowed = self._allowed(segment, end, row) if spec.grammar_id else None
                     is_stuck = spec.grammar_id > 0 and allowed is None
                 if is_stuck and len(tokens) > before:

@@ -10,6 +10,8 @@ from typing import Final
 
 from engine.limits import Limits
 from engine.messages import (
+    LENGTH,
+    STOP,
     Completion,
     FinishReason,
     Generate,
@@ -24,8 +26,6 @@ from scripted.adapters.lockstep.specification.expected import ExpectedSegment
 __all__ = ["Page", "SpecifiedLora", "SpecifiedRequest"]
 
 _NOTHING_ASKED: Final[tuple[int, tuple[int, ...]]] = (-1, ())
-_STOP: Final = FinishReason.STOP
-_LENGTH: Final = FinishReason.LENGTH
 # All that the stages and a client say by the same name, but the seed, which the engine may choose.
 _FROM_THE_MESSAGE: Final = {*SamplingSpec.__struct_fields__} & {*SamplingParams.__struct_fields__} - {"seed"}
 
@@ -115,8 +115,8 @@ class SpecifiedRequest:
     def why_ended(self, token: int) -> FinishReason | None:
         """**End**: by its newest token; None while it goes on."""
         if token in self.stop_ids:
-            return _STOP
-        return _LENGTH if len(self.ids) >= self.limit_tokens else None
+            return STOP
+        return LENGTH if len(self.ids) >= self.limit_tokens else None
 
     @staticmethod
     def told_parts(
@@ -171,7 +171,7 @@ class SpecifiedRequest:
             token_ids=() if token is None else (token,),
             logprobs=() if logprob is None else (logprob,),
             finish_reason=self.end,
-            stop_token_id=token if self.end is _STOP else None,
+            stop_token_id=token if self.end is STOP else None,
             error=error,
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,
