@@ -13,7 +13,7 @@ import msgspec
 from engine.launch.agent import AgentOptions, run_agent
 from engine.links.endpoint import parse_endpoint
 from engine.links.secret import Secret
-from engine.placement.stage_order import StageOrder
+from engine.placement.ray_order import StageOrder
 from engine.process.inheritance import die_with_parent, take_no_input
 
 __all__ = ["main", "run_ordered_agent"]

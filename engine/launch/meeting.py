@@ -6,18 +6,20 @@ Owns the order in which these are made: what a user can get wrong is refused bef
 from __future__ import annotations
 
 import platform
+import shutil
 import socket
+import tempfile
+import time
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from engine.launch.ray_stages import RayStages
+from engine.launch.child import Child, fork_child
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.links.listener import LinkListener, bound_at
 from engine.links.secret import Secret, read_secret
 from engine.pipeline.progress import Phase, StageProgress
-from engine.placement.ray_order import require_ray
+from engine.placement.ray_order import RAY, RayOrder, StageWay, become_driver, require_ray
 from engine.placement.rendezvous import Rendezvous
 from engine.process.control import Gathering
 from engine.process.private_dir import SECRET_FILE, PrivateDir
@@ -25,7 +27,33 @@ from engine.settings import ServerSettings
 
 __all__ = ["Meeting", "MeetingPlace"]
 
-_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+class RayStages:
+    """The driver of one server. ``close`` removes what it left."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._folder = tempfile.mkdtemp(prefix="ray-")
+
+    def start(self, gathering: Gathering) -> Child:
+        """Start the driver, which has the stages join there. It cleans up after the end of the supervisor too."""
+        order = RayOrder(
+            settings=self._settings.model_dump_json(),
+            ways=self._ways(gathering),
+            secret_file=gathering.secret_file,
+            deadline=time.monotonic() + self._settings.start_timeout_s,
+            temp_dir=self._folder,
+        )
+        return fork_child(RAY, become_driver(order), outlives_supervisor=True)
+
+    def close(self) -> None:
+        """Remove the folder; idempotent."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ways(self, gathering: Gathering) -> tuple[StageWay, ...]:
+        if self._settings.placement_options:
+            return msgspec.json.decode(self._settings.placement_options, type=tuple[StageWay, ...])
+        return (StageWay(join=gathering.join),) * gathering.stages
 
 
 class Meeting(msgspec.Struct):
@@ -87,4 +115,4 @@ class MeetingPlace:
 
 def _reachable(endpoint: Endpoint) -> Endpoint:
     """What other machines call it: a wildcard is no address, so this machine's name stands for it."""
-    return Endpoint(platform.node(), endpoint.port) if endpoint.host in _WILDCARDS else endpoint
+    return Endpoint(platform.node(), endpoint.port) if endpoint.is_wildcard else endpoint

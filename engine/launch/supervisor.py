@@ -21,8 +21,8 @@ from engine.errors import EngineError, StartupError
 from engine.interruption import EXIT_INTERRUPTED
 from engine.launch.announcement import Announce, HarnessView, OperatorView, StartView
 from engine.launch.child import Child, fork_child
-from engine.launch.culprit import first_death, is_culprit
 from engine.launch.descriptors import require_descriptors
+from engine.launch.first_death import first_death, is_cause
 from engine.launch.imports import import_frontend, import_models, limit_imports
 from engine.launch.listener import base_url, bind_listener
 from engine.launch.meeting import Meeting, MeetingPlace
@@ -64,7 +64,7 @@ FRONTEND_MAIN = "engine.frontend.process:run_frontend"
 DEATH_GRACE_S = 0.8
 TERMINATE_GRACE_S = 0.3
 KILL_WAIT_S = 0.5
-CULPRIT_WAIT_S = 0.1
+CAUSE_WAIT_S = 0.1
 REAP_INTERVAL_S = 0.01
 # After all this: a cluster of one node, which was started for this server, ends in one or two.
 RAY_END_S = 10.0
@@ -401,7 +401,7 @@ class _Supervisor:
 
     def _first_death(self) -> DeathReport:
         """The death that caused the others. Its consequence may be seen first, so it is waited for a moment."""
-        self._wait_for(lambda: any(map(is_culprit, self._ended)), CULPRIT_WAIT_S)
+        self._wait_for(lambda: any(map(is_cause, self._ended)), CAUSE_WAIT_S)
         return first_death(self._ended, self._alive())
 
     def _leave(self, report: DeathReport) -> None:

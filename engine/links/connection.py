@@ -12,11 +12,11 @@ from typing import Final
 from engine.links.endpoint import Endpoint
 from engine.links.proof import GREETING_BYTES, MAC_BYTES, Claim, LinkError, answer_to, confirms
 from engine.links.secret import Secret
-from engine.links.tuning import tune
 
-__all__ = ["CONNECT_TIMEOUT_S", "LinkAddress"]
+__all__ = ["CONNECT_TIMEOUT_S", "LinkAddress", "tune"]
 
 CONNECT_TIMEOUT_S: Final = 10.0
+_PROBES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,18 @@ def _require_open(connection: socket.socket) -> None:
     """Raise ConnectionResetError for a peer that closes unheard, as a relay does whose target does not listen."""
     if not connection.recv(1, socket.MSG_PEEK):
         raise ConnectionResetError("it closed the connection before it sent anything")
+
+
+def tune(connection: socket.socket, silence_s: float) -> None:
+    """Send small frames at once, and let the connection fail when its peer acknowledges nothing for ``silence_s``."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    pause_s = max(1, round(silence_s / _PROBES))
+    for name, value in (
+        ("TCP_KEEPIDLE", pause_s),
+        ("TCP_KEEPINTVL", pause_s),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", max(1, round(silence_s * 1000))),
+    ):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

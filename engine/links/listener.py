@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.errors import StartupError
+from engine.links.connection import tune
 from engine.links.endpoint import Endpoint
 from engine.links.proof import ANSWER_BYTES, Challenge, Claim, LinkError
 from engine.links.secret import Secret
-from engine.links.tuning import tune
 
 __all__ = ["PROOF_TIMEOUT_S", "Link", "LinkListener", "bound_at"]
 

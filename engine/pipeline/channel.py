@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from engine.frames import BadFrameError
+from engine.frames import LENGTH_BYTES, BadFrameError, Frames, framed
 from engine.pipeline.wires import Address, connected, listening
 
 __all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "hand_over"]
@@ -24,7 +24,6 @@ __all__ = ["MAX_FRAME_BYTES", "StageChannel", "StageChannels", "hand_over"]
 READ_BYTES: Final = 1 << 16
 # A plan of the longest context with all its pages is far shorter. A greater length is a broken frame.
 MAX_FRAME_BYTES: Final = 1 << 28
-_LENGTH_BYTES: Final = 4
 
 
 class StageChannel:
@@ -33,7 +32,7 @@ class StageChannel:
     def __init__(self, address: Address) -> None:
         """Connect to the scheduler, however long it takes to listen on this machine."""
         self._socket = connected(address)
-        self._frames = _Frames()
+        self._frames = Frames("frame", MAX_FRAME_BYTES)
         self._sending = Lock()
 
     def fileno(self) -> int:
@@ -43,7 +42,7 @@ class StageChannel:
     def send(self, data: bytes) -> None:
         """Send one frame. No error when the scheduler is gone: the next ``receive`` shows that."""
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(_framed(data))
+            self._socket.sendall(framed(data))
 
     def receive(self) -> bytes | None:
         """Wait for the next frame; None when the scheduler is gone and nothing of it is left to read.
@@ -90,11 +89,11 @@ class StageChannels:
 
     def send(self, stage: int, data: bytes) -> None:
         """Send one frame to a stage, without waiting for it."""
-        self._send(self._ends[stage], _framed(data))
+        self._send(self._ends[stage], framed(data))
 
     def broadcast(self, data: bytes) -> None:
         """Send one frame to every stage, without waiting for any."""
-        frame = _framed(data)
+        frame = framed(data)
         for end in self._ends:
             self._send(end, frame)
 
@@ -133,7 +132,7 @@ class StageChannels:
     def _take_handed(self) -> None:
         """Take one connection that was handed over. The end of the source means that no more will come."""
         assert self._handed is not None
-        number, fds, _, _ = socket.recv_fds(self._handed, _LENGTH_BYTES, 1)
+        number, fds, _, _ = socket.recv_fds(self._handed, LENGTH_BYTES, 1)
         if not fds:
             self._epoll.unregister(self._handed)
             return
@@ -217,7 +216,7 @@ class _End:
         if listener is not None:
             listener.setblocking(False)
         self.connection: socket.socket | None = None
-        self.frames = _Frames()
+        self.frames = Frames("frame", MAX_FRAME_BYTES)
         self.unsent: deque[memoryview] = deque()
         self.waits = False
         self.gone = False
@@ -229,42 +228,13 @@ class _End:
         self.unsent.clear()
 
 
-class _Frames:
-    """Bytes as they come, frames as they were sent."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, data: bytes) -> None:
-        self._bytes += data
-
-    def next(self) -> bytes | None:
-        """The next frame that is whole; None when more must come first."""
-        have = len(self._bytes)
-        if have < _LENGTH_BYTES:
-            return None
-        length = int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
-        if length > MAX_FRAME_BYTES:
-            raise BadFrameError(f"a frame must have at most {MAX_FRAME_BYTES} bytes, one of {length} was announced")
-        end = _LENGTH_BYTES + length
-        if have < end:
-            return None
-        frame = bytes(self._bytes[_LENGTH_BYTES:end])
-        del self._bytes[:end]
-        return frame
-
-
 def hand_over(source: socket.socket, stage: int, connection: socket.socket) -> None:
     """Pass a stage's connection on to the process that has the other end of ``source``; this one's copy is closed.
 
     The pair is of SOCK_SEQPACKET. No error when the process is gone.
     """
     with connection, contextlib.suppress(OSError):
-        socket.send_fds(source, [stage.to_bytes(_LENGTH_BYTES, "little")], [connection.fileno()])
-
-
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+        socket.send_fds(source, [stage.to_bytes(LENGTH_BYTES, "little")], [connection.fileno()])
 
 
 def _read(source: socket.socket) -> bytes:

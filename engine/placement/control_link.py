@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from engine.frames import BadFrameError
+from engine.frames import Frames, framed
 from engine.process.control import MAX_CONTROL_BYTES
 
 __all__ = ["PULSES_A_TIMEOUT", "ControlLink", "LinkOver"]
@@ -21,7 +21,6 @@ PULSES_A_TIMEOUT: Final = 4
 # How long the last messages may take to leave.
 CLOSE_WAIT_S: Final = 0.3
 _READ_BYTES: Final = 1 << 16
-_LENGTH_BYTES: Final = 4
 
 Heard = TypeVar("Heard")
 
@@ -39,7 +38,7 @@ class ControlLink(Generic[Heard]):
     def __init__(self, connection: socket.socket, decode: Callable[[bytes], Heard]) -> None:
         self._connection = connection
         self._decode = decode
-        self._bytes = bytearray()
+        self._frames = Frames("message", MAX_CONTROL_BYTES)
         self._fd = connection.fileno()
         self._timeout_s: float | None = None
         self._heard = 0.0
@@ -54,8 +53,7 @@ class ControlLink(Generic[Heard]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. The socket takes far more than what is ever sent at once, unless its peer hangs."""
-        data = msgspec.msgpack.encode(message)
-        frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+        frame = framed(msgspec.msgpack.encode(message))
         if self.unsendable is not None:
             return
         try:
@@ -79,11 +77,8 @@ class ControlLink(Generic[Heard]):
         if not data:
             raise LinkOver("its connection was closed")
         self._heard = now
-        self._bytes += data
-        messages = []
-        while (frame := self._next()) is not None:
-            messages.append(self._decode(frame))
-        return messages
+        self._frames.add(data)
+        return [self._decode(frame) for frame in iter(self._frames.next, None)]
 
     def watch(self, timeout_s: float, now: float) -> None:
         """From now on the peer must be heard every ``timeout_s`` seconds."""
@@ -136,16 +131,3 @@ class ControlLink(Generic[Heard]):
         except OSError:
             pass
         self.close()
-
-    def _next(self) -> bytes | None:
-        if len(self._bytes) < _LENGTH_BYTES:
-            return None
-        length = int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
-        if length > MAX_CONTROL_BYTES:
-            raise BadFrameError(f"a message must have at most {MAX_CONTROL_BYTES} bytes, one of {length} was announced")
-        end = _LENGTH_BYTES + length
-        if len(self._bytes) < end:
-            return None
-        frame = bytes(self._bytes[_LENGTH_BYTES:end])
-        del self._bytes[:end]
-        return frame

@@ -136,15 +136,6 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
 
 ToAgent = Refused | Assigned | Begin | SendSignal | Pulse | Serving | ProcessDied | Drain | Shutdown
 
-_agent_message_of: Callable[[bytes], AgentMessage] = decoder_of(AgentMessage)
-_to_agent_of: Callable[[bytes], ToAgent] = decoder_of(ToAgent)
-
-
-def decode_agent_message(data: bytes) -> AgentMessage:
-    """Decode what an agent says. Raises BadFrameError for anything else."""
-    return _agent_message_of(data)
-
-
-def decode_to_agent(data: bytes) -> ToAgent:
-    """Decode what the supervisor says to an agent. Raises BadFrameError for anything else."""
-    return _to_agent_of(data)
+# Each raises BadFrameError for anything else.
+decode_agent_message: Callable[[bytes], AgentMessage] = decoder_of(AgentMessage)
+decode_to_agent: Callable[[bytes], ToAgent] = decoder_of(ToAgent)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from engine import __version__
-from engine.placement.stage_order import StageOrder
+from engine.placement.ray_order import StageOrder
 
 __all__ = ["AgentEnd", "Place", "StageHost"]
 

@@ -30,8 +30,7 @@ from engine.errors import PlacementError
 from engine.links.endpoint import Endpoint, parse_endpoint
 from engine.output_files import keep_private
 from engine.placement.ray_actor import AgentEnd, Place, StageHost
-from engine.placement.ray_order import NICENESS, RAY, RayOrder
-from engine.placement.stage_order import StageOrder
+from engine.placement.ray_order import NICENESS, RAY, RayOrder, StageOrder
 from engine.process.control import Control, Dying, Ready, Serving
 from engine.process.death import EXIT_FAILED
 from engine.process.inheritance import name_process

@@ -15,10 +15,9 @@ from typing import Final, NoReturn
 import msgspec
 
 from engine.errors import ConfigError
-from engine.placement.stage_order import StageWay
 from engine.process.control import Control
 
-__all__ = ["NICENESS", "RAY", "RayOrder", "become_driver", "ray_defaults", "require_ray"]
+__all__ = ["NICENESS", "RAY", "RayOrder", "StageOrder", "StageWay", "become_driver", "ray_defaults", "require_ray"]
 
 # The driver's process is named so.
 RAY: Final = "ray"
@@ -27,6 +26,28 @@ NICENESS: Final = "RAY_worker_niceness"
 _TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _TOKEN_FILE: Final = Path("~/.ray/auth_token")
 DRIVER_MODULE: Final = "engine.placement.ray_driver"
+
+
+class StageWay(msgspec.Struct, frozen=True, kw_only=True):
+    """The addresses of one stage: where it joins, where it listens, and what the stage before is told instead.
+
+    All are HOST:PORT. The agent chooses the last two where they are empty.
+    """
+
+    join: str
+    listen: str = ""
+    advertise: str = ""
+
+
+class StageOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent needs beside its way: its number, the run's secret, and its node's name and address for people."""
+
+    way: StageWay
+    stage: int
+    secret: str
+    node: str
+    address: str = ""
+    timeout_s: float = 60.0
 
 
 class RayOrder(msgspec.Struct, frozen=True, kw_only=True):

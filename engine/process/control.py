@@ -137,13 +137,9 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ChildMessage = Ready | Loading | Drained | Dying
 SupervisorMessage = Serving | ProcessDied | Drain | Shutdown
 
-_child_message_of: Callable[[bytes], ChildMessage] = decoder_of(ChildMessage)
+# Raises BadFrameError for anything else, as the one below.
+decode_child_message: Callable[[bytes], ChildMessage] = decoder_of(ChildMessage)
 _supervisor_message_of: Callable[[bytes], SupervisorMessage] = decoder_of(SupervisorMessage)
-
-
-def decode_child_message(data: bytes) -> ChildMessage:
-    """Decode what a process says to the supervisor. Raises BadFrameError for anything else."""
-    return _child_message_of(data)
 
 
 class Control:

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from engine.process.death import EXIT_FAILED, DeathReport, describe_status
 from engine.process.watched import WatchedProcess
 
-__all__ = ["first_death", "is_culprit"]
+__all__ = ["first_death", "is_cause"]
 
 
-def is_culprit(child: WatchedProcess) -> bool:
+def is_cause(child: WatchedProcess) -> bool:
     """A process that ended in order, or names another one as its reason, is a victim."""
     return child.status != 0 and (child.dying is None or child.dying.victim_of is None)
 
 
 def first_death(ended: Sequence[WatchedProcess], alive: Sequence[WatchedProcess]) -> DeathReport:
     """The first of these ends that is not the consequence of another one, or the process that the victims name."""
-    child = next(filter(is_culprit, ended), ended[0])
+    child = next(filter(is_cause, ended), ended[0])
     blame = {one.dying.victim_of: one.dying.victim_cause for one in ended if one.dying is not None}
     stuck = next((one for one in alive if one.name in blame), None)
-    if stuck is not None and not is_culprit(child):
+    if stuck is not None and not is_cause(child):
         # This process is not dead yet, but the others cannot wait for it any longer.
         return _report_of(stuck, blame[stuck.name])
     status = child.status if child.status is not None else EXIT_FAILED
