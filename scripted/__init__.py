@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scripted.adapters.lockstep.script.context import ScriptContext
+    from scripted.adapters.lockstep.script.execution import ScriptSucceeded
+    from scripted.adapters.lockstep.script.handle import RequestHandle
     from scripted.adapters.lockstep.server.runner import ScriptedServer
     from scripted.adapters.lockstep.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
@@ -23,11 +26,8 @@ if TYPE_CHECKING:
         ServerDirty,
         UnknownName,
     )
-    from scripted.gate.run import ScriptSucceeded
-    from scripted.rig.handle import RequestHandle
     from scripted.script.decorator import scripted
     from scripted.script.options import ScriptOptions
-    from scripted.script.t import ScriptContext
 
 __all__ = [
     "BadCall",
@@ -61,16 +61,16 @@ _LAZY = {
     "BadCall": _ERRORS,
     "BudgetSpent": _ERRORS,
     "HookReady": _WIRE,
-    "RequestHandle": "scripted.rig.handle",
+    "RequestHandle": "scripted.adapters.lockstep.script.handle",
     "RequestRefused": _ERRORS,
     "RunScript": _WIRE,
-    "ScriptContext": "scripted.script.t",
+    "ScriptContext": "scripted.adapters.lockstep.script.context",
     "ScriptDefinitionError": "scripted.core.refusals",
     "ScriptError": _ERRORS,
     "ScriptFailed": _ERRORS,
     "ScriptFailedReply": _WIRE,
     "ScriptOptions": "scripted.script.options",
-    "ScriptSucceeded": "scripted.gate.run",
+    "ScriptSucceeded": "scripted.adapters.lockstep.script.execution",
     "ScriptTimeout": _ERRORS,
     "ScriptedServer": "scripted.adapters.lockstep.server.runner",
     "ScriptedSim": "scripted.adapters.lockstep.sim.runner",

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol, cast
 import msgspec
 
 from scripted.adapters.lockstep.configs import config_values
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.errors import ScriptError
-from scripted.gate.run import ScriptSucceeded
 from scripted.report.failure import FailureReport
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.decorator import ScriptedTest

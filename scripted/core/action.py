@@ -5,8 +5,8 @@ A schedule's text, the search, scripts, recordings, the shell and reports ask th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -14,7 +14,9 @@ from scripted.core.clock import VirtualClock
 from scripted.core.shell_words import ShellWord
 from scripted.core.verb import Verb
 
-__all__ = ["Action", "RunLike", "SearchBase", "smaller_requests"]
+__all__ = ["Action", "RunLike", "SearchBase", "smaller_requests", "verb", "verbs_of"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class RunLike(Protocol):
@@ -190,3 +192,15 @@ def smaller_requests(start: Action) -> Iterator[Action]:
         for smaller in dict.fromkeys((least, value // 2, value - value // 4, value - 1)):
             if least <= smaller < value:
                 yield msgspec.structs.replace(start, **{name: smaller})
+
+
+def verb(function: _Function) -> _Function:
+    """Marks a static method of an action's class as a verb of ``t``: it is called with ``t`` and its own arguments."""
+    function.is_verb = True  # type: ignore[attr-defined]
+    return function
+
+
+def verbs_of(action: type[Action]) -> Mapping[str, Callable[..., Any]]:
+    """The verbs of ``t`` that this very class defines, by name."""
+    functions = {name: member.__func__ for name, member in vars(action).items() if isinstance(member, staticmethod)}
+    return {name: function for name, function in functions.items() if getattr(function, "is_verb", False)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.shell_words import ShellWord, alone, numbered, seconds
 from scripted.core.verb import Verb
 
@@ -23,6 +23,12 @@ class HoldResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag="ho
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("hold", "keep results back", "hold_results"),)
+
+    @staticmethod
+    @verb
+    def hold_results(t: Any) -> None:
+        """From the next step on, keep every completion back until it is released."""
+        t.run.act(HoldResults())
 
     def apply(self, run: RunLike) -> None:
         run.hold_results()
@@ -45,6 +51,13 @@ class ReleaseResults(Action, frozen=True, kw_only=True, omit_defaults=True, tag=
     shell_words: ClassVar = (
         numbered("release", "[N]", "let the oldest N held results, or all, through", "release_results"),
     )
+
+    @staticmethod
+    @verb
+    def release_results(t: Any, n: int | None = None) -> None:
+        """Let ``n`` held completions through, oldest first, or all of them and stop holding."""
+        t.check_released("release_results()", n)
+        t.run.act(ReleaseResults(count=n))
 
     def apply(self, run: RunLike) -> None:
         run.release_results(self.count)

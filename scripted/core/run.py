@@ -25,13 +25,20 @@ from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-__all__ = ["STEPS_LIMIT", "Cell", "Phase", "Run"]
+__all__ = ["STEPS_LIMIT", "Cell", "Note", "Phase", "Run"]
 
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
 # Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
 # without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
 EMPTY_STEPS_LIMIT: Final = 256
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A remark on one step: a window that was reached, a line of the script, a held result."""
+
+    step: int
+    text: str
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -69,19 +76,22 @@ class Run:
         *,
         record: bool = False,
         watch: Callable[[Run], None] | None = None,
+        parts: tuple[Any, Any, Any] | None = None,
     ) -> None:
         self._schedule = schedule
-        self.machine, self.device, self.oracle = self.adapter.new_parts(schedule.config, record=record)
+        self.machine, self.device, self.oracle = parts or self.adapter.new_parts(schedule.config, record=record)
         self.clock = VirtualClock()
         self.watch = watch
         self.records: list[Any] | None = [] if record else None
         self.implied: list[Placed] = []
         self.unreached: list[Placed] = []
         self.cells: list[Cell] = []
+        # What came between two steps and is for the next one.
+        self.arrived: list[Any] = []
         self.step = 0
         self.phase = _HARNESS
         self._steps_limit = STEPS_LIMIT
-        self._results = Results(self.machine.depth)
+        self.results = Results(self.machine.depth)
         self._events: list[Any] = []
         self._previous: Any = None
         self._holding = False
@@ -137,23 +147,34 @@ class Run:
             self.records.append(self.adapter.record_step(step, None, self.machine, error))
 
     def next_step(self, previous: Any) -> Any:
-        """Oracle the last step and compose the next one; None when everything is settled. Raises Violation."""
+        """Judge the last step and compose the next one; None when everything is settled. Raises Violation."""
         if previous is not None:
             self._previous = previous
             self._judge(previous)
-        self.phase = _HARNESS
+        self.begin_composing()
         if self.watch is not None:
             self.watch(self)
+        return self.compose(previous)
+
+    def begin_composing(self) -> None:
+        """The last step is judged; from here on what happens belongs to the next one."""
+        self.phase = _HARNESS
+        self._events = []
+        self._already = 0
+
+    def compose(self, previous: Any) -> Any:
+        """The next step; None when everything is settled. Raises Violation."""
         if self.step >= self._steps_limit:
             raise Violation(f"not settled after {self._steps_limit} steps: {self.adapter.what_is_busy(self)}")
         self.step += 1
-        self._events = []
-        self._already = 0
         if self.step in self._before:
             self._apply(self._before[self.step])
         self._take_due()
         adapter = self.adapter
         self._events += adapter.also_due(self)
+        if self.arrived:
+            self._events += self.arrived
+            self.arrived = []
         if self.step in self._after:
             self._apply(self._after[self.step])
         if not self._events and self.step > self._last_step and self._is_still() and not self._settle():
@@ -173,7 +194,7 @@ class Run:
     def _judge(self, stepped: Any) -> None:
         self.phase = _ORACLE
         if stepped.microbatch is not None:
-            self._results.launched(stepped.microbatch.id, self.step)
+            self.results.launched(stepped.microbatch.id, self.step)
         if self.records is not None:
             step = self.adapter.new_step(tuple(self._events), self.clock.now())
             self.records.append(self.adapter.record_step(step, stepped, self.machine, None))
@@ -199,7 +220,7 @@ class Run:
     # -- composing --
 
     def _take_due(self) -> None:
-        for microbatch_id in self._results.take_due(self.step):
+        for microbatch_id in self.results.take_due(self.step):
             event = self.device.next_completion(0)
             assert event is not None, f"microbatch {microbatch_id} is due, but the device has nothing"
             self._events.append(event)
@@ -208,8 +229,8 @@ class Run:
         """Nothing will happen by itself."""
         previous = self._previous
         moving = previous is not None and previous.again
-        held = self._holding or self._results.stalled
-        return not moving and (bool(held) or not len(self._results))
+        held = self._holding or self.results.stalled
+        return not moving and (bool(held) or not len(self.results))
 
     def _settle(self) -> bool:
         """Undo one thing that stands in the way of an end; False when nothing does."""
@@ -242,12 +263,6 @@ class Run:
 
     # -- actions --
 
-    def place(self, action: Action) -> None:
-        """The next step sees this action, after those that it has."""
-        step = self.step + 1
-        into = self._before if action.is_control else self._after
-        into.setdefault(step, []).append(Placed(step, action))
-
     def _apply(self, here: Iterable[Placed]) -> None:
         for placed in here:
             action = placed.action
@@ -262,7 +277,7 @@ class Run:
     @property
     def stalled(self) -> set[int]:
         """Stages that are stopped: while there is one, no result comes."""
-        return self._results.stalled
+        return self.results.stalled
 
     @property
     def is_settled(self) -> bool:
@@ -295,14 +310,14 @@ class Run:
     def hold_results(self) -> None:
         """Keep results back from this step on."""
         self._holding = True
-        self._results.hold()
+        self.results.hold()
 
     def release_results(self, count: int | None) -> None:
         """Let the oldest ``count`` through, or all and stop holding."""
         self._holding = self._holding and count is not None
-        self._results.release(count)
+        self.results.release(count)
 
     def lose_results(self) -> None:
         """Nothing in flight will come back."""
-        self._results.lose()
+        self.results.lose()
         self._holding = False

@@ -16,12 +16,12 @@ from engine.recording.replay_gate import NullPorts
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult, run_loop
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.oracle.step_checks import Checks
+from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.named import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 from scripted.report.step_log import StepLog
-from scripted.rig.history import record_step
 from scripted.sdk.recording import is_portable_recording, read_portable_recording, replayed
 from scripted.search.execution import record
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from scripted.core.phrases import nearest
 from scripted.errors import BadCall, UnknownName
-from scripted.rig.values import Nameless
+from scripted.script.values import Nameless
 
 __all__ = ["Asked", "Method", "check_count", "check_predicate", "several", "truth_of"]
 

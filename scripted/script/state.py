@@ -1,44 +1,28 @@
-"""What a script sees of the engine: a frozen snapshot, taken between two steps.
+"""What a script sees of a scheduler: a frozen snapshot, taken between two steps. An adapter adds what only it has.
 
-Copies only; nothing in a snapshot changes when the engine goes on. The live scheduler is another thing
+Copies only; nothing in a snapshot changes when the scheduler goes on. The live scheduler is another thing
 (``t.scheduler``).
 """
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from engine.memory import PagePool
-from engine.messages import ClientMessage, Generate, PauseMode
-from engine.plan import ForwardMode
-from scripted.errors import BadCall
-from scripted.rig.rig import Rig
-from scripted.rig.values import Listed, Word
+from scripted.core.phrases import nearest
+from scripted.errors import BadCall, UnknownName
+from scripted.script.values import Word
 
-__all__ = [
-    "MODES",
-    "Arrival",
-    "KVState",
-    "LoadState",
-    "MicrobatchInFlight",
-    "RowState",
-    "State",
-    "TreeState",
-    "mode_of",
-    "take_state",
-]
+__all__ = ["MODES", "Arrival", "KVState", "MicrobatchInFlight", "RowState", "Snapshot", "State", "mode_of"]
 
-MODES: Final = frozenset(mode.value for mode in ForwardMode)
-_KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
-PAUSES: Final = frozenset(mode.value for mode in PauseMode)
+# Those of every adapter: an engine has some of them.
+MODES: Final = frozenset({"prefill", "decode", "mixed", "update", "lora", "profile"})
 
 
-def mode_of(mode: ForwardMode) -> str:
+def mode_of(mode: str) -> str:
     """A mode that can only be compared with one of ``MODES``."""
-    return Word(mode.value, "a microbatch's mode", MODES)
+    return Word(mode, "a microbatch's mode", MODES)
 
 
 class _Copy(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +45,7 @@ class _Copy(msgspec.Struct, frozen=True, kw_only=True):
         return hash(msgspec.structs.astuple(self))
 
 
-class _Snapshot(_Copy, frozen=True, kw_only=True):
+class Snapshot(_Copy, frozen=True, kw_only=True):
     """Base of what is always there, and so says nothing as a condition."""
 
     def __bool__(self) -> bool:
@@ -71,6 +55,8 @@ class _Snapshot(_Copy, frozen=True, kw_only=True):
 
 class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     """A microbatch in flight. It computes ``tokens`` tokens and completes in step ``due_at_step`` or later.
+
+    ``positions`` are the positions that each of its requests computes, ``pages`` the page table of each.
 
     ``drafts`` of the tokens are guesses that it verifies. The requests of ``ahead`` were planned ahead: the token that
     it computes for them was not known when it was launched. It copies ``written_pages`` pages to the host, and
@@ -87,6 +73,8 @@ class MicrobatchInFlight(_Copy, frozen=True, kw_only=True):
     written_pages: int = 0
     loaded_pages: int = 0
     ahead: tuple[str, ...] = ()
+    positions: dict[str, tuple[int, ...]] = {}
+    pages: dict[str, tuple[int, ...]] = {}
 
 
 class Arrival(_Copy, frozen=True, kw_only=True):
@@ -96,7 +84,7 @@ class Arrival(_Copy, frozen=True, kw_only=True):
     rid: str | None = None
 
 
-class KVState(_Snapshot, frozen=True, kw_only=True):
+class KVState(Snapshot, frozen=True, kw_only=True):
     """Counts of pages: free, cached in the prefix tree, held by requests or kept from them; and tokens in a page.
 
     ``reserved`` of the ``held`` pages are kept from requests by ``exhaust_kv``, or by ``exhaust_window``.
@@ -110,7 +98,7 @@ class KVState(_Snapshot, frozen=True, kw_only=True):
     reserved: int = 0
 
 
-class RowState(_Snapshot, frozen=True, kw_only=True):
+class RowState(Snapshot, frozen=True, kw_only=True):
     """Counts of rows; ``reserved`` are kept from requests by ``exhaust_rows``."""
 
     total: int
@@ -118,35 +106,12 @@ class RowState(_Snapshot, frozen=True, kw_only=True):
     reserved: int = 0
 
 
-class TreeState(_Snapshot, frozen=True, kw_only=True):
-    """Counts of the prefix tree's nodes."""
-
-    nodes: int
-    locked_nodes: int
-
-
-class LoadState(_Snapshot, frozen=True, kw_only=True):
-    """What a router would be told of the engine: requests, tokens that are still to be prefilled, and pages.
-
-    ``running`` requests are in the engine and not in the queue. What is cached now is not pending.
-    """
-
-    running: int
-    waiting: int
-    pending_prefill_tokens: int
-    free_pages: int
-    total_pages: int
-
-
-class State(_Snapshot, frozen=True, kw_only=True):
-    """The engine between two steps.
+class State(Snapshot, frozen=True, kw_only=True):
+    """A scheduler between two steps. Each of its ``counts`` is an attribute too, unless there is one of that name here.
 
     ``waiting`` and ``running`` hold rids, ``chunked`` the rid of the partly prefilled request. ``arrived`` is what no
-    step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``digest``
-    stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the same in
-    both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of ``waiting``,
-    ``waiting_for_grammar`` have a grammar that is not ready. ``host`` counts the pages of the second tier, None without
-    one: those that are ``cached`` can be hit, those that are ``held`` are still to be copied there.
+    step has seen yet: its requests are the last ones in ``waiting``, and nothing is idle while it is there. ``paused``
+    is the mode of the pause, or None.
     """
 
     step: int
@@ -161,13 +126,15 @@ class State(_Snapshot, frozen=True, kw_only=True):
     is_fully_idle: bool
     kv: KVState
     rows: RowState
-    tree: TreeState
-    window: KVState | None
-    digest: str
-    plan_digest: str
-    load: LoadState
-    waiting_for_grammar: tuple[str, ...] = ()
-    host: KVState | None = None
+    counts: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self.counts:
+            return self.counts[name]
+        known = [*self.__struct_fields__, *self.counts]
+        raise UnknownName(f"t.state has no {name!r}{nearest(name, known)}; it has {', '.join(known)}")
 
     @property
     def queues_clear(self) -> bool:
@@ -187,83 +154,5 @@ class State(_Snapshot, frozen=True, kw_only=True):
         )
 
 
-def take_state(rig: Rig) -> State:
-    """Snapshot an engine, with what has arrived for it."""
-    scheduler, due_steps = rig.scheduler, rig.results.due_steps()
-    books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
-    window, host = scheduler.memory.sliding_window, scheduler.memory.host
-    return State(
-        waiting_for_grammar=Listed(
-            one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
-        ),
-        step=scheduler.step_number,
-        now=scheduler.now,
-        arrived=Listed(_arrival_of(message) for message in rig.arrived),
-        waiting=Listed([request.rid for request in books.waiting] + [r.rid for r in rig.arrived_requests]),
-        chunked=books.chunked.rid if books.chunked is not None else None,
-        running=Listed(books.running),
-        in_flight=Listed(
-            MicrobatchInFlight(
-                id=launched.microbatch.id,
-                mode=mode_of(launched.microbatch.mode),
-                rids=Listed(launched.microbatch.rids),
-                tokens=launched.microbatch.tokens,
-                launched_at_step=launched.step,
-                drafts=sum(launched.microbatch.drafts),
-                written_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.out),
-                loaded_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.into),
-                ahead=Listed(segment.rid for segment in launched.microbatch.segments if segment.is_ahead),
-                due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
-            )
-            for launched in books.in_flight
-        ),
-        paused=None if books.paused is None else Word(books.paused.value, "a pause's mode", PAUSES),
-        is_quiescent=books.is_quiescent and not rig.has_unseen,
-        is_fully_idle=books.is_fully_idle and not rig.has_unseen,
-        kv=_kv_state(pages),
-        rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
-        window=None if window is None else _kv_state(window.pages),
-        host=None if host is None else _kv_state(host.pages),
-        tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
-        digest=scheduler.digests.digest,
-        plan_digest=scheduler.digests.plan_digest,
-        load=_load_state(rig),
-    )
-
-
-def _load_state(rig: Rig) -> LoadState:
-    """The scheduler's own numbers, and what has arrived."""
-    scheduler, arrived = rig.scheduler, rig.arrived_requests
-    stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
-    return LoadState(
-        running=stats.alive - stats.waiting,
-        waiting=stats.waiting + len(arrived),
-        pending_prefill_tokens=stats.pending_prefill_tokens
-        + sum(len(one.prompt_ids) - cached(one.prompt_ids, one.prompt_logprobs_from) for one in arrived),
-        free_pages=stats.pages_free,
-        total_pages=stats.pages_total,
-    )
-
-
-def _kv_state(pages: PagePool) -> KVState:
-    return KVState(
-        total=pages.total,
-        free=pages.free,
-        cached=pages.cached,
-        held=pages.held + pages.reserved,
-        page_size=pages.page_size,
-        reserved=pages.reserved,
-    )
-
-
-def _arrival_of(message: ClientMessage) -> Arrival:
-    kind = "start" if isinstance(message, Generate) else _KEBAB.sub("-", type(message).__name__).lower()
-    return Arrival(kind=kind, rid=getattr(message, "rid", None))
-
-
 def _arrival_text(arrival: Arrival) -> str:
     return arrival.kind if arrival.rid is None else f"{arrival.kind} {arrival.rid}"
-
-
-def _tree_state(locks: list[int]) -> TreeState:
-    return TreeState(nodes=len(locks), locked_nodes=sum(1 for lock_ref in locks if lock_ref))

@@ -7,7 +7,7 @@ from types import GeneratorType
 from typing import Final
 
 from scripted.errors import BadCall
-from scripted.rig.values import Nameless
+from scripted.script.values import Nameless
 
 __all__ = ["DEFAULT_BUDGET_STEPS", "HAND_ON", "Steps", "Wait", "words_of_yielded"]
 

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from scripted.core.action import Action, RunLike, SearchBase, smaller_requests
+from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
-from scripted.core.prompts import prompt_ids
+from scripted.core.phrases import nearest
+from scripted.core.prompts import prompt_ids as prompt_ids_of
 from scripted.core.verb import Verb, variable_of
+from scripted.errors import BadCall
+from scripted.script.asked import check_count
+from scripted.script.clients import Call
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.messages import Abort, Add, FlushCache, Pause, Resume
 
-__all__ = ["AbortRequest", "FailBatch", "Flush", "PauseAll", "ResumeAll", "StartRequest", "actions_of", "begin_request"]
+__all__ = [
+    "ACTIONS",
+    "CancelRequest",
+    "FailBatch",
+    "FlushPrefixes",
+    "PauseAll",
+    "ResumeAll",
+    "SubmitRequest",
+    "actions_of",
+]
 
 _EXTRA_RID: Final = "extra"
 _PRESSURE_RID: Final = "pressure"
 # Other prompts of a workload have small seeds; a prompt that fills the pool shares no prefix with them.
 _PRESSURE_SEED: Final = 97
+# Arguments of start_req that say something to an engine with a model, at the value that says nothing.
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "ignore_eos": False,
+    "stream": True,
+    "temperature": 0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0,
+    "seed": None,
+    "stop": (),
+    "min_new_tokens": 0,
+    "return_logprob": False,
+    "top_logprobs_num": 0,
+}
+# Here nothing is an end of sequence, and every answer is a stream.
+_WITHOUT_EFFECT: Final = ("ignore_eos", "stream", "seed")
 
 
-class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
+class SubmitRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """A request of ``prompt`` tokens; equal ``seed`` gives equal prefixes, ``new`` is its max_new_tokens.
 
     ``stop`` is a token that ends it. ``shared`` tokens are those of ``seed``, unless it is 0; the others of ``tail``.
@@ -38,16 +68,50 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
     is_start: ClassVar[bool] = True
     examples: ClassVar = ("start b prompt=20 new=3", "start b prompt=40 seed=1 priority=1 stop=7")
 
+    @staticmethod
+    @verb
+    def start_req(
+        t: Any,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        text: str | None = None,
+        prompt_seed: int = 0,
+        shared_len: int = 0,
+        tail_seed: int = 0,
+        max_new_tokens: int = 8,
+        rid: str | None = None,
+        stop_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        **others: Any,
+    ) -> Any:
+        """Begin a request with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``, whose bytes are its tokens.
+
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. With ``shared_len`` only
+        that many are those of ``prompt_seed``, and the others are those of ``tail_seed``. A rid is free again when its
+        request has ended. Other arguments of ``start_req`` are taken at the value that changes nothing.
+        """
+        _check_neutral(t, others)
+        if priority and not t.run.adapter.limits_of(t.run.config)[1].priority:
+            raise BadCall(f"start_req() takes no priority, because {t.run.adapter.name} declares none")
+        prompt = _prompt_of(prompt_len, prompt_ids, text, prompt_seed, shared_len, tail_seed)
+        check_count("start_req()", "max_new_tokens", max_new_tokens)
+        stops = _tokens("stop_token_ids", stop_token_ids)
+        name = _free_rid(t, rid)
+        return t.run.start(message_of(t.run, name, prompt, max_new_tokens, stops, priority))
+
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
-        return prompt_ids(self.prompt, self.seed, self.shared, self.tail)
+        return prompt_ids_of(self.prompt, self.seed, self.shared, self.tail)
 
     def apply(self, run: RunLike) -> None:
         """The next step sees it, unless one of this name is alive."""
         if not run.is_live(self.rid):
             stops = () if self.stop is None else (self.stop,)
-            begin_request(run, self.rid, self.prompt_ids, self.new, stops, self.priority)
+            message = message_of(run, self.rid, self.prompt_ids, self.new, stops, self.priority)
+            run.device.begin(message)
+            run.give(message)
 
     def verbs(self) -> tuple[Verb, ...]:
         """``t.start_req(rid="a", prompt_len=20, prompt_seed=0, max_new_tokens=2)``."""
@@ -85,11 +149,9 @@ class StartRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="s
         return smaller_requests(self)
 
 
-def begin_request(
-    run: RunLike, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int
-) -> None:
-    """The next step sees a request of these tokens; no other of its rid is alive."""
-    message = Add(
+def message_of(run: RunLike, rid: str, prompt: tuple[int, ...], new: int, stops: tuple[int, ...], priority: int) -> Add:
+    """The message of a request; no other of its rid is alive."""
+    return Add(
         rid=rid,
         prompt_ids=prompt,
         max_new_tokens=new,
@@ -97,8 +159,6 @@ def begin_request(
         priority=priority,
         arrival=run.oracle.arrive(rid),
     )
-    run.device.begin(message)
-    run.give(message)
 
 
 def _half_of(limits: Limits, can: Capabilities) -> int:
@@ -106,12 +166,18 @@ def _half_of(limits: Limits, can: Capabilities) -> int:
     return max(1, tokens if can.chunked else min(tokens, limits.batch_tokens))
 
 
-class AbortRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
+class CancelRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
     """A client gives a request up."""
 
     rid: str
 
     examples: ClassVar = ("abort a",)
+
+    @staticmethod
+    @verb
+    def abort(t: Any, r: Any) -> None:
+        """Its client gives a request up, by handle or exact rid."""
+        t.run.act(CancelRequest(rid=t.rid_of("abort()", r)))
 
     @property
     def target_rid(self) -> str:
@@ -132,12 +198,23 @@ class AbortRequest(Action, frozen=True, kw_only=True, omit_defaults=True, tag="a
         return [cls(rid=rid) for rid in base.rids]
 
 
-class Flush(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
+class FlushPrefixes(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
     """The prefix cache is emptied, if it can be; with ``force`` what runs is preempted for it."""
 
     force: bool = False
 
     examples: ClassVar = ("flush", "flush force=True")
+
+    @staticmethod
+    @verb
+    def flush_cache(t: Any, timeout_s: float | None = None, *, force: bool = False) -> Call:
+        """Empty the prefix cache, if it can be; with ``force`` what runs is preempted for it."""
+        if timeout_s is not None:
+            raise BadCall(f"flush_cache() takes no timeout_s, because {t.run.adapter.name} defers no flush")
+        if force and not t.run.adapter.limits_of(t.run.config)[1].forced_flush:
+            raise BadCall(f"flush_cache() takes no force=True, because {t.run.adapter.name} declares none")
+        call: Call = t.run.call("/flush_cache", FlushPrefixes(force=force))
+        return call
 
     @property
     def kind(self) -> str:
@@ -157,7 +234,7 @@ class Flush(Action, frozen=True, kw_only=True, omit_defaults=True, tag="flush"):
 
     def smaller(self) -> Iterator[Action]:
         if self.force:
-            yield Flush()
+            yield FlushPrefixes()
 
 
 class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause"):
@@ -166,6 +243,16 @@ class PauseAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="pause
     mode: str
 
     examples: ClassVar = ("pause mode=keep",)
+
+    @staticmethod
+    @verb
+    def pause_generation(t: Any, mode: str) -> Call:
+        """Pause in one of the modes that the adapter declares."""
+        modes = [known.name for known in t.run.adapter.limits_of(t.run.config)[1].pause_modes]
+        if mode not in modes:
+            raise BadCall(f"pause_generation() takes one of {', '.join(modes)}, got {mode!r}")
+        call: Call = t.run.call("/pause_generation", PauseAll(mode=mode))
+        return call
 
     @property
     def kind(self) -> str:
@@ -193,6 +280,13 @@ class ResumeAll(Action, frozen=True, kw_only=True, omit_defaults=True, tag="cont
 
     examples: ClassVar = ("continue",)
 
+    @staticmethod
+    @verb
+    def continue_generation(t: Any) -> Call:
+        """End a pause."""
+        call: Call = t.run.call("/continue_generation", ResumeAll())
+        return call
+
     def apply(self, run: RunLike) -> None:
         run.give(Resume(call_id=run.new_call_id()))
 
@@ -215,6 +309,15 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
 
+    @staticmethod
+    @verb
+    def fail_next_step(t: Any, i: int = 0) -> None:
+        """Make the next batch fail; the scheduler goes on. There is one stage, 0."""
+        if i != 0:
+            raise BadCall(f"stage must be 0, because the device of {t.run.adapter.name} has one stage, got {i!r}")
+        t.run.act(FailBatch())
+        t.note_failure()
+
     def apply(self, run: RunLike) -> None:
         run.device.fail_next_batch()
 
@@ -223,13 +326,86 @@ class FailBatch(Action, frozen=True, kw_only=True, omit_defaults=True, tag="fail
         return not run.is_settled
 
     def verbs(self) -> tuple[Verb, ...]:
-        return (Verb("fail_next_batch"),)
+        return (Verb("fail_next_step", 0),)
+
+
+# Whatever an adapter of the SDK may declare.
+ACTIONS: Final = (
+    FlushPrefixes,
+    PauseAll,
+    ResumeAll,
+    HoldResults,
+    ReleaseResults,
+    AdvanceClock,
+    FailBatch,
+    CancelRequest,
+    SubmitRequest,
+)
 
 
 def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
     """The actions that such a scheduler knows, in the order in which a search tries them."""
-    known: list[type[Action]] = [Flush] if can.flush else []
+    known: list[type[Action]] = [FlushPrefixes] if can.flush else []
     known += [PauseAll, ResumeAll] if can.pause_modes else []
     known += [HoldResults, ReleaseResults, AdvanceClock]
     known += [FailBatch] if can.fail else []
-    return (*known, AbortRequest, StartRequest)
+    return (*known, CancelRequest, SubmitRequest)
+
+
+# -- what start_req takes --
+
+
+def _check_neutral(t: Any, others: Mapping[str, Any]) -> None:
+    """Raise BadCall for what such a scheduler has no part in, unless it is at the value that changes nothing."""
+    for name, value in others.items():
+        if name not in _NEUTRAL:
+            known = [*inspect.signature(SubmitRequest.start_req).parameters, *_NEUTRAL]
+            raise BadCall(f"t.start_req() takes no {name!r}{nearest(name, known)}")
+        if value != _NEUTRAL[name] and name not in _WITHOUT_EFFECT:
+            raise BadCall(
+                f"start_req() takes {name}={_NEUTRAL[name]!r} alone on {t.run.adapter.name}, whose device has no such "
+                f"sampling, got {value!r}"
+            )
+
+
+def _free_rid(t: Any, rid: str | None) -> str:
+    rid = t.next_rid() if rid is None else rid
+    if not isinstance(rid, str) or not rid:
+        raise BadCall(f"start_req() takes a rid that is a text and not empty, got {rid!r}")
+    before = t.run.handles.latest(rid)
+    if before is not None and not before.finished:
+        raise BadCall(
+            f"start_req() takes the rid of no request that is alive, and {before!r} is; wait for its end: "
+            f"yield from t.run_until_finished(...)"
+        )
+    return rid
+
+
+def _prompt_of(
+    length: int | None, ids: Sequence[int] | None, text: str | None, seed: int, shared: int, tail: int
+) -> tuple[int, ...]:
+    given = {"prompt_len": length, "prompt_ids": ids, "text": text}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise BadCall(f"start_req() takes exactly one of {', '.join(given)}, got {', '.join(names) or 'none of them'}")
+    if length is None and (seed or shared or tail):
+        raise BadCall("start_req() takes prompt_seed, shared_len and tail_seed with prompt_len only")
+    if length is None:
+        prompt = tuple(text.encode()) if text is not None else _tokens("prompt_ids", ids or ())
+        if not prompt:
+            raise BadCall(f"start_req() takes {names[0]} that is not empty")
+        return prompt
+    check_count("start_req()", "prompt_len", length)
+    if not isinstance(seed, int):
+        raise BadCall(f"start_req() takes prompt_seed, a whole number, got {seed!r}")
+    if not isinstance(shared, int) or not 0 <= shared <= length:
+        raise BadCall(f"start_req() takes shared_len from 0 to prompt_len={length}, got {shared!r}")
+    if tail and not shared:
+        raise BadCall(f"start_req() takes tail_seed={tail!r} with shared_len only; write prompt_seed={tail!r}")
+    return prompt_ids_of(length, seed, shared, tail)
+
+
+def _tokens(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(ids, (str, bytes)) or not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise BadCall(f"start_req() takes {name} that are whole numbers >= 0, got {ids!r}")
+    return tuple(ids)

@@ -24,7 +24,7 @@ from scripted.core.written import WrittenTest
 from scripted.errors import BadCall, RequestRefused, ScriptError, ScriptTimeout
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
-from scripted.script.waits import DEFAULT_BUDGET_STEPS
+from scripted.script.wait import DEFAULT_BUDGET_STEPS
 from scripted.search.execution import Failure, Outcome, execute
 
 __all__ = ["Draft", "Line", "rehearse", "script_text", "write_test"]

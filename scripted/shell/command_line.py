@@ -23,9 +23,9 @@ from scripted.adapters.lockstep.actions import (
     Verb,
     all_actions,
 )
+from scripted.core.action import verbs_of
 from scripted.core.refusals import BadCommand
 from scripted.core.shell_words import ShellWord, only, whole
-from scripted.script.verbs import Verbs
 from scripted.shell.statements import RunUntil, Statement, StepOn, VerbCall
 
 __all__ = ["HELP", "Command", "Look", "Save", "Show", "Undo", "read_command"]
@@ -44,6 +44,7 @@ undo [N]              take the last commands back: all others run again on a new
 save FILE             write the session as a pytest file that passes
 help, quit"""
 _HELP_COLUMNS: Final = 22
+_NAMES_OF_VERBS: Final = frozenset(name for action in all_actions() for name in verbs_of(action)) | {"warmup_radix"}
 
 
 class Show(StrEnum):
@@ -146,7 +147,7 @@ _ACTS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
 
 def _is_verb(node: ast.AST) -> bool:
     """``t.flush_cache`` and the like: what it does would be in no script and could not be undone."""
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "t" and node.attr in vars(Verbs)
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "t" and node.attr in _NAMES_OF_VERBS
 
 
 class _StateOfT(ast.NodeTransformer):

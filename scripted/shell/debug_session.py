@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.config import EngineConfig
+from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.phrases import printable
@@ -22,10 +23,9 @@ from scripted.core.refusals import BadCommand, ScriptDefinitionError
 from scripted.errors import BadCall, BudgetSpent, Overdue, RequestRefused, ScriptError
 from scripted.report.failure import FailureReport
 from scripted.report.table import render_text, step_table
-from scripted.rig.handle import RequestHandle
+from scripted.script.handles import BaseRequest
 from scripted.script.options import ScriptOptions
-from scripted.script.t import ScriptContext
-from scripted.script.waits import Steps
+from scripted.script.wait import Steps
 from scripted.shell.command_line import HELP, Command, Look, Save, Show, Undo, read_command
 from scripted.shell.display import news_of, requests_table, state_table
 from scripted.shell.prompt import Prompt
@@ -146,7 +146,7 @@ class DebugSession:
         if look.what is Show.STATE:
             self._say(render_text(state_table(t.state), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.REQUESTS:
-            handles = [value for value in names.values() if isinstance(value, RequestHandle)]
+            handles = [value for value in names.values() if isinstance(value, BaseRequest)]
             self._say(render_text(requests_table(handles), TABLE_WIDTH_COLUMNS))
         elif look.what is Show.HISTORY:
             table = step_table(log_of(t.history, t.scheduler.limits), last=look.count)

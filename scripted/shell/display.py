@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from scripted.core.phrases import printable
-from scripted.rig.clients import Call
-from scripted.rig.handle import RequestHandle
+from scripted.script.clients import Call
+from scripted.script.handles import BaseRequest
 from scripted.script.state import State
 from scripted.shell.statements import Names
 
@@ -30,7 +30,7 @@ def state_table(state: State) -> Table:
     return table
 
 
-def requests_table(handles: Iterable[RequestHandle]) -> Table:
+def requests_table(handles: Iterable[BaseRequest]) -> Table:
     """Every request of the session: what the scheduler did with it and what its client has."""
     table = Table(box=ASCII)
     for title in ("rid", "status", "prompt left", "chunks", "cached", "pages", "retracted", "tokens", "end", "client"):
@@ -46,7 +46,7 @@ def requests_table(handles: Iterable[RequestHandle]) -> Table:
 def news_of(names: Names) -> Iterator[str]:
     """What has been answered: a line for each request that has ended, and for each call."""
     for name, value in names.items():
-        if isinstance(value, RequestHandle) and value.finished:
+        if isinstance(value, BaseRequest) and value.finished:
             yield f"{name} ended: {value.finish_reason}, {len(value.output_ids)} tokens" + (
                 f" ({printable(value.error)})" if value.error else ""
             )

@@ -15,9 +15,9 @@ from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ScriptError
 from scripted.new_files import render_source, write_new
-from scripted.rig.clients import Call
-from scripted.rig.handle import RequestHandle
-from scripted.script.waits import Steps
+from scripted.script.clients import Call
+from scripted.script.handles import BaseRequest
+from scripted.script.wait import Steps
 from scripted.shell.statements import Names, Statement, lines_of
 
 __all__ = ["save_session"]
@@ -67,7 +67,7 @@ class _Ending:
 
 
 def _assertion(name: str, value: object) -> str | None:
-    if isinstance(value, RequestHandle):
+    if isinstance(value, BaseRequest):
         if value.finish_reason is None:
             return f"assert not {name}.finished"
         return f'assert {name}.finish_reason == "{value.finish_reason}"'

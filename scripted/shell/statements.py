@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scripted.script.waits import Steps
+from scripted.script.wait import Steps
 
 __all__ = ["Names", "RunUntil", "Statement", "StepOn", "VerbCall", "lines_of", "value_of"]
 

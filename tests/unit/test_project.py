@@ -21,11 +21,12 @@ from packaging.utils import canonicalize_name
 from ci.cli import app as ci_app
 from engine.cli import app as engine_app
 from scripted.adapters.lockstep.bugs import ESCAPES, MUTANTS, RACES
+from scripted.adapters.lockstep.script.context import ScriptContext
+from scripted.adapters.lockstep.script.handle import RequestHandle
+from scripted.adapters.lockstep.script.state import EngineState, TreeState
 from scripted.cli import app as scripted_app
-from scripted.rig.clients import Call, ClientView
-from scripted.rig.handle import RequestHandle
-from scripted.script.state import KVState, MicrobatchInFlight, RowState, State, TreeState
-from scripted.script.t import ScriptContext
+from scripted.script.clients import Call, ClientView
+from scripted.script.state import KVState, MicrobatchInFlight, RowState
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "scripted", "ci")
@@ -41,7 +42,7 @@ SCRIPT_OBJECTS = (
     RequestHandle,
     Call,
     ClientView,
-    State,
+    EngineState,
     MicrobatchInFlight,
     KVState,
     RowState,

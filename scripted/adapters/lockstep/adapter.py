@@ -22,6 +22,8 @@ from scripted.adapters.lockstep.gallery_page import write_gallery
 from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.digests import check_digests
 from scripted.adapters.lockstep.places import place_of
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
+from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.script_target import ScriptTarget
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
@@ -34,9 +36,7 @@ from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Run
 from scripted.core.written import TestHead
-from scripted.gate.run import ScriptSucceeded
 from scripted.report.step_log import StepLog
-from scripted.rig.history import record_step
 from scripted.script.loader import find_test
 from scripted.search.mutant_search import Found
 

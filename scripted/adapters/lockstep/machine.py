@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engine.errors import IntegrityError
 from engine.instruments import Pressure
 from engine.limits import Limits
 from engine.memory import KVMemory
@@ -16,12 +17,12 @@ __all__ = ["EngineMachine"]
 
 
 class EngineMachine:
-    """A new scheduler of these limits. ``is_pressed``: an operator keeps memory from requests."""
+    """A new scheduler of these limits, or a server's. ``is_pressed``: an operator keeps memory from requests."""
 
-    def __init__(self, limits: Limits, *, digests: bool) -> None:
+    def __init__(self, limits: Limits, *, digests: bool, scheduler: Scheduler | None = None) -> None:
         self.limits = limits
         self.depth = limits.depth
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits) if scheduler is None else scheduler
         if not digests:
             self.scheduler.digests = SilentDigests()
         self.is_pressed = False
@@ -45,6 +46,17 @@ class EngineMachine:
             "pages_free": pages.free,
             "pages_cached": pages.cached,
         }
+
+    def start_over(self) -> None:
+        """Forget everything, counters and digest included, where it stands: the loop and its gate hold the scheduler.
+
+        Raises IntegrityError unless the engine is fully idle. Production never does this.
+        """
+        if not self.scheduler.is_fully_idle:
+            busy = self.scheduler.books.what_is_busy()
+            raise IntegrityError(f"a scheduler that is busy cannot start over: {busy}")
+        Scheduler.__init__(self.scheduler, self.limits)
+        self.is_pressed = False
 
     def intervene(self, event: OperatorEvent) -> None:
         """Between two steps, as an operator does, and looked at right away. Raises Violation."""

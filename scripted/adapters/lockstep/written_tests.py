@@ -48,6 +48,6 @@ def test_head(config: EngineConfig, body: str) -> TestHead:
     return TestHead(
         decorator="@scripted(CONFIG)",
         imports=("from engine import EngineConfig",),
-        more=("from scripted.script.verbs import prompt_of",) if "prompt_of(" in body else (),
+        more=("from scripted.core.prompts import prompt_of",) if "prompt_of(" in body else (),
         before=("", f"CONFIG = {text}"),
     )

@@ -1,4 +1,4 @@
-"""One run of one script on one adapter of the SDK: a machine as good as new, the script, the end of every schedule.
+"""One run of one script on one adapter of the SDK, and how it ended.
 
 A failure is what the script raised, a broken promise, or what the scheduler raised in a step. Any other exception is a
 defect of the adapter or of the harness, and is raised as that.
@@ -6,13 +6,10 @@ defect of the adapter or of the harness, and is raised as that.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
-
-import msgspec
 
 from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.core.phrases import text_of
@@ -20,38 +17,41 @@ from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError
 from scripted.core.run import Phase
 from scripted.core.violation import Violation
-from scripted.errors import BadCall, BudgetSpent, Overdue, ScriptError, ScriptFailed, ScriptTimeout
-from scripted.gate.interruptions import error_text, no_departure
+from scripted.errors import Overdue, ScriptError, ScriptFailed, ScriptTimeout
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import Frame, definition_of, frames_of, position_of
+from scripted.script.context import BaseContext
+from scripted.script.execution import OneScript, ScriptExecution, ScriptOutcome
+from scripted.script.interruptions import error_text
 from scripted.script.options import ScriptOptions
 from scripted.script.source import code_of
-from scripted.script.wait import words_of_yielded
-from scripted.script.windows import check_reached
-from scripted.sdk.script.gate import ScriptGate
-from scripted.sdk.script.t import AdapterContext
+from scripted.sdk.script.run import SdkRun
 
-__all__ = ["AdapterScriptSucceeded", "run_script"]
+__all__ = ["run_script"]
 
 _HARNESS: Final = Path(__file__).parents[2]
 # What its client was told is what it is told alone.
 _OWN_ENDS: Final = ("length", "stop")
 
 
-class AdapterScriptSucceeded(msgspec.Struct, frozen=True, kw_only=True):
-    """The script passed. ``steps`` are its own, without those that settled what it left open.
+class _SdkScript(OneScript):
+    """One script, with the report of how it failed, as it was then."""
 
-    ``compared`` outputs were equal to those of the same requests alone; ``reached`` counts the windows by name.
-    """
+    def __init__(self, script: ScriptExecution, mutant: str | None) -> None:
+        super().__init__(script)
+        self.report: FailureReport | None = None
+        self._mutant = mutant
 
-    steps: int
-    compared: int
-    reached: dict[str, int]
-    loose_ends: dict[str, int]
+    def failed(self, run: SdkRun, script: ScriptExecution, exc: Exception) -> None:
+        super().failed(run, script, exc)
+        _check_blame(run, exc)
+        self.report = _report(run, script, exc, self._mutant)
 
-    def counts(self) -> dict[str, int]:
-        """What the summary of many scripts adds up, by name."""
-        return {"steps": self.steps, "compared": self.compared} | self.loose_ends
+    def crashed(self, run: SdkRun, script: ScriptExecution, exc: BaseException) -> None:
+        super().crashed(run, script, exc)
+        if not isinstance(exc, HarnessError):
+            _check_blame(run, exc)
+            self.report = _report(run, script, exc, self._mutant)
 
 
 def run_script(
@@ -62,141 +62,75 @@ def run_script(
     config: Any,
     options: ScriptOptions,
     mutant: str | None,
-) -> AdapterScriptSucceeded:
+) -> ScriptOutcome:
     """Run a generator function of ``t``. Raises ScriptFailed, ScriptTimeout or HarnessError."""
+    execution = ScriptExecution(script, (), arguments, options)
+    source = _SdkScript(execution, mutant)
     with adapter.switched_on(mutant):
-        run = _Run(script, arguments, options)
-        gate = ScriptGate(config, adapter.name, run.go_on)
+        run = SdkRun(config, adapter.name, source)
         try:
             with watchdog(options.timeout_s):
-                adapter.drive(gate)
-            run.check_windows(gate)
+                adapter.drive(run)
         except Exception as exc:
-            run.check_blame(gate, exc)
-            raise run.error_of(gate, exc, mutant) from exc
-    return run.succeeded(gate)
+            if source.report is None:
+                raise
+            raise _error_of(source, source.report) from exc
+        if source.report is not None:
+            raise _error_of(source, source.report) from source.error
+    return ScriptOutcome(
+        steps=execution.steps,
+        compared=sum(life.end in _OWN_ENDS for life in run.oracle.account.lives),
+        reached=execution.reached,
+        loose_ends=execution.loose_ends,
+    )
 
 
-class _Run:
-    """A script on its way; its body starts with the first step."""
+def _error_of(source: _SdkScript, report: FailureReport) -> ScriptError:
+    return (ScriptTimeout if isinstance(source.error, Overdue) else ScriptFailed)(report)
 
-    def __init__(self, script: Any, arguments: Mapping[str, Any], options: ScriptOptions) -> None:
-        self._function = script
-        self._arguments = arguments
-        self._options = options
-        self._context: AdapterContext | None = None
-        self._script: Generator[Any, None, Any] | None = None
-        self._steps = 0
-        self._loose_ends: dict[str, int] = {}
 
-    def go_on(self, gate: ScriptGate) -> bool:
-        """Let the script run to its next yield; False at its end."""
-        if self._context is None:
-            self._context = AdapterContext(gate, must_reach=self._options.must_reach)
-            self._script = self._function(self._context, **self._arguments)
-        else:
-            self._context.note_step()
-        goes_on, value = self._resume()
-        if value is not None:
-            raise BadCall(f"a script yields nothing, got {words_of_yielded(value)}")
-        self._context.check_waits()
-        if not goes_on:
-            self._end(gate)
-        elif gate.step == self._options.max_steps:
-            self._stop()
-        return goes_on
+def _check_blame(run: SdkRun, exc: BaseException) -> None:
+    """Raise HarnessError for what neither the script nor the scheduler is to blame for."""
+    meant = exc is run.script_error or isinstance(exc, (Violation, Overdue, *run.adapter.violations))
+    if not meant and run.phase is not Phase.ADAPTER:
+        raise HarnessError(
+            f"{run.phase.value} {run.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
+            "about the scheduler, and is a defect of the adapter or of the harness"
+        ) from exc
 
-    def check_windows(self, gate: ScriptGate) -> None:
-        """Raise AssertionError, as the script would, for windows that it has not seen."""
-        assert self._context is not None
-        try:
-            check_reached(self._options.must_reach, self._context.reached)
-        except AssertionError as exc:
-            gate.script_error = exc
-            raise
 
-    def succeeded(self, gate: ScriptGate) -> AdapterScriptSucceeded:
-        """What is told of a script that passed."""
-        assert self._context is not None
-        return AdapterScriptSucceeded(
-            steps=self._steps,
-            compared=sum(life.end in _OWN_ENDS for life in gate.oracle.account.lives),
-            reached=dict(self._context.reached),
-            loose_ends=self._loose_ends,
-        )
+def _report(run: SdkRun, script: ScriptExecution, exc: BaseException, mutant: str | None) -> FailureReport:
+    """What pytest shows."""
+    code = code_of(script.function)
+    frames = frames_of(exc, inside=code.co_filename) or position_of(script.script) or (definition_of(code),)
+    words = run.adapter.config_words(run.config)
+    context = BaseContext if script.context is None else type(script.context)
+    kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+    return FailureReport(
+        kind=kind,
+        error=error_text(exc, context, script.function),
+        when=_when(run, script, exc),
+        frames=frames,
+        inside=_frames_inside(exc) if run.phase is Phase.ADAPTER and run.script_error is None else (),
+        script=f"{code.co_filename}::{script.function.__name__}",
+        adapter=run.adapter.name,
+        config=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
+        log=run.adapter.as_log(run.records, run.config),
+        state=_counts(run),
+        mutant=mutant,
+        replay=script.options.replay,
+    )
 
-    # -- one resumption --
 
-    def _resume(self) -> tuple[bool, Any]:
-        assert self._script is not None
-        try:
-            with no_departure():
-                return True, next(self._script)
-        except StopIteration:
-            return False, None
-
-    def _end(self, gate: ScriptGate) -> None:
-        assert self._context is not None
-        if not gate.step and self._options.must_step:
-            raise BadCall("the script ended without a step, so nothing was tested; a yield lets one step run")
-        self._steps = gate.step
-        self._loose_ends = self._context.loose_ends()
-        self._context.end()
-
-    def _stop(self) -> None:
-        """Raise at the script's line, so that it is shown; a script that catches it has failed as well."""
-        assert self._context is not None
-        assert self._script is not None
-        why = self._context.obstacles() or "@scripted(..., max_steps=N) allows more"
-        spent = BudgetSpent(
-            f"the script ran its max_steps={self._options.max_steps} steps; {self._context.state}; {why}"
-        )
-        with suppress(StopIteration), no_departure():
-            self._script.throw(spent)
-        raise spent
-
-    # -- what went wrong --
-
-    def check_blame(self, gate: ScriptGate, exc: BaseException) -> None:
-        """Raise HarnessError for what neither the script nor the scheduler is to blame for."""
-        meant = exc is gate.script_error or isinstance(exc, (Violation, Overdue, *gate.adapter.violations))
-        if not meant and gate.phase is not Phase.ADAPTER:
-            raise HarnessError(
-                f"{gate.phase.value} {gate.step} failed with {type(exc).__name__}: {text_of(exc)}; this says nothing "
-                "about the scheduler, and is a defect of the adapter or of the harness"
-            ) from exc
-
-    def error_of(self, gate: ScriptGate, exc: BaseException, mutant: str | None) -> ScriptError:
-        """The error that pytest shows."""
-        code = code_of(self._function)
-        frames = frames_of(exc, inside=code.co_filename) or position_of(self._script) or (definition_of(code),)
-        words = gate.adapter.config_words(gate.config)
-        kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
-        report = FailureReport(
-            kind=kind,
-            error=error_text(exc, AdapterContext, self._function),
-            when=self._when(gate, exc),
-            frames=frames,
-            inside=_frames_inside(exc) if gate.phase is Phase.ADAPTER and gate.script_error is None else (),
-            script=f"{code.co_filename}::{self._function.__name__}",
-            adapter=gate.adapter.name,
-            config=", ".join(f"{name}={value}" for name, value in words.items()) or "the default configuration",
-            log=gate.adapter.as_log(gate.records, gate.config),
-            state=_counts(gate),
-            mutant=mutant,
-            replay=self._options.replay,
-        )
-        return (ScriptTimeout if isinstance(exc, Overdue) else ScriptFailed)(report)
-
-    def _when(self, gate: ScriptGate, exc: BaseException) -> str:
-        if exc is gate.script_error:
-            return ""
-        after = ", after the end of the script" if self._steps and gate.step > self._steps else ""
-        if isinstance(exc, Violation):
-            return f"The scheduler broke a promise in step {gate.step}{after}."
-        if gate.phase is Phase.ADAPTER:
-            return f"The scheduler raised this in step {gate.step}{after}."
+def _when(run: SdkRun, script: ScriptExecution, exc: BaseException) -> str:
+    if exc is run.script_error:
         return ""
+    after = ", after the end of the script" if script.steps and run.step > script.steps else ""
+    if isinstance(exc, Violation):
+        return f"The scheduler broke a promise in step {run.step}{after}."
+    if run.phase is Phase.ADAPTER:
+        return f"The scheduler raised this in step {run.step}{after}."
+    return ""
 
 
 def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
@@ -205,8 +139,8 @@ def _frames_inside(exc: BaseException) -> tuple[Frame, ...]:
     return tuple(Frame(one.filename, one.lineno or 0, one.name, one.line or "") for one in frames)
 
 
-def _counts(gate: ScriptGate) -> str:
+def _counts(run: SdkRun) -> str:
     try:
-        return f"step {gate.step}: {gate.adapter.what_is_busy(gate)}"
+        return f"step {run.step}: {run.adapter.what_is_busy(run)}"
     except Exception as exc:  # noqa: BLE001 - a report on a broken scheduler must come out all the same
         return f"not readable ({exc})"

@@ -22,7 +22,7 @@ def test_a_flush_between_the_last_chunk_and_its_result_is_refused(t):
     t.sometimes(WINDOW, t.state.in_flight and not r.output_ids)
     flush = t.flush_cache()
     yield from t.run_until_finished(r)
-    assert not flush.ok
+    assert flush.status == 400
     assert "in_flight" in flush.text
 
 
@@ -32,17 +32,17 @@ def test_a_pause_lasts_until_it_is_ended(t):
     yield from t.run_until(lambda: r.output_ids)
     pause = t.pause_generation("retract")
     yield from t.run_until(lambda: pause.done)
-    assert pause.ok
+    assert pause.status == 200
     assert t.state.paused == "retract"
     for _ in range(5):
         yield
         assert t.last_batch is None
-    assert r.status == "preempted"
+    assert r.status == "waiting"
     go = t.continue_generation()
     yield from t.run_until_finished(r)
-    assert go.ok
+    assert go.status == 200
     assert t.state.paused is None
-    assert r.preemptions == 1
+    assert r.retractions == 1
 
 
 @scripted(adapter=OUTSIDE)
@@ -52,7 +52,7 @@ def test_a_pause_may_end_what_is_alive(t):
     t.pause_generation("abort")
     yield from t.run_until_finished(r)
     assert r.status == "aborted"
-    later = t.start_req(prompt_len=10)
+    later = t.start_req(prompt_len=10, max_new_tokens=2)
     t.continue_generation()
     yield from t.run_until_finished(later)
     assert later.finish_reason == "length"
@@ -60,20 +60,20 @@ def test_a_pause_may_end_what_is_alive(t):
 
 @scripted(adapter=OUTSIDE)
 def test_a_batch_that_fails_ends_its_own_requests(t):
-    a = t.start_req("a", prompt_len=10, max_new_tokens=2)
-    t.fail_next_batch()
+    a = t.start_req(rid="a", prompt_len=10, max_new_tokens=2)
+    t.fail_next_step(0)
     yield
-    b = t.start_req("b", prompt_len=10, prompt_seed=1, max_new_tokens=2)
+    b = t.start_req(rid="b", prompt_len=10, prompt_seed=1, max_new_tokens=2)
     yield from t.run_until_all_finished([a, b])
     assert (a.finish_reason, b.finish_reason) == ("error", "length")
 
 
 @scripted(adapter=OUTSIDE, max_running_requests=1, must_reach=[OVERTAKEN])
 def test_an_urgent_request_goes_first(t):
-    first = t.start_req("first", prompt_len=10, max_new_tokens=4)
+    first = t.start_req(rid="first", prompt_len=10, max_new_tokens=4)
     yield
-    usual = t.start_req("usual", prompt_len=10, prompt_seed=1, max_new_tokens=1)
-    urgent = t.start_req("urgent", prompt_len=10, prompt_seed=2, max_new_tokens=1, priority=2)
+    usual = t.start_req(rid="usual", prompt_len=10, prompt_seed=1, max_new_tokens=1)
+    urgent = t.start_req(rid="urgent", prompt_len=10, prompt_seed=2, max_new_tokens=1, priority=2)
     yield from t.run_until_finished(urgent)
-    t.sometimes(OVERTAKEN, not usual.is_finished)
+    t.sometimes(OVERTAKEN, not usual.finished)
     yield from t.run_until_all_finished([first, usual])

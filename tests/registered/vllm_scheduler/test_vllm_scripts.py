@@ -33,7 +33,7 @@ def test_a_forced_flush_while_results_are_in_flight(t):
     flush = t.flush_cache(force=True)
     t.release_results()
     yield from t.run_until_finished(a)
-    assert flush.ok
+    assert flush.status == 200
     assert a.finish_reason == "length"
 
 
@@ -48,21 +48,21 @@ def test_a_forced_flush_while_results_are_in_flight(t):
 def test_a_preemption_with_a_result_in_flight(t):
     """Requests that do not fit together say what each says alone, whatever of their guesses is under way."""
     requests = [t.start_req(prompt_len=9, prompt_seed=seed, max_new_tokens=14) for seed in range(3)]
-    while not all(r.is_finished for r in requests):
+    while not all(r.finished for r in requests):
         yield
-        t.sometimes("preempted with a result in flight", any(r.preemptions for r in requests) and t.state.in_flight)
+        t.sometimes("preempted with a result in flight", any(r.retractions for r in requests) and t.state.in_flight)
     assert [r.finish_reason for r in requests] == ["length"] * 3
 
 
 @scripted(adapter="vllm", pipeline_parallel_size=2, must_reach=["an aborted request is in flight"])
 def test_an_abort_between_a_plan_and_its_result(t):
     """The blocks of the aborted request go to others while its result is still under way."""
-    a = t.start_req("a", prompt_len=20, max_new_tokens=2)
-    b = t.start_req("b", prompt_len=6, prompt_seed=1, max_new_tokens=8)
+    a = t.start_req(rid="a", prompt_len=20, max_new_tokens=2)
+    b = t.start_req(rid="b", prompt_len=6, prompt_seed=1, max_new_tokens=8)
     yield
     t.abort(a)
     yield
     t.sometimes("an aborted request is in flight", a.status == "aborted" and t.state.in_flight)
-    c = t.start_req("c", prompt_len=20, prompt_seed=2, max_new_tokens=2)
+    c = t.start_req(rid="c", prompt_len=20, prompt_seed=2, max_new_tokens=2)
     yield from t.run_until_finished(b)
     yield from t.run_until_finished(c)

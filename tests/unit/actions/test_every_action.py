@@ -50,6 +50,7 @@ from scripted.adapters.lockstep.actions import (
     parse_placed,
 )
 from scripted.adapters.lockstep.schedules import WORKLOADS
+from scripted.adapters.lockstep.script.context import ScriptContext
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import call_names, event_text
 from scripted.core.prompts import prompt_of
@@ -57,7 +58,6 @@ from scripted.core.refusals import BadCommand
 from scripted.core.schedule import Schedule
 from scripted.script.loader import load_test
 from scripted.script.options import ScriptOptions
-from scripted.script.t import ScriptContext
 from scripted.search.execution import execute, record
 from scripted.search.extras import extras_of
 from scripted.search.written_test import write_test

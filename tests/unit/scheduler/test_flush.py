@@ -9,7 +9,7 @@ from engine.errors import IntegrityError
 from engine.integrity import audit
 from engine.messages import Abort, ContinueGeneration, FlushCache, PauseGeneration, PauseMode
 from engine.scheduler import Books
-from scripted.rig.start_over import start_over
+from scripted.adapters.lockstep.machine import EngineMachine
 
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
 
@@ -129,9 +129,9 @@ def test_start_over_is_refused_while_busy() -> None:
     """B15: every destructive operation asks the one idle predicate."""
     engine = engine_in_the_window()
     with pytest.raises(IntegrityError, match="in_flight=1"):
-        start_over(engine.scheduler)
+        EngineMachine(engine.scheduler.limits, digests=True, scheduler=engine.scheduler).start_over()
     engine.drain()
-    start_over(engine.scheduler)
+    EngineMachine(engine.scheduler.limits, digests=True, scheduler=engine.scheduler).start_over()
     assert engine.scheduler.step_number == 0
     assert engine.scheduler.memory.pages.cached == 0
 

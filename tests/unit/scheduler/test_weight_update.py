@@ -17,7 +17,7 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.plan import ForwardMode
-from scripted.rig.start_over import start_over
+from scripted.adapters.lockstep.machine import EngineMachine
 
 UPDATE = UpdateWeights(call_id="update", model_path="embedded:7")
 FLAGSHIP = {"pp_size": 4, "pp_async_depth": 2, "chunked_prefill_size": 64}
@@ -173,4 +173,4 @@ def test_start_over_is_refused_meanwhile() -> None:
     engine = warm_engine()
     engine.step(UPDATE)
     with pytest.raises(IntegrityError, match="in_flight=1"):
-        start_over(engine.scheduler)
+        EngineMachine(engine.scheduler.limits, digests=True, scheduler=engine.scheduler).start_over()

@@ -11,7 +11,7 @@ import pytest
 
 from engine import EngineConfig
 from scripted import BadCall, ScriptOptions, ServerDirty, pytest_plugin, scripted
-from scripted.gate.run import ScriptSucceeded
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.pytest_session import ScriptedSession, current_session
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import spec_of

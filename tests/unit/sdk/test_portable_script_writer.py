@@ -141,7 +141,7 @@ def test_a_script_has_the_steps_of_its_schedule(adapter: str, text: str, tmp_pat
     kept: list[Any] = []
 
     def watched(t: Any) -> Generator[None, None, None]:
-        kept.append(t._gate)
+        kept.append(t.run)
         yield from test.script(t)
 
     run(test, watched)

@@ -28,12 +28,12 @@ HEAD = f"from scripted import scripted\n\n@scripted(adapter={BROKEN!r})\n"
 FOUND = (
     HEAD
     + """def test_found(t):
-    t.start_req("a", prompt_len=4, max_new_tokens=1)
+    t.start_req(rid="a", prompt_len=4, max_new_tokens=1)
     yield
     t.abort("a")
     t.flush_cache()
     yield
-    t.start_req("c", prompt_len=5, max_new_tokens=1)
+    t.start_req(rid="c", prompt_len=5, max_new_tokens=1)
     yield
 """
 )
@@ -61,7 +61,7 @@ def test_tokens(t, count, thing):
 class TestGroup:
     @scripted(adapter={adapter!r}, must_reach=["in flight"])
     def test_window(self, t):
-        r = t.start_req(prompt_len=20)
+        r = t.start_req(prompt_len=20, max_new_tokens=2)
         yield
         t.sometimes("in flight", t.state.in_flight)
         yield from t.run_until_finished(r)
@@ -141,7 +141,7 @@ def test_a_mutant_of_the_adapter_makes_its_test_red(pytest_of) -> None:
         "    yield from t.run_until(lambda: r.computed == 30)\n"
         "    call = t.flush_cache()\n"
         "    yield from t.run_until_finished(r)\n"
-        "    assert not call.ok\n"
+        "    assert call.status == 400\n"
     )
     pytest_of(own).assert_outcomes(passed=1)
     result = pytest_of(own, "--mutant", "flush-ignores-in-flight")
@@ -229,7 +229,6 @@ def script(t):
         ({"adapter": MENDED, "oracle": False}, "its judge checks every token; leave out oracle"),
         ({"adapter": MENDED, "must_reach": "window"}, "write must_reach="),
         ({"adapter": MENDED, "config": 5}, "takes settings by name, or one Config; got 5"),
-        ({"adapter": "scripted.adapters.lockstep.adapter:ADAPTER"}, "runs no scripts; make it with .*SchedulerAdapter"),
         ({"blocks": 12}, "@scripted takes an EngineConfig, got None; .* or @scripted.adapter=...."),
     ],
 )
@@ -269,7 +268,7 @@ def refused(words: str, adapter: str = MENDED) -> Callable[[Callable[..., Any]],
 
 @refused("ended without a step")
 def runs_no_step(t):
-    t.start_req(prompt_len=4)
+    t.start_req(prompt_len=4, max_new_tokens=2)
     return
     yield
 
@@ -291,11 +290,11 @@ def predicate_that_is_a_number(t):
 
 @refused("is always true, so asking it tests nothing")
 def predicate_that_is_a_handle(t):
-    r = t.start_req(prompt_len=4)
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
     yield from t.run_until(lambda: r)
 
 
-@refused("t.state is always true")
+@refused("State is always true")
 def asks_the_state(t):
     yield
     assert t.state
@@ -313,76 +312,76 @@ def misspelt_count(t):
     assert t.state.runing == 0
 
 
-@refused(r"unexpected keyword argument 'prompt_length' \(did you mean 'prompt_len'\?\); it takes")
+@refused(r"takes no 'prompt_length' \(did you mean 'prompt_len'\?\)")
 def misspelt_argument(t):
     yield
-    t.start_req(prompt_length=4)
+    t.start_req(prompt_length=4, max_new_tokens=2)
 
 
 @refused("finish_reason is one of .*; it can never be 'lenght'.*did you mean 'length'")
 def reason_that_there_is_not(t):
-    r = t.start_req(prompt_len=4)
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
     yield from t.run_until_finished(r)
     assert r.finish_reason == "lenght"
 
 
-@refused("status is one of .*; it can never be 'running'")
+@refused("status is one of .*; it can never be 'runing'.*did you mean 'running'")
 def status_that_there_is_not(t):
-    r = t.start_req(prompt_len=4)
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
     yield
-    assert r.status == "running"
+    assert r.status == "runing"
 
 
 @refused("is compared with 'r1', which it can never be equal to")
 def handle_compared_with_a_rid(t):
-    r = t.start_req(prompt_len=4)
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
     yield
     assert r == "r1"
 
 
 @refused("is looked for among rids or numbers, where it can never be; look for its .rid")
 def handle_among_rids(t):
-    r = t.start_req(prompt_len=4)
+    r = t.start_req(prompt_len=4, max_new_tokens=2)
     yield
     assert r in t.last_batch.rids
 
 
 @refused("is compared with 'r1', which it can never be equal to")
 def rids_compared_with_a_text(t):
-    t.start_req(prompt_len=4)
+    t.start_req(prompt_len=4, max_new_tokens=2)
     yield
     assert t.last_batch.rids == "r1"
 
 
 @refused(r"t.is_finished\('first'\) asks about a rid that never was .did you mean 'first-1'.*has started first-1")
 def unknown_rid(t):
-    t.start_req("first-1", prompt_len=4)
+    t.start_req(rid="first-1", prompt_len=4, max_new_tokens=2)
     yield
     assert not t.is_finished("first")
 
 
 @refused("t.run_until_idle.. did nothing: write 'yield from t.run_until_idle..'")
 def wait_that_is_not_yielded_from(t):
-    t.start_req(prompt_len=4)
+    t.start_req(prompt_len=4, max_new_tokens=2)
     t.run_until_idle()
     yield
 
 
 @refused("a script yields nothing, got t.run_until_idle..; write 'yield from")
 def wait_that_is_yielded(t):
-    t.start_req(prompt_len=4)
+    t.start_req(prompt_len=4, max_new_tokens=2)
     yield t.run_until_idle()
 
 
 @refused("takes a handle, the value of t.start_req.*, got 'r1'")
 def waits_for_a_rid(t):
-    t.start_req(prompt_len=4)
+    t.start_req(prompt_len=4, max_new_tokens=2)
     yield from t.run_until_finished("r1")
 
 
 @refused("takes several handles, got")
 def waits_for_all_of_one(t):
-    yield from t.run_until_all_finished(t.start_req(prompt_len=4))
+    yield from t.run_until_all_finished(t.start_req(prompt_len=4, max_new_tokens=2))
 
 
 @refused("takes at least one handle, got none")
@@ -395,26 +394,24 @@ def waits_for_no_step(t):
     yield from t.run_until_idle(max_steps=0)
 
 
-@refused("flush_cache.. has no answer yet, so it has no .ok")
+@refused("flush_cache has no answer yet, so it has no .status")
 def answer_before_it_is_there(t):
     call = t.flush_cache()
-    assert call.ok
+    assert call.status == 200
     yield
 
 
-@refused("is always true, so asking it tests nothing; ask its .done or .ok")
+@refused("is always true, so asking it tests nothing; ask its .done or .status")
 def asks_a_call(t):
     call = t.flush_cache()
     yield
     assert call
 
 
-@refused(
-    "t.fail_next_batch.. is no verb of .*mended.py.* declares start_req, abort, flush_cache, hold_results, .*clock"
-)
+@refused("t.fail_next_step.. is no verb of .*mended.py.* declares flush_cache, hold_results, .*start_req")
 def undeclared_failure(t):
     yield
-    t.fail_next_batch()
+    t.fail_next_step(0)
 
 
 @refused("t.pause_generation.. is no verb of .*mended.py")
@@ -432,7 +429,7 @@ def undeclared_continue(t):
 @refused("takes no priority, because .*mended.py declares none")
 def undeclared_priority(t):
     yield
-    t.start_req(prompt_len=4, priority=1)
+    t.start_req(prompt_len=4, priority=1, max_new_tokens=2)
 
 
 @refused("takes no force=True, because .*mended.py declares none")
@@ -447,36 +444,36 @@ def undeclared_mode(t):
     t.pause_generation("keep")
 
 
-@refused("takes the rid of no request that is alive, and <a: decode")
+@refused("takes the rid of no request that is alive, and <a: running")
 def rid_that_is_alive(t):
-    t.start_req("a", prompt_len=4)
+    t.start_req(rid="a", prompt_len=4, max_new_tokens=2)
     yield
-    t.start_req("a", prompt_len=4)
+    t.start_req(rid="a", prompt_len=4, max_new_tokens=2)
 
 
 @refused("takes the rid of no request that is alive, and <a: waiting")
 def rid_that_has_arrived(t):
-    t.start_req("a", prompt_len=4)
-    t.start_req("a", prompt_len=4)
+    t.start_req(rid="a", prompt_len=4, max_new_tokens=2)
+    t.start_req(rid="a", prompt_len=4, max_new_tokens=2)
     yield
 
 
-@refused("exactly one of prompt_len and prompt_ids, got neither")
+@refused("exactly one of prompt_len, prompt_ids, text, got none of them")
 def request_without_a_prompt(t):
     yield
-    t.start_req()
+    t.start_req(max_new_tokens=2)
 
 
-@refused("exactly one of prompt_len and prompt_ids, got both")
+@refused("exactly one of prompt_len, prompt_ids, text, got prompt_len, prompt_ids")
 def request_with_two_prompts(t):
     yield
-    t.start_req(prompt_len=4, prompt_ids=[1])
+    t.start_req(prompt_len=4, prompt_ids=[1], max_new_tokens=2)
 
 
 @refused("prompt_len >= 1, a whole number, got 0")
 def request_of_no_tokens(t):
     yield
-    t.start_req(prompt_len=0)
+    t.start_req(prompt_len=0, max_new_tokens=2)
 
 
 @refused("max_new_tokens >= 1, a whole number, got 0")
@@ -488,19 +485,19 @@ def request_for_no_tokens(t):
 @refused("takes prompt_ids that are whole numbers >= 0, got 'abc'")
 def request_of_a_text(t):
     yield
-    t.start_req(prompt_ids="abc")
+    t.start_req(prompt_ids="abc", max_new_tokens=2)
 
 
 @refused("takes tail_seed=3 with shared_len only")
 def tail_without_a_head(t):
     yield
-    t.start_req(prompt_len=4, tail_seed=3)
+    t.start_req(prompt_len=4, tail_seed=3, max_new_tokens=2)
 
 
 @refused("takes shared_len from 0 to prompt_len=4, got 5")
 def more_shared_than_there_is(t):
     yield
-    t.start_req(prompt_len=4, shared_len=5)
+    t.start_req(prompt_len=4, shared_len=5, max_new_tokens=2)
 
 
 @refused("takes seconds >= 0, got -1")
@@ -509,7 +506,7 @@ def time_that_goes_back(t):
     t.clock.advance(-1)
 
 
-@refused("n >= 1, a whole number, got 0")
+@refused("n >= 1, or None for all, got 0")
 def releases_nothing(t):
     yield
     t.release_results(0)
@@ -552,17 +549,17 @@ def test_budgets_say_what_stands_in_the_way() -> None:
     """D07"""
 
     def held(t):
-        r = t.start_req(prompt_len=4)
+        r = t.start_req(prompt_len=4, max_new_tokens=2)
         t.hold_results()
         yield from t.run_until_finished(r, max_steps=9)
 
-    with pytest.raises(ScriptFailed, match=r"r1 did not finish within 9 steps; .*results are held, 1 batch in flight"):
+    with pytest.raises(ScriptFailed, match=r"did not finish within 9 steps; .*results are held, 1 batch in flight"):
         ended(held)
 
     def paused(t):
         t.pause_generation("in_place")
         yield
-        t.start_req(prompt_len=4)
+        t.start_req(prompt_len=4, max_new_tokens=2)
         yield from t.run_until_idle(max_steps=9)
 
     with pytest.raises(ScriptFailed, match=r"generation is paused .in_place., until t.continue_generation"):
@@ -587,7 +584,7 @@ def test_what_a_script_leaves_is_counted() -> None:
     """D03: what may be meant is no failure."""
 
     def leaves(t):
-        t.start_req("a", prompt_len=4)
+        t.start_req(rid="a", prompt_len=4, max_new_tokens=2)
         t.flush_cache()
         t.abort("unknown")
         t.find_req_by_rid("other")
@@ -609,10 +606,10 @@ def test_what_a_script_leaves_is_counted() -> None:
 
     def idles(t):
         yield
-        t.fail_next_batch()
+        t.fail_next_step(0)
 
     assert ended(idles, OUTSIDE).loose_ends == {
-        "failures that no batch met": 1,
+        "failures of a stage that no step met": 1,
         "scripts in which no step had anything to do": 1,
     }
 
@@ -630,7 +627,7 @@ def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pyte
 
     def script(t):
         yield
-        t.start_req(prompt_len=4)
+        t.start_req(prompt_len=4, max_new_tokens=2)
         yield
 
     with pytest.raises(ScriptFailed) as caught:
@@ -639,7 +636,7 @@ def test_what_the_scheduler_raises_is_shown_with_its_own_lines(monkeypatch: pyte
     assert "E       KeyError: 'lost'" in text
     assert "The scheduler raised this in step 2." in text
     assert 'raise KeyError("lost")' in text
-    assert re.search(r"X +2 +start r1 \(4 \+ 2 tokens\).* DIED HERE", text)
+    assert re.search(r"X +2 +start scripted-1 \(4 \+ 2 tokens\).* DIED HERE", text)
     assert "X step 2 failed: KeyError: 'lost'" in text
 
 
@@ -650,7 +647,7 @@ def test_what_comes_after_the_end_of_a_script_is_judged(monkeypatch: pytest.Monk
     monkeypatch.setattr(scheduler, "_give_back", lambda self, request: None)
 
     def script(t):
-        t.start_req(prompt_len=4)
+        t.start_req(prompt_len=4, max_new_tokens=2)
         yield
 
     with pytest.raises(ScriptFailed, match=r"blocks_free is 10 instead of 12|is not idle") as caught:

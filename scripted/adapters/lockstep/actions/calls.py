@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
@@ -18,10 +19,12 @@ from engine.messages import (
     StopProfile,
 )
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.refusals import BadCommand
 from scripted.core.shell_words import ShellWord, alone, only, seconds
 from scripted.core.verb import Verb
+from scripted.errors import BadCall
+from scripted.script.clients import Call
 
 __all__ = [
     "DEFERRED_S",
@@ -33,6 +36,7 @@ __all__ = [
     "Pause",
     "Resume",
     "as_seconds",
+    "check_timeout",
 ]
 
 PAUSE_MODES: Final = tuple(mode.value for mode in PauseMode)
@@ -45,6 +49,13 @@ _TRACES: Final = "traces"
 def as_seconds(timeout_s: float | None) -> float | None:
     """A timeout as the front end reads it: a script may give a whole number."""
     return None if timeout_s is None else float(timeout_s)
+
+
+def check_timeout(call: str, timeout_s: Any) -> None:
+    """Raise BadCall for what is no number of virtual seconds, nor None."""
+    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and (not number or not math.isfinite(timeout_s)):
+        raise BadCall(f"{call} takes timeout_s in virtual seconds, or None, got {timeout_s!r}")
 
 
 def _read_flush(words: list[str]) -> Verb:
@@ -70,6 +81,14 @@ class Flush(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     shell_words: ClassVar = (
         ShellWord("flush", "[SECONDS]", "flush the cache; with seconds of virtual time, wait that long", _read_flush),
     )
+
+    @staticmethod
+    @verb
+    def flush_cache(t: Any, timeout_s: float | None = None) -> Call:
+        """POST ``/flush_cache``; ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine."""
+        check_timeout("flush_cache()", timeout_s)
+        call: Call = t.run.call(Flush(timeout_s=timeout_s))
+        return call
 
     @property
     def kind(self) -> str:
@@ -115,6 +134,13 @@ class AbortEverything(AdministrativeCall, frozen=True, kw_only=True, omit_defaul
     phrase: ClassVar = "abort all"
     route: ClassVar = "/abort_request"
 
+    @staticmethod
+    @verb
+    def abort_all(t: Any) -> Call:
+        """POST ``/abort_request`` for everything that is alive."""
+        call: Call = t.run.call(AbortEverything())
+        return call
+
     @property
     def body(self) -> Mapping[str, Any]:
         return {"abort_all": True}
@@ -138,6 +164,15 @@ class Pause(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, t
     event: ClassVar = PauseGeneration
     route: ClassVar = "/pause_generation"
     shell_words: ClassVar = (ShellWord("pause", "MODE", f"pause generation ({', '.join(PAUSE_MODES)})", _read_pause),)
+
+    @staticmethod
+    @verb
+    def pause_generation(t: Any, mode: str = "retract") -> Call:
+        """POST ``/pause_generation`` with mode ``retract``, ``in_place`` or ``abort``."""
+        if mode not in PAUSE_MODES:
+            raise BadCall(f"pause_generation() takes one of {', '.join(PAUSE_MODES)}, got {mode!r}")
+        call: Call = t.run.call(Pause(mode=PauseMode(mode)))
+        return call
 
     @property
     def kind(self) -> str:
@@ -181,6 +216,13 @@ class Resume(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     # Worth a run in few workloads only.
     search_turn: ClassVar[int] = 1
 
+    @staticmethod
+    @verb
+    def continue_generation(t: Any) -> Call:
+        """POST ``/continue_generation``."""
+        call: Call = t.run.call(Resume())
+        return call
+
     def message(self, call_id: str) -> ContinueGeneration:
         return ContinueGeneration(call_id=call_id)
 
@@ -207,6 +249,13 @@ class BeginProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     shell_words: ClassVar = (alone("profile", "have the stages profile themselves", "start_profile"),)
     search_turn: ClassVar[int] = 1
 
+    @staticmethod
+    @verb
+    def start_profile(t: Any) -> Call:
+        """POST ``/start_profile``: the stages begin to profile themselves, with a microbatch without tokens."""
+        call: Call = t.run.call(BeginProfile())
+        return call
+
     def message(self, call_id: str) -> StartProfile:
         return StartProfile(call_id=call_id, folder=_TRACES)
 
@@ -232,6 +281,13 @@ class EndProfile(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     route: ClassVar = "/stop_profile"
     shell_words: ClassVar = (alone("profile_end", "end the profile", "stop_profile"),)
     search_turn: ClassVar[int] = 1
+
+    @staticmethod
+    @verb
+    def stop_profile(t: Any) -> Call:
+        """POST ``/stop_profile``."""
+        call: Call = t.run.call(EndProfile())
+        return call
 
     def message(self, call_id: str) -> StopProfile:
         return StopProfile(call_id=call_id)

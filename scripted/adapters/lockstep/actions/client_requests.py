@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from engine.messages import Abort, FinishReason, Generate, Grammar, GrammarKind, SamplingParams
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EngineAction, EventReader
+from scripted.adapters.lockstep.actions.bodies import as_sent, biases, items, number, one_prompt
 from scripted.adapters.lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
-from scripted.core.action import Action, RunLike, SearchBase, smaller_requests
+from scripted.core.action import Action, RunLike, SearchBase, smaller_requests, verb
 from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.prompts import prompt_ids
 from scripted.core.refusals import BadCommand
 from scripted.core.shell_words import ShellWord, only, seconds, whole
 from scripted.core.verb import Code, Verb, variable_of
+from scripted.errors import BadCall
+from scripted.script.clients import Call
+from scripted.script.handles import BaseRequest
 
 __all__ = ["AbortRequest", "DisconnectClient", "StartRequest"]
 
@@ -78,6 +82,13 @@ class AbortRequest(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=
     route: ClassVar = "/abort_request"
     shell_words: ClassVar = (ShellWord("abort", "RID | all", "abort a request, or everything", _read_abort),)
 
+    @staticmethod
+    @verb
+    def abort(t: Any, r: Any) -> Call:
+        """POST ``/abort_request`` for one request, by its exact rid."""
+        call: Call = t.run.call(AbortRequest(rid=t.rid_of("abort()", r)))
+        return call
+
     @property
     def target_rid(self) -> str:
         return self.rid
@@ -121,6 +132,18 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
     event: ClassVar = Abort
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (ShellWord("disconnect", "RID", "its client hangs up", _read_disconnect),)
+
+    @staticmethod
+    @verb
+    def disconnect(t: Any, r: BaseRequest) -> None:
+        """Drop the connection of a request's client; returns when the front end's abort has arrived at the gate."""
+        t.check_handle("disconnect()", r)
+        if r.finished:
+            raise BadCall(f"disconnect() takes a request that is alive, {r.rid} has ended ({r.finish_reason})")
+        if r.client.dropped:
+            raise BadCall(f"disconnect() takes a request whose client is connected, that of {r.rid} hung up before")
+        t.run.world.clients.disconnect(r.client)
+        t.run.await_arrival(lambda m: isinstance(m, Abort) and m.rid == r.rid)
 
     @property
     def target_rid(self) -> str:
@@ -217,6 +240,84 @@ class StartRequest(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     shell_words: ClassVar = (
         ShellWord("start", "[NAME=N ...]", f"start a request: {', '.join(_SHELL_FIELDS)}", _read_start),
     )
+
+    @staticmethod
+    @verb
+    def start_req(
+        t: Any,
+        *,
+        prompt_len: int | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        text: str | None = None,
+        prompt_seed: int = 0,
+        max_new_tokens: int = 8,
+        rid: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        temperature: float = 0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        min_p: float = 0,
+        frequency_penalty: float = 0,
+        presence_penalty: float = 0,
+        repetition_penalty: float = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_new_tokens: int = 0,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = True,
+        logprob_start_len: int = -1,
+        timeout_s: float | None = None,
+        waiting_timeout_s: float | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        regex: str | None = None,
+        ebnf: str | None = None,
+        lora: str | None = None,
+    ) -> Any:
+        """POST ``/generate`` with exactly one of ``prompt_len``, ``prompt_ids`` and ``text``.
+
+        ``prompt_len`` tokens are made from ``prompt_seed``; equal seeds give equal prefixes. ``logprob_start_len`` asks
+        for the prompt's logprobs from that position on, with ``return_logprob``. The time limits are in virtual
+        seconds. ``lora`` names the LoRA that computes it. Raises RequestRefused, with status and body, for a request
+        that the server does not admit.
+        """
+        prompt: dict[str, Any] = one_prompt(prompt_len, prompt_ids, text, prompt_seed)
+        sampling: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": number(temperature),
+            "top_p": number(top_p),
+            "top_k": top_k,
+            "min_p": number(min_p),
+            "frequency_penalty": number(frequency_penalty),
+            "presence_penalty": number(presence_penalty),
+            "repetition_penalty": number(repetition_penalty),
+            "logit_bias": biases(logit_bias),
+            "stop": items(stop),
+            "stop_token_ids": items(stop_token_ids),
+            "ignore_eos": ignore_eos,
+        }
+        if seed is not None:
+            sampling["seed"] = seed
+        grammars = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
+        sampling |= {name: grammar for name, grammar in grammars.items() if grammar is not None}
+        body = prompt | {
+            "rid": rid if rid is not None else t.next_rid(),
+            "sampling_params": sampling,
+            "stream": stream,
+            "priority": priority,
+            "return_logprob": return_logprob,
+            "top_logprobs_num": top_logprobs_num,
+            "logprob_start_len": logprob_start_len,
+            "timeout_s": timeout_s,
+            "waiting_timeout_s": waiting_timeout_s,
+        }
+        if lora is not None:
+            body["lora_path"] = lora
+        return t.run.start(as_sent(body))
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

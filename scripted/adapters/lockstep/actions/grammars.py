@@ -6,11 +6,11 @@ None of it is a client's message.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from engine.messages import GrammarReady
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted.core.shell_words import alone, numbered
 from scripted.core.verb import Verb
@@ -28,6 +28,12 @@ class HoldGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
     examples: ClassVar = ("hold-grammars",)
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("hold_grammars", "let no grammar become ready", "hold_grammars"),)
+
+    @staticmethod
+    @verb
+    def hold_grammars(t: Any) -> None:
+        """From the next step on, no grammar becomes ready until it is released."""
+        t.run.grammars.hold()
 
     def apply(self, run: RunLike) -> None:
         """Keep what is compiled from the scheduler."""
@@ -57,6 +63,13 @@ class ReleaseGrammars(EngineAction, frozen=True, kw_only=True, omit_defaults=Tru
         numbered("release_grammars", "[N]", "let the next N held grammars, or all, become ready", "release_grammars"),
     )
 
+    @staticmethod
+    @verb
+    def release_grammars(t: Any, n: int | None = None) -> None:
+        """Let ``n`` grammars become ready, in the order in which they were ordered, or all and stop holding."""
+        t.check_released("release_grammars()", n)
+        t.run.grammars.release(n)
+
     def apply(self, run: RunLike) -> None:
         """Let them through."""
         run.device.release_grammars(self.count)
@@ -75,6 +88,13 @@ class FailGrammar(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     event: ClassVar = GrammarReady
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (alone("fail_grammar", "the next grammar cannot be compiled", "fail_next_grammar"),)
+
+    @staticmethod
+    @verb
+    def fail_next_grammar(t: Any) -> None:
+        """Make the next grammar that would become ready one that cannot be compiled; the engine goes on."""
+        t.run.grammars.fail_next()
+        t.count_in_vain("failures of a grammar that none met")
 
     def apply(self, run: RunLike) -> None:
         """Answer the next order with an error."""

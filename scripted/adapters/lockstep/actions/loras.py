@@ -10,12 +10,14 @@ import msgspec
 from engine.config import EMBEDDED_LORA, embedded_lora_seed
 from engine.messages import LoadLora, UnloadLora
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader
-from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import printable
 from scripted.core.refusals import BadCommand
 from scripted.core.shell_words import ShellWord, seconds
 from scripted.core.verb import Verb
+from scripted.errors import BadCall
+from scripted.script.clients import Call
 
 __all__ = ["LoraLoad", "LoraUnload"]
 
@@ -54,6 +56,18 @@ class LoraLoad(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
     shell_words: ClassVar = (
         ShellWord("load_lora", "NAME PATH", f"load a LoRA, for instance {EMBEDDED_LORA}:1", _read_load),
     )
+
+    @staticmethod
+    @verb
+    def load_lora(t: Any, name: str, path: str) -> Call:
+        """POST ``/v1/load_lora_adapter``: 'embedded-lora:SEED', or in the server tier any folder of peft's.
+
+        Every LoRA that a script loads is gone before the next script.
+        """
+        if not isinstance(path, str):
+            raise BadCall(f"load_lora() takes path as a text, such as 'embedded-lora:1', got {path!r}")
+        call: Call = t.run.call(LoraLoad(name=name, path_of_lora=path))
+        return call
 
     @property
     def path_given(self) -> str:
@@ -101,6 +115,14 @@ class LoraUnload(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=Tr
     event: ClassVar = UnloadLora
     route: ClassVar = "/v1/unload_lora_adapter"
     shell_words: ClassVar = (ShellWord("unload_lora", "NAME [SECONDS]", "unload a LoRA", _read_unload),)
+
+    @staticmethod
+    @verb
+    def unload_lora(t: Any, name: str, timeout_s: float | None = None) -> Call:
+        """POST ``/v1/unload_lora_adapter``; ``timeout_s``, in virtual seconds, is how long it may wait."""
+        check_timeout("unload_lora()", timeout_s)
+        call: Call = t.run.call(LoraUnload(name=name, timeout_s=timeout_s))
+        return call
 
     @property
     def kind(self) -> str:

@@ -6,17 +6,18 @@ None of it is a client's message. How results and time came is read from the ste
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from engine.messages import Completion, PipelineFailed
 from scripted.adapters.lockstep.actions.action import EngineAction, EventReader, take_in
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.common_actions import AdvanceClock, HoldResults, ReleaseResults
 from scripted.core.phrases import printable
 from scripted.core.shell_words import numbered
 from scripted.core.verb import Verb
+from scripted.errors import BadCall
 
 __all__ = ["FailStage", "KillStage", "ResumeStage", "StallStage"]
 
@@ -36,6 +37,14 @@ class FailStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("fail", "N", "fail a stage's next microbatch", "fail_next_step"),)
+
+    @staticmethod
+    @verb
+    def fail_next_step(t: Any, i: int) -> None:
+        """Make the next microbatch that a stage computes fail; the engine goes on."""
+        t.check_live_stage("fail_next_step", i)
+        t.run.act(FailStage(stage=i))
+        t.note_failure()
 
     def apply(self, run: RunLike) -> None:
         """Fail the stage's next microbatch."""
@@ -68,6 +77,15 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     event: ClassVar = PipelineFailed
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("kill", "N", "kill a stage", "kill_stage"),)
+
+    @staticmethod
+    @verb
+    def kill_stage(t: Any, i: int) -> None:
+        """Kill a stage process: nothing in flight comes back. The server is not used again after this script."""
+        t.check_live_stage("kill_stage", i)
+        if t.scheduler.limits.pp_size == 1:
+            raise BadCall("kill_stage() needs stages in processes of their own, got pp_size=1; use fail_next_step(0)")
+        t.run.kill_stage(i)
 
     def apply(self, run: RunLike) -> None:
         if run.machine.scheduler.failure is None:
@@ -117,6 +135,14 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("stall", "N", "stop a stage", "stall_stage"),)
 
+    @staticmethod
+    @verb
+    def stall_stage(t: Any, i: int) -> None:
+        """Stop a stage; nothing completes until it is resumed."""
+        t.check_live_stage("stall_stage", i)
+        t.run.world.stall_stage(i)
+        t.run.act(StallStage(stage=i))
+
     def apply(self, run: RunLike) -> None:
         run.stalled.add(self.stage % run.machine.limits.pp_size)
 
@@ -136,6 +162,15 @@ class ResumeStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, t
     examples: ClassVar = ("resume stage=1",)
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("resume", "N", "let a stopped stage go on", "resume_stage"),)
+
+    @staticmethod
+    @verb
+    def resume_stage(t: Any, i: int) -> None:
+        """End a stall."""
+        t.check_stage(i)
+        if t.run.failure is None and not t.run.is_dead:
+            t.run.world.resume_stage(i)
+        t.run.act(ResumeStage(stage=i))
 
     def apply(self, run: RunLike) -> None:
         """Let it go on."""

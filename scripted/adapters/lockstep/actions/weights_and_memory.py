@@ -10,15 +10,24 @@ import msgspec
 from engine.config import EMBEDDED_MODEL
 from engine.messages import EvictCache, ReleasePressure, SetPressure, UpdateWeights
 from scripted.adapters.lockstep.actions.action import AdministrativeCall, EventReader, Intervention
-from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds
-from scripted.core.action import Action, RunLike, SearchBase
+from scripted.adapters.lockstep.actions.calls import DEFERRED_S, as_seconds, check_timeout
+from scripted.core.action import Action, RunLike, SearchBase, verb
 from scripted.core.phrases import plural, printable
 from scripted.core.shell_words import ShellWord, alone, numbered, only
 from scripted.core.verb import Verb
+from scripted.errors import BadCall
+from scripted.script.clients import Call
 
 __all__ = ["Evict", "Press", "Relieve", "Update"]
 
 _LEFT_PAGES: Final = 1
+
+
+def _check_pressure(call: str, value: int, most: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadCall(f"{call} takes a whole number >= 0, got {value!r}")
+    if value > most:
+        raise BadCall(f"{call} is at most {most} now, because no more {what} while requests own the rest; got {value}")
 
 
 def _read_update(words: list[str]) -> Verb:
@@ -52,6 +61,20 @@ class Update(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True, 
     shell_words: ClassVar = (
         ShellWord("update", "WEIGHTS", "update the weights, for instance to embedded:7", _read_update),
     )
+
+    @staticmethod
+    @verb
+    def update_weights(t: Any, model_path: str, timeout_s: float | None = None) -> Call:
+        """POST ``/update_weights_from_disk``: 'embedded:SEED', or in the server tier any folder of the same model.
+
+        ``timeout_s``, in virtual seconds, is how long it may wait for a quiescent engine. The configured weights are
+        back before the next script.
+        """
+        if not isinstance(model_path, str):
+            raise BadCall(f"update_weights() takes model_path as a text, such as 'embedded:7', got {model_path!r}")
+        check_timeout("update_weights()", timeout_s)
+        call: Call = t.run.call(Update(path_of_weights=model_path, timeout_s=timeout_s))
+        return call
 
     @property
     def kind(self) -> str:
@@ -115,6 +138,46 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
         numbered("exhaust_rows", "N", "the same for rows", "exhaust_rows"),
         numbered("exhaust_locks", "N", "lock nodes of the prefix tree until N are unlocked", "exhaust_locks"),
     )
+
+    @staticmethod
+    @verb
+    def exhaust_kv(t: Any, leave_pages: int) -> None:
+        """Keep pages from requests until exactly ``leave_pages`` are free; evicts unlocked cache only if it must."""
+        most = t.scheduler.pressure.most_free_pages
+        _check_pressure("exhaust_kv(leave_pages)", leave_pages, most, "pages can be free")
+        t.run.act(Press(pages=leave_pages))
+
+    @staticmethod
+    @verb
+    def exhaust_window(t: Any, leave_pages: int) -> None:
+        """Keep pages of the window pool from requests until exactly ``leave_pages`` are free.
+
+        Only for a model with window layers. Cached prefixes lose window pages only if they must.
+        """
+        if not t.scheduler.limits.window_tokens:
+            raise BadCall(
+                "exhaust_window(leave_pages) needs a model with window layers, and this one has none; "
+                "use EngineConfig(model='embedded-window'), or exhaust_kv for the pages of all other layers"
+            )
+        most = t.scheduler.pressure.most_free_window_pages
+        _check_pressure("exhaust_window(leave_pages)", leave_pages, most, "window pages can be free")
+        t.run.act(Press(window=leave_pages))
+
+    @staticmethod
+    @verb
+    def exhaust_rows(t: Any, leave_rows: int) -> None:
+        """Keep rows from requests until exactly ``leave_rows`` are free."""
+        most = t.scheduler.pressure.most_free_rows
+        _check_pressure("exhaust_rows(leave_rows)", leave_rows, most, "rows can be free")
+        t.run.act(Press(rows=leave_rows))
+
+    @staticmethod
+    @verb
+    def exhaust_locks(t: Any, leave_unlocked: int) -> None:
+        """Lock nodes of the prefix tree until exactly ``leave_unlocked`` are unlocked, so that no other is evicted."""
+        most = t.scheduler.pressure.most_unlocked_nodes
+        _check_pressure("exhaust_locks(leave_unlocked)", leave_unlocked, most, "nodes can be unlocked")
+        t.run.act(Press(unlocked=leave_unlocked))
 
     @property
     def kind(self) -> str:
@@ -188,6 +251,12 @@ class Relieve(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="
     phrase: ClassVar = "pressure off"
     shell_words: ClassVar = (alone("release_exhausted", "give back what the exhaust words keep", "release_exhausted"),)
 
+    @staticmethod
+    @verb
+    def release_exhausted(t: Any) -> None:
+        """Give back all that the ``exhaust`` verbs keep; nothing to do when they keep nothing."""
+        t.run.act(Relieve())
+
     def operator_event(self) -> ReleasePressure:
         """What the operator does."""
         return ReleasePressure()
@@ -208,6 +277,18 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
     event: ClassVar = EvictCache
     is_strict: ClassVar[bool] = True
     shell_words: ClassVar = (numbered("evict", "[PAGES]", "evict unlocked cache", "evict"),)
+
+    @staticmethod
+    @verb
+    def evict(t: Any, pages: int | None = None) -> int:
+        """Evict unlocked cache, all of it or ``pages`` pages, least recently used first. Returns how many."""
+        tree = t.scheduler.memory.tree
+        before: int = tree.evictable_pages
+        if pages is not None and (not isinstance(pages, int) or not 0 <= pages <= before):
+            raise BadCall(f"evict() takes 0 to {before} pages, which is all the unlocked cache there is, got {pages!r}")
+        t.run.act(Evict(pages=pages))
+        after: int = tree.evictable_pages
+        return before - after
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:

@@ -20,7 +20,7 @@ import httpx
 from engine.messages import CallAnswer, Refusal, RefusalKind, Reply, TokenOutput
 from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.errors import NoAnswer
-from scripted.rig.clients import Call, ClientView, receive_event, receive_events
+from scripted.script.clients import Call, ClientView, receive_event, receive_events
 from scripted.script.options import DEFAULT_RESULT_TIMEOUT_S
 
 __all__ = ["HttpClients"]

@@ -21,6 +21,8 @@ from engine.messages import encode
 from engine.process.control import Shutdown as SupervisorShutdown
 from engine.scheduler_process.gate_context import GateContext
 from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.run import EngineRun
 from scripted.adapters.lockstep.server.survivor import leave_result
 from scripted.adapters.lockstep.server.wire import (
     HookReady,
@@ -32,11 +34,8 @@ from scripted.adapters.lockstep.server.wire import (
 )
 from scripted.adapters.lockstep.server.world import ServerWorld, ShutdownAsked
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
-from scripted.gate.scripted_gate import ScriptedGate
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import frames_of, position_of
-from scripted.rig.rig import Rig
 from scripted.script.arguments import unpacked
 from scripted.script.loader import load_script
 
@@ -61,11 +60,11 @@ def script_address(private_dir: Path) -> str:
     return f"ipc://{private_dir}/script"
 
 
-def scripted_gate(context: GateContext) -> ScriptedGate:
+def scripted_gate(context: GateContext) -> EngineRun:
     """The gate factory that a scripted server's settings name."""
     options = msgspec.json.decode(context.settings.gate_options or "{}", type=GateOptions)
     world = ServerWorld(context, Path(options.relay) if options.relay is not None else None)
-    return ScriptedGate(context.scheduler, world, WireSource(context, world, options))
+    return EngineRun(context.scheduler, world, WireSource(context, world, options))
 
 
 class WireSource:
@@ -97,7 +96,7 @@ class WireSource:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._control.fileno(), zmq.POLLIN)
 
-    def next_run(self) -> ScriptRun | None:
+    def next_script(self) -> EngineExecution | None:
         """Wait for a script. The loop stands still here between two of them."""
         while True:
             readable = dict(self._poller.poll())
@@ -114,37 +113,37 @@ class WireSource:
                 # An interrupt ends the server at once; a termination would let live requests run to their end.
                 os.kill(os.getppid(), signal.SIGINT)
                 continue
-            run = self._load(command)
-            if run is not None:
+            script = self._load(command)
+            if script is not None:
                 self._told = 0
-                return run
+                return script
 
-    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
+    def progress(self, run: EngineRun, script: EngineExecution | None) -> None:
         """Tell the test process each step, so that it can say what led to a death without a final message."""
-        if run is None or not rig.history.recording:
+        if script is None or not run.recording:
             return
-        records = rig.history.records
+        records = run.records
         new, self._told = records[-1] if len(records) > self._told else None, len(records)
-        position, printed = position_of(run.script), run.take_printed()
-        self._send(Progress(record=new, limits=rig.scheduler.limits, printed=printed, position=position))
+        position, printed = position_of(script.script), script.take_printed()
+        self._send(Progress(record=new, limits=run.scheduler.limits, printed=printed, position=position))
 
-    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
+    def ended(self, run: EngineRun, script: EngineExecution | None) -> None:
         """Say that a run passed, or that the server is warm. A script that killed the supervisor has not passed."""
-        del rig
+        del run
         if os.getppid() != self._supervisor and os.getpid() == self._pid:
             return  # No message: the test process sees the end of the server and asks why.
-        self._send(HookReady() if run is None else run.succeeded())
+        self._send(HookReady() if script is None else script.succeeded())
 
-    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
+    def failed(self, run: EngineRun, script: EngineExecution | None, exc: Exception) -> None:
         """Say how a run failed. A failure of the warm-up, and an order to end, are for the supervisor."""
-        if run is None or isinstance(exc, ShutdownAsked):
+        if script is None or isinstance(exc, ShutdownAsked):
             raise exc
-        self._send(ScriptFailedReply(report=run.report(rig, exc, kind=kind_of(exc), mutant=self._mutant)))
+        self._send(ScriptFailedReply(report=script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)))
 
-    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
+    def crashed(self, run: EngineRun, script: EngineExecution | None, exc: BaseException) -> None:
         """Send the scheduler's final message."""
-        if run is not None and not isinstance(exc, ShutdownAsked):
-            report = run.report(rig, exc, kind=FailureKind.DIED, mutant=self._mutant)
+        if script is not None and not isinstance(exc, ShutdownAsked):
+            report = script.report(run, exc, kind=FailureKind.DIED, mutant=self._mutant)
             self._send(ScriptFailedReply(report=report))
 
     def close(self) -> None:
@@ -152,7 +151,7 @@ class WireSource:
         self._world.close()
         self._stack.close()
 
-    def _load(self, command: RunScript) -> ScriptRun | None:
+    def _load(self, command: RunScript) -> EngineExecution | None:
         """The run of a command; a script that cannot be loaded is a failure of the script."""
         try:
             function = load_script(command.file, command.name, command.import_paths)
@@ -160,7 +159,7 @@ class WireSource:
             self._send(ScriptFailedReply(report=_load_report(command, exc)))
             return None
         args, kwargs = tuple(unpacked(command.args)), unpacked(command.kwargs)
-        return ScriptRun(function, args, kwargs, command.options, keeps_output=True)
+        return EngineExecution(function, args, kwargs, command.options, keeps_output=True)
 
     def _send(self, message: HookReady | Progress | ScriptSucceeded | ScriptFailedReply) -> None:
         """To the test process; from the copy of a process that a script has killed, as its last act."""

@@ -31,6 +31,8 @@ from engine.process.death import describe_status, read_death_report
 from engine.process.private_dir import RECONNECT_INTERVAL_MS
 from engine.scheduler import StepRecord
 from engine.settings import ServerSettings
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
+from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.server.gate import GateOptions, script_address
 from scripted.adapters.lockstep.server.growth import ServerGrowth
 from scripted.adapters.lockstep.server.placed import PlacedStages
@@ -49,8 +51,6 @@ from scripted.adapters.lockstep.step_words import log_of
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
 from scripted.errors import ScriptError
-from scripted.gate.run import ScriptSucceeded
-from scripted.gate.script_runner import ScriptRunner, error_of
 from scripted.report.failure import FailureKind, FailureReport, ProcessStack
 from scripted.report.frames import Frame, definition_of
 from scripted.script.arguments import check_plain, packed

@@ -19,8 +19,8 @@ import psutil
 from engine.frames import BadFrameError
 from engine.messages import encode
 from engine.process.control import Control
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.adapters.lockstep.server.wire import ScriptFailedReply, decode_reply
-from scripted.gate.run import ScriptSucceeded
 
 __all__ = ["leave_result", "result_of_survivor", "survive"]
 

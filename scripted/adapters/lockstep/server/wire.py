@@ -13,7 +13,7 @@ import msgspec
 from engine.frames import decoder_of
 from engine.limits import Limits
 from engine.scheduler import StepRecord
-from scripted.gate.run import ScriptSucceeded
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.report.failure import FailureReport
 from scripted.report.frames import Frame
 from scripted.script.options import ScriptOptions

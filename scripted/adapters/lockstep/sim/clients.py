@@ -41,8 +41,8 @@ from scripted.adapters.lockstep.actions import (
     Pause,
     Update,
 )
-from scripted.gate.stop_strings import ByteDecoder
-from scripted.rig.clients import Call, ClientView, receive_event, receive_events
+from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
+from scripted.script.clients import Call, ClientView, receive_event, receive_events
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,63 +13,37 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.scheduler import Scheduler, run_loop
 from scripted.adapters.lockstep.bugs import mutant_named
+from scripted.adapters.lockstep.script.execution import EngineExecution, ScriptSucceeded, kind_of
+from scripted.adapters.lockstep.script.run import EngineRun
+from scripted.adapters.lockstep.script.runner import ScriptRunner, error_of
 from scripted.adapters.lockstep.sim.limits import simulated_limits
 from scripted.adapters.lockstep.sim.watchdog import watchdog
 from scripted.adapters.lockstep.sim.world import SimWorld
-from scripted.errors import Overdue, ScriptError
-from scripted.gate.run import ScriptRun, ScriptSucceeded, kind_of
-from scripted.gate.script_runner import ScriptRunner, error_of
-from scripted.gate.scripted_gate import ScriptedGate
-from scripted.report.failure import FailureKind
-from scripted.rig.rig import Rig
+from scripted.errors import Overdue
+from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import ScriptFunction
+from scripted.script.execution import OneScript
 from scripted.script.options import ScriptOptions
 
 __all__ = ["ScriptedSim"]
 
 
-class _OneRun:
-    """A source of one script, which keeps how it ended."""
+class _EngineScript(OneScript):
+    """One script, with the report of how it failed, as it was then."""
 
-    warms_up = False
-
-    def __init__(self, run: ScriptRun, mutant: str | None, config: EngineConfig) -> None:
-        self._next: ScriptRun | None = run
+    def __init__(self, script: EngineExecution, mutant: str | None) -> None:
+        super().__init__(script)
+        self.report: FailureReport | None = None
         self._mutant = mutant
-        self._config = config
-        self.success: ScriptSucceeded | None = None
-        self.error: ScriptError | None = None
 
-    def open(self) -> None:
-        pass
+    def failed(self, run: EngineRun, script: EngineExecution, exc: Exception) -> None:
+        super().failed(run, script, exc)
+        self.report = script.report(run, exc, kind=kind_of(exc), mutant=self._mutant)
 
-    def close(self) -> None:
-        pass
-
-    def next_run(self) -> ScriptRun | None:
-        run, self._next = self._next, None
-        return run
-
-    def progress(self, rig: Rig, run: ScriptRun | None) -> None:
-        pass
-
-    def ended(self, rig: Rig, run: ScriptRun | None) -> None:
-        del rig
-        assert run is not None
-        self.success = run.succeeded()
-
-    def failed(self, rig: Rig, run: ScriptRun | None, exc: Exception) -> None:
-        self._fail(rig, run, exc, kind_of(exc))
-
-    def crashed(self, rig: Rig, run: ScriptRun | None, exc: BaseException) -> None:
-        """The scheduler died; keep that."""
-        self._fail(rig, run, exc, FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED)
-
-    def _fail(self, rig: Rig, run: ScriptRun | None, exc: BaseException, kind: FailureKind) -> None:
-        assert run is not None
-        report = run.report(rig, exc, kind=kind, mutant=self._mutant)
-        self.error = error_of(report, self._config, self._mutant)
-        self.error.__cause__ = exc
+    def crashed(self, run: EngineRun, script: EngineExecution, exc: BaseException) -> None:
+        super().crashed(run, script, exc)
+        kind = FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.DIED
+        self.report = script.report(run, exc, kind=kind, mutant=self._mutant)
 
 
 class ScriptedSim(ScriptRunner):
@@ -90,24 +64,23 @@ class ScriptedSim(ScriptRunner):
     ) -> ScriptSucceeded:
         if not self._open:
             raise EngineError("this sim was shut down; start another one")
-        source = _OneRun(ScriptRun(script, args, kwargs, options), self.mutant, self.config)
+        execution = EngineExecution(script, args, kwargs, options)
+        source = _EngineScript(execution, self.mutant)
         with ExitStack() as stack:
             if self.mutant is not None:
                 stack.enter_context(mutant_named(self.mutant).switched_on())
             stack.enter_context(watchdog(options.timeout_s))
             self._run_loop(source)
-        if source.error is not None:
-            raise source.error
-        assert source.success is not None
-        return source.success
+        if source.report is not None:
+            raise error_of(source.report, self.config, self.mutant) from source.error
+        return execution.succeeded()
 
-    def _run_loop(self, source: _OneRun) -> None:
+    def _run_loop(self, source: _EngineScript) -> None:
         scheduler, world = Scheduler(self._limits), SimWorld(self._limits, self.config.model)
-        gate = ScriptedGate(scheduler, world, source)
         try:
-            run_loop(gate, scheduler, world.pipeline, world.clients)
+            run_loop(EngineRun(scheduler, world, source), scheduler, world.pipeline, world.clients)
         except Exception:
-            if source.error is None:
+            if source.report is None:
                 raise
 
     def shutdown(self) -> None:

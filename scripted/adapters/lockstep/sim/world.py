@@ -13,10 +13,10 @@ from engine.messages import (
     Reply,
 )
 from engine.pipeline.wire import StageView
+from scripted.adapters.lockstep.script.stop_strings import ByteDecoder
 from scripted.adapters.lockstep.sim.clients import SimClients
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
 from scripted.errors import BadCall
-from scripted.gate.stop_strings import ByteDecoder
 
 __all__ = ["SimWorld"]
 

@@ -1,4 +1,4 @@
-"""Handles and clients' views: a handle belongs to one life of its rid, and what it saw stays as it was."""
+"""EngineHandles and clients' views: a handle belongs to one life of its rid, and what it saw stays as it was."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.limits import EMBEDDED_FACTS, Limits
 from engine.messages import FinishReason, Generate, Refusal, RefusalKind, SamplingParams, TokenOutput
 from engine.scheduler import Scheduler
 from scripted import RequestHandle
-from scripted.rig.clients import Chunk, ClientView
-from scripted.rig.history import Handles
+from scripted.adapters.lockstep.script.history import EngineHandles
+from scripted.script.clients import Chunk, ClientView
 
 SCHEDULER = Scheduler(Limits.of(EngineConfig(), EMBEDDED_FACTS))
 
@@ -25,7 +25,7 @@ def output(rid: str, *tokens: int, end: FinishReason | None = None) -> TokenOutp
 
 def test_reused_rid_inherits_nothing() -> None:
     """D04"""
-    handles, old, new = Handles(), handle_of("r"), handle_of("r")
+    handles, old, new = EngineHandles(), handle_of("r"), handle_of("r")
     handles.start(old)
     handles.update([output("r", 7, end=FinishReason.LENGTH)], SCHEDULER)
     handles.start(new)
@@ -38,7 +38,7 @@ def test_reused_rid_inherits_nothing() -> None:
 
 def test_two_lives_in_one_step_keep_apart() -> None:
     """D04: the terminal reply is the older one's."""
-    handles, old, new = Handles(), handle_of("r"), handle_of("r")
+    handles, old, new = EngineHandles(), handle_of("r"), handle_of("r")
     handles.start(old)
     handles.start(new)
     handles.update([output("r", end=FinishReason.ABORT), output("r", 9)], SCHEDULER)
@@ -46,7 +46,7 @@ def test_two_lives_in_one_step_keep_apart() -> None:
 
 
 def test_late_refusal_is_an_end() -> None:
-    handles, handle = Handles(), handle_of("r")
+    handles, handle = EngineHandles(), handle_of("r")
     handles.start(handle)
     handles.update([Refusal(rid="r", kind=RefusalKind.UNAVAILABLE, message="the stage-1 process died")], SCHEDULER)
     assert (handle.finished, handle.finish_reason, handle.error) == (True, "error", "the stage-1 process died")
@@ -61,7 +61,7 @@ def test_reply_behind_the_end_is_an_error() -> None:
 
 
 def test_replies_to_strangers_change_nothing() -> None:
-    handles = Handles()
+    handles = EngineHandles()
     handles.update([output("missing", 3), Refusal(rid="r", kind=RefusalKind.BUSY, message="full")], SCHEDULER)
     assert handles.all == []
 

@@ -6,14 +6,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.frontend.answer import Decoder
 from engine.messages import ClientMessage, GrammarReady, PipelineEvent, Reply
 from engine.pipeline.wire import StageView
-from scripted.rig.clients import Clients
+from scripted.adapters.lockstep.actions import AdministrativeCall
+from scripted.script.clients import Call, ClientView
 
-__all__ = ["World"]
+__all__ = ["Clients", "World"]
+
+
+class Clients(Protocol):
+    """All clients of the engine, played for a script."""
+
+    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
+        """POST ``body`` to ``/generate``."""
+        ...
+
+    def call(self, action: AdministrativeCall) -> Call:
+        """Make an administrative call."""
+        ...
+
+    def disconnect(self, view: ClientView) -> None:
+        """Drop the connection of a request."""
+        ...
+
+    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
+        """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
+        ...
+
+    def forget(self) -> None:
+        """Drop every connection that is still open, before the next script."""
+        ...
 
 
 class World(Protocol):

@@ -5,17 +5,17 @@ A reset that does not reach idle raises NotIdle and names what is still in fligh
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from engine.integrity import audit
 from engine.messages import AbortAll, ContinueGeneration, ReleasePressure, StopProfile, UnloadLora, UpdateWeights
 from scripted.errors import NotIdle
-from scripted.rig.rig import HARNESS_CALL, Rig
-from scripted.script.t import ScriptContext
-from scripted.script.waits import Steps
+from scripted.script.wait import Steps
 
-__all__ = ["RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "warm_up"]
+__all__ = ["HARNESS_CALL", "RESET_BUDGET_STEPS", "drain", "flush", "reset", "restore_weights", "warm_up"]
 
+# The call id of what the harness itself asks for: no client waits for the answer.
+HARNESS_CALL: Final = "harness"
 # After an abort of everything, only microbatches in flight stand between the engine and idleness: depth steps, and a
 # margin.
 RESET_BUDGET_STEPS: Final = 256
@@ -24,73 +24,73 @@ WARM_UP_ROTATIONS: Final = 2
 WARM_UP_PROMPT_TOKENS: Final = 8
 
 
-def reset(rig: Rig) -> Steps:
+def reset(run: Any) -> Steps:
     """Bring the engine to the state of a new one."""
-    rig.history.recording = False
-    rig.let_go()
+    run.recording = False
+    run.let_go()
     # What the last script left is aborted and answered before its connections are dropped: a late abort from the
     # front end could otherwise hit the next script's request of the same rid.
-    yield from _abort_everything(rig)
-    rig.world.clients.forget()
-    if rig.scheduler.counters.weights_version:
-        yield from restore_weights(rig)
-    yield from _unload_loras(rig)
-    yield from flush(rig)
-    rig.start_over()
+    yield from _abort_everything(run)
+    run.world.clients.forget()
+    if run.scheduler.counters.weights_version:
+        yield from restore_weights(run)
+    yield from _unload_loras(run)
+    yield from flush(run)
+    run.start_over()
 
 
-def flush(rig: Rig) -> Steps:
+def flush(run: Any) -> Steps:
     """Drop the cache of an engine that is idle."""
-    rig.flush()
+    run.flush()
     yield
-    if not rig.scheduler.is_fully_idle or rig.scheduler.memory.pages.cached:
-        raise NotIdle(f"the cache could not be flushed: {rig.scheduler.books.what_is_busy()}")
+    if not run.scheduler.is_fully_idle or run.scheduler.memory.pages.cached:
+        raise NotIdle(f"the cache could not be flushed: {run.scheduler.books.what_is_busy()}")
 
 
-def drain(rig: Rig) -> Steps:
+def drain(run: Any) -> Steps:
     """End everything that a script left unfinished; the engine is idle afterwards."""
-    rig.history.recording = False
-    rig.let_go()
-    yield from _abort_everything(rig)
-    audit(rig.scheduler)
+    run.recording = False
+    run.let_go()
+    yield from _abort_everything(run)
+    audit(run.scheduler)
 
 
-def warm_up(rig: Rig) -> Steps:
+def warm_up(run: Any) -> Steps:
     """One real request, then quiet for two rotations of the pipeline."""
-    rig.history.recording = False
-    t = ScriptContext(rig, rid_prefix="warm-up")
+    run.recording = False
+    t = run.context_type(run, rid_prefix="warm-up")
     r = t.start_req(prompt_len=WARM_UP_PROMPT_TOKENS, max_new_tokens=2, ignore_eos=True)
     yield from t.run_until_finished(r)
     yield from t.run_until_idle()
-    for _ in range(WARM_UP_ROTATIONS * rig.scheduler.limits.depth):
-        if not rig.scheduler.is_fully_idle:
-            raise NotIdle(f"the engine was not idle after its warm-up: {rig.scheduler.books.what_is_busy()}")
+    for _ in range(WARM_UP_ROTATIONS * run.scheduler.limits.depth):
+        if not run.scheduler.is_fully_idle:
+            raise NotIdle(f"the engine was not idle after its warm-up: {run.scheduler.books.what_is_busy()}")
         yield
 
 
-def _abort_everything(rig: Rig) -> Steps:
+def _abort_everything(run: Any) -> Steps:
     """Abort everything, what has just arrived included, and run until nothing is left."""
-    rig.inject(ReleasePressure())
+    run.inject(ReleasePressure())
     # After what has just arrived, which may be a pause.
-    rig.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
+    run.arrived += [ContinueGeneration(call_id=HARNESS_CALL), AbortAll()]
     yield
     for _ in range(RESET_BUDGET_STEPS):
         # Checked here as well: a mutant may have broken the predicate itself.
-        if rig.scheduler.is_fully_idle and not rig.scheduler.books.in_flight:
-            if rig.scheduler.controls.is_at_rest or rig.failure is not None:
+        if run.scheduler.is_fully_idle and not run.scheduler.books.in_flight:
+            if run.scheduler.controls.is_at_rest or run.failure is not None:
                 return
-            rig.inject(StopProfile(call_id=HARNESS_CALL))
+            run.inject(StopProfile(call_id=HARNESS_CALL))
         yield
     raise NotIdle(
         f"the engine did not get idle within {RESET_BUDGET_STEPS} steps after everything was aborted: "
-        f"{rig.scheduler.books.what_is_busy()}"
+        f"{run.scheduler.books.what_is_busy()}"
     )
 
 
-def _unload_loras(rig: Rig) -> Steps:
+def _unload_loras(run: Any) -> Steps:
     """Have the stages drop every LoRA. Those of the start are known again when the engine has started over."""
-    loras = rig.scheduler.loras
-    rig.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
+    loras = run.scheduler.loras
+    run.inject(*[UnloadLora(call_id=HARNESS_CALL, name=name) for name in loras.known])
     for _ in range(RESET_BUDGET_STEPS):
         if not loras.known:
             return
@@ -98,12 +98,12 @@ def _unload_loras(rig: Rig) -> Steps:
     raise NotIdle(f"{', '.join(loras.known)} could not be unloaded within {RESET_BUDGET_STEPS} steps")
 
 
-def restore_weights(rig: Rig) -> Steps:
+def restore_weights(run: Any) -> Steps:
     """Take back the weights that the engine was started with."""
-    version = rig.scheduler.counters.weights_version
-    rig.inject(UpdateWeights(call_id=HARNESS_CALL))
+    version = run.scheduler.counters.weights_version
+    run.inject(UpdateWeights(call_id=HARNESS_CALL))
     for _ in range(RESET_BUDGET_STEPS):
         yield
-        if rig.scheduler.counters.weights_version > version:
+        if run.scheduler.counters.weights_version > version:
             return
     raise NotIdle(f"the engine's own weights did not come back within {RESET_BUDGET_STEPS} steps")

@@ -6,29 +6,25 @@ Filled by what plays the client: real HTTP in the server tier, the simulated fro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
-from engine.messages import FinishReason, Reply
-from scripted.adapters.lockstep.actions import AdministrativeCall
 from scripted.errors import BadCall
-from scripted.rig.values import Listed, Nameless, Status, Word
+from scripted.script.values import Listed, Nameless, Status, Word
 
 __all__ = [
     "FINISH_REASONS",
     "Call",
     "Chunk",
     "ClientView",
-    "Clients",
     "finish_reason_of",
     "receive_event",
     "receive_events",
 ]
 
-FINISH_REASONS: Final = frozenset(reason.value for reason in FinishReason)
-
+# Those of every adapter: an engine has some of them.
+FINISH_REASONS: Final = frozenset({"length", "stop", "abort", "error", "timeout", "invalid", "unavailable"})
 
 _OK: Final = 200
 _MAY_BE_REFUSED: Final = ("/flush_cache", "/update_weights")
@@ -176,30 +172,6 @@ class Call(Nameless):
     def __repr__(self) -> str:
         answer = f"status={self._status}, text={self._text!r}" if self.done else "no answer yet"
         return f"Call({self.name}, arrived={self.arrived}, {answer})"
-
-
-class Clients(Protocol):
-    """All clients of the engine, played for a script."""
-
-    def generate(self, rid: str, body: dict[str, Any]) -> ClientView:
-        """POST ``body`` to ``/generate``."""
-        ...
-
-    def call(self, action: AdministrativeCall) -> Call:
-        """Make an administrative call."""
-        ...
-
-    def disconnect(self, view: ClientView) -> None:
-        """Drop the connection of a request."""
-        ...
-
-    def settle(self, replies: Sequence[Reply], views: Mapping[str, ClientView], calls: Mapping[str, Call]) -> None:
-        """Wait until the clients have received what these replies bring; ``views`` are by rid, ``calls`` by call id."""
-        ...
-
-    def forget(self) -> None:
-        """Drop every connection that is still open, before the next script."""
-        ...
 
 
 def receive_events(view: ClientView, part: str | bytes) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 import msgspec
 
 from engine.config import EngineConfig
+from scripted.adapters.lockstep.script.execution import ScriptSucceeded
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.errors import ScriptError, ScriptFailed, ScriptTimeout, ServerDied, ServerDirty
-from scripted.gate.run import ScriptSucceeded
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.script.decorator import ScriptedTest, ScriptFunction
 from scripted.script.options import ScriptOptions

@@ -1,40 +1,24 @@
-"""A script's handle on one request: what the scheduler did with it and what its client saw.
-
-A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what
-the scheduler's own terminal reply said, never an inference from absence.
-"""
+"""A script's hold on a request of the engine: what the scheduler did with it and what its client saw."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from engine.messages import FinishReason, Generate, PromptLogprob, Refusal, TokenLogprob, TokenOutput
 from engine.scheduler import Place, Request
-from scripted.rig.clients import ClientView, finish_reason_of
-from scripted.rig.values import Condition, Listed, Nameless
+from scripted.script.clients import ClientView, finish_reason_of
+from scripted.script.handles import BaseRequest
+from scripted.script.values import Listed
 
-__all__ = ["STATUSES", "RequestHandle", "status_of"]
-
-STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unknown"})
+__all__ = ["RequestHandle"]
 
 _RUNNING_PLACES = frozenset({Place.CHUNKED, Place.DISPATCHED, Place.RUNNING, Place.RETRACTING})
 
 
-def status_of(word: str) -> str:
-    """A status that can only be compared with one of ``STATUSES``."""
-    return Condition(word, "status", STATUSES)
-
-
-class RequestHandle(Nameless):
+class RequestHandle(BaseRequest):
     """One request of a script. Everything but ``rid`` and ``client`` is read from the scheduler."""
 
-    _ask = "its .rid, .status, .finished or another attribute"
-
     def __init__(self, message: Generate, client: ClientView) -> None:
+        super().__init__(message.rid, message.prompt_ids, message.sampling.max_new_tokens, client)
         self.message = message
-        self.rid = message.rid
-        self.client = client
-        self.prompt_ids = Listed(message.prompt_ids)
         self.sampling = message.sampling
         self._request: Request | None = None
         # Where its LoRA was when it began: another one may be loaded under the same name.
@@ -97,17 +81,12 @@ class RequestHandle(Nameless):
         return None if self._end is not None and not self._just_ended else self._request
 
     @property
-    def status(self) -> str:
-        """``waiting``, ``running``, ``finished`` or ``aborted``."""
-        if self._end is not None:
-            return status_of("aborted" if self._end.finish_reason == "abort" else "finished")
-        runs = self._request is not None and self._request.place in _RUNNING_PLACES
-        return status_of("running" if runs else "waiting")
+    def is_running(self) -> bool:
+        return self._request is not None and self._request.place in _RUNNING_PLACES
 
     @property
-    def finished(self) -> bool:
-        """True once the scheduler made the terminal reply, whatever the reason."""
-        return self._end is not None
+    def is_prefilled(self) -> bool:
+        return self.req is not None and self.req.lease is not None and not self.is_chunking
 
     @property
     def finish_reason(self) -> str | None:
@@ -180,9 +159,3 @@ class RequestHandle(Nameless):
     def prompt_logprobs(self) -> tuple[PromptLogprob, ...]:
         """One entry for each token of the prompt after ``logprob_start_len``, as far as the scheduler told them."""
         return Listed(self._prompt_logprobs)
-
-    def __repr__(self) -> str:
-        return (
-            f"<{self.rid}: {self.status}, prompt={len(self.prompt_ids)}, output_ids={list(self.output_ids)}, "
-            f"finish_reason={self.finish_reason!r}>"
-        )

@@ -16,7 +16,7 @@ from engine.frontend.protocol import GenerateAnswer
 from engine.frontend.requests import Order
 from engine.frontend.sessions import NativeShape, Session, Sessions
 from engine.messages import Abort, ClientMessage, Generate, Reply, TokenOutput
-from scripted.rig.handle import RequestHandle
+from scripted.adapters.lockstep.script.handle import RequestHandle
 
 __all__ = ["ByteDecoder", "StopStrings"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from engine.messages import FinishReason
+from scripted.adapters.lockstep.script.handle import RequestHandle
 from scripted.core.violation import Violation
-from scripted.rig.handle import RequestHandle
 
 __all__ = ["check_answers"]
 

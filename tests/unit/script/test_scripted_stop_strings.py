@@ -7,9 +7,9 @@ import pytest
 from engine import EngineConfig
 from engine.messages import Abort, FinishReason, Generate, SamplingParams, TokenOutput
 from scripted import ScriptedSim
-from scripted.gate.stop_strings import ByteDecoder, StopStrings
-from scripted.rig.clients import ClientView
-from scripted.rig.handle import RequestHandle
+from scripted.adapters.lockstep.script.handle import RequestHandle
+from scripted.adapters.lockstep.script.stop_strings import ByteDecoder, StopStrings
+from scripted.script.clients import ClientView
 
 CONFIG = EngineConfig(pp_size=2, pp_async_depth=1)
 

@@ -1,19 +1,15 @@
-"""What happened in a script: every step as a record, and every request's handle.
-
-Written by the gate after each step, from the step's own input and output; read by scripts, reports and traces.
-"""
+"""What happened in a script: a step as a record, and the handles of its requests."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable
 
 from engine.messages import Refusal, Reply, TokenOutput
 from engine.scheduler import Scheduler, Step, StepRecord, StepResult
-from scripted.rig.clients import Call
-from scripted.rig.handle import RequestHandle
+from scripted.adapters.lockstep.script.handle import RequestHandle
+from scripted.script.handles import Handles
 
-__all__ = ["Handles", "History", "record_step"]
+__all__ = ["EngineHandles", "record_step"]
 
 
 def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: str | None = None) -> StepRecord:
@@ -39,57 +35,12 @@ def record_step(step: Step, result: StepResult, scheduler: Scheduler, *, error: 
     )
 
 
-class History:
-    """The steps of the present script."""
+class EngineHandles(Handles):
+    """The handles of the present script."""
 
     def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-        self.recording = True
-
-    def add(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
-        """Record a step, unless the harness is doing its own work between scripts."""
-        if self.recording:
-            self.records.append(record_step(step, result, scheduler))
-
-    def add_death(self, step: Step, scheduler: Scheduler, error: str) -> None:
-        """Record the step that the scheduler died in: what it was given, and what its books say now."""
-        if self.recording:
-            result = StepResult(scheduler.step_number, None, (), again=False, deadline=None)
-            self.records.append(record_step(step, result, scheduler, error=error))
-
-    def start_over(self) -> None:
-        self.records.clear()
-
-
-class Handles:
-    """The handles of the present script. Lives of one rid queue up: the oldest that has not ended is the live one."""
-
-    def __init__(self) -> None:
-        self._live: dict[str, deque[RequestHandle]] = {}
+        super().__init__()
         self._ended: list[RequestHandle] = []
-        self.all: list[RequestHandle] = []
-        self.calls: list[Call] = []
-
-    def start(self, handle: RequestHandle) -> None:
-        """A new life of a rid began."""
-        self._live.setdefault(handle.rid, deque()).append(handle)
-        self.all.append(handle)
-
-    def known_rids(self) -> set[str]:
-        """Every rid that the script has started."""
-        return {handle.rid for handle in self.all}
-
-    def latest(self, rid: str) -> RequestHandle | None:
-        """The last life of this rid, or None."""
-        return next((handle for handle in reversed(self.all) if handle.rid == rid), None)
-
-    def live(self) -> dict[str, RequestHandle]:
-        """The handles of requests that have not ended, by rid."""
-        return {rid: lives[0] for rid, lives in self._live.items() if lives}
-
-    def open_calls(self) -> dict[str, Call]:
-        """The administrative calls that are not answered, by call id."""
-        return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
 
     def update(self, replies: Iterable[Reply], scheduler: Scheduler, launched: Collection[str] = ()) -> None:
         """Bring the handles up to date after a step, which launched something of these rids."""
@@ -122,7 +73,5 @@ class Handles:
             lives.pop().see_refusal(refusal)
 
     def start_over(self) -> None:
-        self._live.clear()
+        super().start_over()
         self._ended.clear()
-        self.all.clear()
-        self.calls.clear()

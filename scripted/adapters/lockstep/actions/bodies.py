@@ -1,0 +1,66 @@
+"""The body of a request that a script starts: of ``start_req``'s arguments, as JSON can say them.
+
+What is of another type goes to the server as it is, and the server says what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Final
+
+from scripted.core.prompts import prompt_of
+from scripted.errors import BadCall
+from scripted.script.asked import check_count
+from scripted.script.json_values import as_json
+
+__all__ = ["as_sent", "biases", "items", "number", "one_prompt"]
+
+# What a body calls otherwise than start_req does.
+_ARGUMENTS: Final = {"input_ids": "prompt_ids", "lora_path": "lora"}
+
+
+def one_prompt(
+    prompt_len: int | None, prompt_ids: Sequence[int] | None, text: str | None, prompt_seed: int
+) -> dict[str, Any]:
+    """The prompt of the three that there may be. Raises BadCall unless it is exactly one."""
+    given = [
+        name
+        for name, value in (("prompt_len", prompt_len), ("prompt_ids", prompt_ids), ("text", text))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise BadCall(
+            f"start_req() takes exactly one of prompt_len, prompt_ids and text, got {given or 'none of them'}"
+        )
+    if prompt_len is not None:
+        check_count("start_req()", "prompt_len", prompt_len)
+        if not isinstance(prompt_seed, int):
+            raise BadCall(f"start_req() takes prompt_seed, a whole number, got {prompt_seed!r}")
+        return {"input_ids": prompt_of(prompt_len, prompt_seed)}
+    return {"input_ids": items(prompt_ids)} if prompt_ids is not None else {"text": text}
+
+
+def as_sent(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request. Raises BadCall for an argument that JSON cannot say."""
+    call = "start_req()"
+    sampling = {name: as_json(call, name, value) for name, value in body["sampling_params"].items()}
+    others = body | {"sampling_params": sampling}
+    return {name: as_json(call, _ARGUMENTS.get(name) or name, value) for name, value in others.items()}
+
+
+def number(value: Any) -> Any:
+    """A whole number as the float that JSON has for it."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def items(value: Any) -> Any:
+    """Any sequence as a list; what has no order, or is no sequence, as it is."""
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, (str, Set, Mapping))
+    return list(value) if is_sequence else value
+
+
+def biases(value: Any) -> Any:
+    """Logit biases with the keys that JSON has for token ids."""
+    if not isinstance(value, Mapping):
+        return {} if value is None else value
+    return {str(token): number(bias) for token, bias in value.items()}

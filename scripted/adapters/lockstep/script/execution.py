@@ -1,0 +1,122 @@
+"""One run of one script on the engine, and how it ended: the reply if it passed, else the report."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+from engine.errors import ProcessDiedError
+from engine.limits import Limits
+from engine.scheduler import StepRecord
+from scripted.adapters.lockstep.oracle.growth import Grown
+from scripted.adapters.lockstep.script.alone import Compared
+from scripted.adapters.lockstep.script.context import ScriptContext
+from scripted.adapters.lockstep.step_words import call_names, log_of
+from scripted.errors import NotIdle, Overdue
+from scripted.report.failure import FailureKind, FailureReport
+from scripted.report.frames import definition_of, frames_of, position_of
+from scripted.report.step_log import Note
+from scripted.report.tally import NOT_COMPARED
+from scripted.script.execution import ScriptExecution, ScriptOutcome
+from scripted.script.interruptions import error_text
+from scripted.script.source import code_of
+
+__all__ = ["EngineExecution", "ScriptSucceeded", "kind_of"]
+
+# The last steps that a report carries; more than it shows, for readers of the data.
+REPORTED_STEPS = 64
+
+
+class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
+    """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
+
+    ``skipped`` outputs were not compared, by the reason. ``printed`` is what it printed and nothing has shown yet.
+    ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
+    first step) and ``limits`` are there when the options asked for a record.
+    """
+
+    digest: str
+    plan_digest: str
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)
+    printed: str = ""
+    spent: bool = False
+    records: tuple[StepRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    limits: Limits | None = None
+
+    def counts(self) -> dict[str, int]:
+        return super().counts() | {f"{NOT_COMPARED}{reason}": count for reason, count in self.skipped.items()}
+
+
+class EngineExecution(ScriptExecution):
+    """A script on its way through the engine. ``comparison`` is filled in at its very end."""
+
+    comparison = Compared()
+    _spent = False
+    _digest = _plan_digest = ""
+    _records: tuple[StepRecord, ...] = ()
+    _limits: Limits | None = None
+
+    def note_end(self, run: Any) -> None:
+        """Note how far the engine got, before the harness goes on with its own work."""
+        self._spent = run.failure is not None or run.is_dead
+        self._digest, self._plan_digest = run.scheduler.digests.digest, run.scheduler.digests.plan_digest
+        if self.options.record:
+            self._records, self._limits = tuple(run.records), run.scheduler.limits
+
+    def succeeded(self) -> ScriptSucceeded:
+        """The reply of a script that passed."""
+        return ScriptSucceeded(
+            steps=self.steps,
+            digest=self._digest,
+            plan_digest=self._plan_digest,
+            reached=self.reached,
+            compared=self.comparison.outputs,
+            skipped=self.comparison.skipped,
+            loose_ends=self.loose_ends,
+            printed=self.take_printed(),
+            spent=self._spent,
+            records=self._records,
+            notes=self.notes,
+            limits=self._limits,
+        )
+
+    def report(self, run: Any, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:
+        """The report of a script that raised ``exc``, itself or under it."""
+        code = code_of(self.function)
+        frames = frames_of(exc, inside=code.co_filename) or position_of(self.script) or (definition_of(code),)
+        died = kind is FailureKind.DIED
+        kept = run.records if self.options.record else run.records[-REPORTED_STEPS:]
+        return FailureReport(
+            kind=kind,
+            error=error_text(exc, ScriptContext if self.context is None else type(self.context), self.function),
+            frames=frames,
+            printed=self.take_printed(),
+            script=f"{code.co_filename}::{self.function.__name__}",
+            tier=run.world.tier,
+            mutant=mutant,
+            state="" if self.context is None else _state_text(self.context),
+            log=log_of(kept, run.scheduler.limits, call_names(run.records)),
+            notes=self.notes,
+            replay=self.options.replay,
+            # A server that has lost a stage ends in a moment: the next script must not meet it.
+            spent=run.is_dead or run.failure is not None or isinstance(exc, Grown),
+            dead_process=(exc.process if isinstance(exc, ProcessDiedError) else "scheduler") if died else None,
+            cause="".join(traceback.format_exception(exc)) if died and not isinstance(exc, ProcessDiedError) else None,
+        )
+
+
+def kind_of(exc: BaseException) -> FailureKind:
+    """How a script that raised this did not pass, if the engine lives."""
+    if isinstance(exc, NotIdle):
+        return FailureKind.DIRTY
+    return FailureKind.TIMEOUT if isinstance(exc, Overdue) else FailureKind.FAILED
+
+
+def _state_text(context: Any) -> str:
+    try:
+        return str(context.state)
+    except Exception as exc:  # noqa: BLE001 - a report on a broken engine must come out all the same
+        return f"not readable ({exc})"

@@ -1,0 +1,132 @@
+"""What a script sees of the engine: the snapshot of every scheduler, and what only the engine has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from engine.memory import PagePool
+from engine.messages import ClientMessage, Generate, PauseMode
+from scripted.script.state import Arrival, KVState, MicrobatchInFlight, RowState, Snapshot, State, mode_of
+from scripted.script.values import Listed, Word
+
+__all__ = ["EngineState", "LoadState", "TreeState", "take_state"]
+
+_KEBAB: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+PAUSES: Final = frozenset(mode.value for mode in PauseMode)
+
+
+class TreeState(Snapshot, frozen=True, kw_only=True):
+    """Counts of the prefix tree's nodes."""
+
+    nodes: int
+    locked_nodes: int
+
+
+class LoadState(Snapshot, frozen=True, kw_only=True):
+    """What a router would be told of the engine: requests, tokens that are still to be prefilled, and pages.
+
+    ``running`` requests are in the engine and not in the queue. What is cached now is not pending.
+    """
+
+    running: int
+    waiting: int
+    pending_prefill_tokens: int
+    free_pages: int
+    total_pages: int
+
+
+class EngineState(State, frozen=True, kw_only=True):
+    """The engine between two steps.
+
+    ``digest`` stands for all that happened since the script began; ``plan_digest`` leaves out token values and is the
+    same in both tiers. ``window`` counts the pages of the window pool, None for a model without window layers. Of
+    ``waiting``, ``waiting_for_grammar`` have a grammar that is not ready. ``host`` counts the pages of the second tier,
+    None without one: those that are ``cached`` can be hit, those that are ``held`` are still to be copied there.
+    """
+
+    tree: TreeState
+    window: KVState | None
+    digest: str
+    plan_digest: str
+    load: LoadState
+    waiting_for_grammar: tuple[str, ...] = ()
+    host: KVState | None = None
+
+
+def take_state(run: Any) -> EngineState:
+    """Snapshot an engine, with what has arrived for it."""
+    scheduler, due_steps = run.scheduler, run.results.due_steps()
+    books, pages, rows = scheduler.books, scheduler.memory.pages, scheduler.memory.rows
+    window, host = scheduler.memory.sliding_window, scheduler.memory.host
+    return EngineState(
+        waiting_for_grammar=Listed(
+            one.rid for one in books.waiting if one.grammar is not None and not one.grammar.is_ready
+        ),
+        step=scheduler.step_number,
+        now=scheduler.now,
+        arrived=Listed(_arrival_of(message) for message in run.arrived),
+        waiting=Listed([request.rid for request in books.waiting] + [r.rid for r in run.arrived_requests]),
+        chunked=books.chunked.rid if books.chunked is not None else None,
+        running=Listed(books.running),
+        in_flight=Listed(
+            MicrobatchInFlight(
+                id=launched.microbatch.id,
+                mode=mode_of(launched.microbatch.mode),
+                rids=Listed(launched.microbatch.rids),
+                tokens=launched.microbatch.tokens,
+                launched_at_step=launched.step,
+                drafts=sum(launched.microbatch.drafts),
+                written_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.out),
+                loaded_pages=0 if launched.microbatch.copies is None else len(launched.microbatch.copies.into),
+                ahead=Listed(segment.rid for segment in launched.microbatch.segments if segment.is_ahead),
+                due_at_step=due_steps.get(launched.microbatch.id, launched.step + scheduler.limits.depth),
+            )
+            for launched in books.in_flight
+        ),
+        paused=None if books.paused is None else Word(books.paused.value, "a pause's mode", PAUSES),
+        is_quiescent=books.is_quiescent and not run.has_unseen,
+        is_fully_idle=books.is_fully_idle and not run.has_unseen,
+        kv=_kv_state(pages),
+        rows=RowState(total=rows.total, free=rows.free, reserved=rows.reserved),
+        window=None if window is None else _kv_state(window.pages),
+        host=None if host is None else _kv_state(host.pages),
+        tree=_tree_state([node.lock_ref for node in scheduler.memory.tree.nodes()]),
+        digest=scheduler.digests.digest,
+        plan_digest=scheduler.digests.plan_digest,
+        load=_load_state(run),
+    )
+
+
+def _load_state(run: Any) -> LoadState:
+    """The scheduler's own numbers, and what has arrived."""
+    scheduler, arrived = run.scheduler, run.arrived_requests
+    stats, cached = scheduler.stats(), scheduler.memory.cached_tokens
+    return LoadState(
+        running=stats.alive - stats.waiting,
+        waiting=stats.waiting + len(arrived),
+        pending_prefill_tokens=stats.pending_prefill_tokens
+        + sum(len(one.prompt_ids) - cached(one.prompt_ids, one.prompt_logprobs_from) for one in arrived),
+        free_pages=stats.pages_free,
+        total_pages=stats.pages_total,
+    )
+
+
+def _kv_state(pages: PagePool) -> KVState:
+    return KVState(
+        total=pages.total,
+        free=pages.free,
+        cached=pages.cached,
+        held=pages.held + pages.reserved,
+        page_size=pages.page_size,
+        reserved=pages.reserved,
+    )
+
+
+def _arrival_of(message: ClientMessage) -> Arrival:
+    kind = "start" if isinstance(message, Generate) else _KEBAB.sub("-", type(message).__name__).lower()
+    return Arrival(kind=kind, rid=getattr(message, "rid", None))
+
+
+def _tree_state(locks: list[int]) -> TreeState:
+    return TreeState(nodes=len(locks), locked_nodes=sum(1 for lock_ref in locks if lock_ref))

@@ -1,0 +1,380 @@
+"""``t``: what a script is given, one object for each script, for every adapter.
+
+Its verbs are those of the actions that the adapter declares, so ``t`` can do what a schedule of the adapter can say.
+Queries, waits and windows are here; an adapter's own class adds what only its scheduler can be asked. It keeps no state
+of the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
+
+from scripted.core.action import Action, verbs_of
+from scripted.core.phrases import nearest
+from scripted.errors import BadCall, BudgetSpent
+from scripted.report.step_log import Note
+from scripted.script.asked import Asked, check_count, check_predicate, several, truth_of
+from scripted.script.clients import Call
+from scripted.script.clock import ScriptClock
+from scripted.script.handles import BaseRequest, status_of
+from scripted.script.values import Listed, ListedList, Named
+from scripted.script.wait import DEFAULT_BUDGET_STEPS, HAND_ON, Steps, Wait
+from scripted.script.windows import holds_in
+
+__all__ = ["STAGES", "BaseContext", "with_verbs"]
+
+_Context = TypeVar("_Context", bound="BaseContext")
+STAGES: Final = ("first_chunk", "last_chunk", "first_decode", "mid_decode", "last_decode")
+
+
+def with_verbs(actions: Iterable[type[Action]]) -> Callable[[type[_Context]], type[_Context]]:
+    """Gives a class of ``t`` the verbs of these actions as its methods."""
+
+    def decorate(context: type[_Context]) -> type[_Context]:
+        for action in actions:
+            for name, verb in verbs_of(action).items():
+                setattr(context, name, verb)
+        return context
+
+    return decorate
+
+
+class _Ended:
+    """Stands for the run of a script that has ended."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
+
+
+class BaseContext(Asked):
+    """What a script drives a scheduler with. ``reached`` counts how often each window of ``sometimes`` was open.
+
+    Requests without a rid of their own are named ``<rid_prefix>-<number>``. ``must_reach`` are the windows that the
+    script has to see; if there are any, it can name no others. ``run`` is for verbs: the run that the script drives.
+    """
+
+    _loose_end_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, run: Any, *, rid_prefix: str = "scripted", must_reach: Sequence[str] = ()) -> None:
+        self._run = run
+        self._clock = ScriptClock(run.clock)
+        self._rid_prefix = rid_prefix
+        self._rids = 0
+        self._made: list[Wait] = []
+        self._must_reach = must_reach
+        self.reached: dict[str, int] = {}
+        self.notes: list[Note] = []
+        # What met nothing, by what a summary calls it.
+        self._in_vain: dict[str, int] = {}
+        # After which steps a batch was told to fail.
+        self._failures_ordered: list[int] = []
+        self._bad_calls_before = BadCall.made
+        self._budgets_before = BudgetSpent.made
+        self._seal()
+
+    # -- for verbs --
+
+    @property
+    def run(self) -> Any:
+        """The run that the script drives: for verbs."""
+        return self._run
+
+    def next_rid(self) -> str:
+        """A rid for a request that has none of its own."""
+        self._rids += 1
+        return f"{self._rid_prefix}-{self._rids}"
+
+    def check_handle(self, call: str, r: object) -> None:
+        """Raise BadCall for what is no handle of this very script."""
+        if not isinstance(r, BaseRequest):
+            raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}")
+        if not any(r is known for known in self._run.handles.all):
+            raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")
+
+    def rid_of(self, call: str, r: BaseRequest | str) -> str:
+        """The rid of a handle, or the exact one that was given. Counts one that never was."""
+        if not isinstance(r, str):
+            self.check_handle(call, r)
+        rid = r if isinstance(r, str) else r.rid
+        if rid not in self._run.handles.known_rids():
+            self.count_in_vain("aborts of rids that never were")
+        return rid
+
+    def check_released(self, call: str, n: object) -> None:
+        """Raise BadCall for what is neither a number of held things nor None, for all of them."""
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+            raise BadCall(f"{call} takes n >= 1, or None for all, got {n!r}")
+
+    def count_in_vain(self, what: str) -> None:
+        """Count, for the summary, something that met nothing."""
+        self._in_vain[what] = self._in_vain.get(what, 0) + 1
+
+    def note_failure(self) -> None:
+        """The next batch was told to fail; one that no step meets is counted."""
+        self._failures_ordered.append(self._run.step)
+
+    # -- looking --
+
+    @property
+    def scheduler(self) -> Any:
+        """The live scheduler: there is no wall between a script and what it tests."""
+        return self._run.scheduler
+
+    @property
+    def clock(self) -> ScriptClock:
+        """Virtual time; ``clock.advance(seconds)`` is the only thing that moves it."""
+        return self._clock
+
+    @property
+    def state(self) -> Any:
+        """A frozen snapshot of the scheduler as it is now."""
+        return self._run.take_state()
+
+    @property
+    def history(self) -> tuple[Any, ...]:
+        """Every step of this script so far."""
+        return Listed(self._run.records)
+
+    @property
+    def is_fully_idle(self) -> bool:
+        """True when nothing is in flight, owns memory or waits, and nothing has arrived that no step has seen."""
+        return bool(self._run.is_fully_idle)
+
+    @property
+    def forward_ct(self) -> int:
+        """Microbatches launched since the script began."""
+        return int(self._run.launches)
+
+    @property
+    def last_batch_forward_mode(self) -> str | None:
+        """``prefill``, ``decode`` or ``mixed``: what the last launched microbatch computes.
+
+        None when there is none: before the first, and from the step on after the one that got its results.
+        """
+        last = self._run.last_batch()
+        return None if last is None else last.mode
+
+    def find_req_by_rid(self, rid: str) -> Any:
+        """The scheduler's live object of this rid, or None: before its first step, after its end, or without one."""
+        handle = self._last_life("find_req_by_rid", rid)
+        return None if handle is None else handle.req
+
+    def is_finished(self, rid: str) -> bool:
+        """True when the last life of this rid has ended. Raises BadCall for a rid that never was."""
+        return bool(self._known("is_finished", rid).finished)
+
+    def is_chunking(self, rid: str) -> bool:
+        """True while this is the one partly prefilled request. Raises BadCall for a rid that never was."""
+        return bool(self._known("is_chunking", rid).is_chunking)
+
+    def status(self, rid: str) -> str:
+        """``waiting``, ``running``, ``finished``, ``aborted``, or ``unknown`` for a rid that never was."""
+        handle = self._last_life("status", rid)
+        return status_of("unknown") if handle is None else handle.status
+
+    def list_active_reqs(self) -> list[Any]:
+        """The scheduler's live objects of all requests that have not ended; one that has only arrived has none yet."""
+        return ListedList(handle.req for handle in self._run.handles.live().values() if handle.req is not None)
+
+    def batch_composition(self) -> dict[str, list[str]]:
+        """Rids by what they are part of: ``prefill`` and ``decode`` of the last microbatch, ``chunked``, ``running``.
+
+        The last microbatch counts while it is in flight and in the step that gets its results. ``prefill`` leaves out
+        the partly prefilled request, which is under ``chunked``, so the first three are disjoint.
+        """
+        state, last = self.state, self._run.last_batch()
+        chunked = [] if state.chunked is None else [state.chunked]
+        rids = [] if last is None else [rid for rid in last.rids if rid not in chunked]
+        decoding = set(rids) & self._run.decoding_in(last) if last is not None else set()
+        parts: dict[str, list[str]] = {
+            "prefill": ListedList(rid for rid in rids if rid not in decoding),
+            "decode": ListedList(rid for rid in rids if rid in decoding),
+            "chunked": ListedList(chunked),
+            "running": ListedList(state.running),
+        }
+        return Named("t.batch_composition()", parts)
+
+    # -- waiting --
+
+    def run_until(self, predicate: Callable[[], object], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until ``predicate()`` is true; none at all if it is true already."""
+        check_predicate(predicate)
+        check_count("run_until()", "max_steps", max_steps)
+        return self.wait_for(
+            "run_until(...)",
+            self._until(lambda: truth_of(predicate(), "the predicate's answer"), max_steps, "the predicate never held"),
+        )
+
+    def run_until_finished(self, r: BaseRequest, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the request has ended, for whatever reason."""
+        self._check_wait("run_until_finished()", r, max_steps)
+        return self.wait_for(
+            f"run_until_finished({r.rid})", self._until(lambda: r.finished, max_steps, f"{r.rid} did not finish")
+        )
+
+    def run_until_all_finished(self, rs: Iterable[BaseRequest], max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until every one of these requests has ended."""
+        handles = several(rs, BaseRequest)
+        for r in handles:
+            self._check_wait("run_until_all_finished()", r, max_steps)
+        return self.wait_for(
+            "run_until_all_finished(...)",
+            self._until(lambda: all(r.finished for r in handles), max_steps, f"not all of {handles} finished"),
+        )
+
+    def run_until_idle(self, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the scheduler is fully idle; what has just arrived is work that is still to be done."""
+        check_count("run_until_idle()", "max_steps", max_steps)
+        return self.wait_for(
+            "run_until_idle()", self._until(lambda: self.is_fully_idle, max_steps, "the scheduler did not get idle")
+        )
+
+    def advance_to_nth_chunk(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until ``n`` parts of the request's prompt were launched."""
+        self._check_wait("advance_to_nth_chunk()", r, max_steps)
+        check_count("advance_to_nth_chunk()", "n", n)
+        goal = f"{r.rid} never got to chunk {n}"
+        return self.wait_for(
+            f"advance_to_nth_chunk({r.rid}, {n})",
+            self._live_until(r, lambda: r.chunks_done >= n, max_steps, goal, needs_chunks=True),
+        )
+
+    def advance_to_decode_step(self, r: BaseRequest, n: int, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the scheduler has emitted ``n`` tokens of the request."""
+        self._check_wait("advance_to_decode_step()", r, max_steps)
+        check_count("advance_to_decode_step()", "n", n)
+        goal = f"{r.rid} never got to {n} tokens"
+        return self.wait_for(
+            f"advance_to_decode_step({r.rid}, {n})",
+            self._live_until(r, lambda: len(r.output_ids) >= n, max_steps, goal),
+        )
+
+    def advance_to_stage(self, r: BaseRequest, stage: str, max_steps: int = DEFAULT_BUDGET_STEPS) -> Wait:
+        """Run steps until the request is at a named point of its life.
+
+        ``first_chunk``: a part of its prompt was launched; ``last_chunk``: all of it was launched, no token is there
+        yet; ``first_decode``, ``mid_decode``, ``last_decode``: one, half and all but one of its tokens were emitted.
+        """
+        self._check_wait("advance_to_stage()", r, max_steps)
+        reached: dict[str, Callable[[], bool]] = {
+            "first_chunk": lambda: r.chunks_done >= 1,
+            "last_chunk": lambda: r.is_prefilled,
+            "first_decode": lambda: len(r.output_ids) >= 1,
+            "mid_decode": lambda: len(r.output_ids) >= max(1, r.max_new_tokens // 2),
+            "last_decode": lambda: len(r.output_ids) >= max(1, r.max_new_tokens - 1),
+        }
+        if not isinstance(stage, str) or stage not in reached:
+            guess = nearest(str(stage), STAGES)
+            raise BadCall(f"advance_to_stage() takes one of {', '.join(STAGES)}, got {stage!r}{guess}")
+        steps = self._live_until(
+            r, reached[stage], max_steps, f"{r.rid} never got to {stage}", needs_chunks=stage == "first_chunk"
+        )
+        return self.wait_for(f"advance_to_stage({r.rid}, {stage})", steps)
+
+    def sometimes(self, name: str, condition: object) -> bool:
+        """Record whether a window was reached. With ``must_reach=[name]`` a script that never reached it fails."""
+        holds = holds_in(name, condition, self._must_reach)
+        if holds and not self.reached.get(name):
+            self.notes.append(Note(self._run.step, name))
+        self.reached[name] = self.reached.get(name, 0) + holds
+        return holds
+
+    # -- for the run --
+
+    def wait_for(self, what: str, generator: Steps) -> Wait:
+        """A wait that has to be run with ``yield from``: for verbs."""
+        wait = Wait(what, generator)
+        self._made.append(wait)
+        return wait
+
+    def check_waits(self) -> None:
+        """Raise BadCall for a wait that was made and never run: without ``yield from`` it does nothing at all."""
+        forgotten = next((wait for wait in self._made if not wait.used), None)
+        self._made.clear()
+        if forgotten is not None:
+            raise BadCall(f"t.{forgotten.what} did nothing: write 'yield from t.{forgotten.what}'")
+
+    def loose_ends(self) -> dict[str, int]:
+        """What the script leaves behind that may be a mistake: counts by name, without the zeros."""
+        run = self._run
+        calls: Sequence[Call] = run.handles.calls
+        idle = bool(run.records) and not any(map(run.did_something, run.records))
+        counts = {
+            "requests alive at the end": sum(not handle.finished for handle in run.handles.all if not run.is_dead),
+            "calls without an answer at the end": sum(not call.done for call in calls),
+            "answers never looked at": sum(call.done and call.must_be_read and not call.was_read for call in calls),
+            "windows not in must_reach": 0 if self._must_reach else len(self.reached),
+            "failures of a stage that no step met": self._failures_not_met(),
+            "bad calls that the script caught": BadCall.made - self._bad_calls_before,
+            "spent budgets that the script caught": BudgetSpent.made - self._budgets_before,
+            "scripts without a step": not run.records,
+            "scripts in which no step had anything to do": idle,
+        }
+        return {name: int(count) for name, count in (counts | self._in_vain).items() if count}
+
+    def end(self) -> None:
+        """The script has ended: from now on everything but ``reached`` and ``notes`` is refused."""
+        self._run = _Ended()
+
+    # -- inside --
+
+    def _failures_not_met(self) -> int:
+        """Orders to fail after which nothing was launched and nothing came back failed."""
+        fails = [step for step, record in enumerate(self._run.records, 1) if self._run.can_fail(record)]
+        return sum(not any(step > ordered for step in fails) for ordered in self._failures_ordered)
+
+    def _last_life(self, query: str, rid: str) -> Any:
+        """The handle of a rid's last life; a rid that never was is counted."""
+        if not isinstance(rid, str):
+            raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
+        handle = self._run.handles.latest(rid)
+        if handle is None:
+            self.count_in_vain("questions about rids that never were")
+        return handle
+
+    def _known(self, query: str, rid: str) -> Any:
+        handle = self._last_life(query, rid)
+        if handle is None:
+            known = self._run.handles.known_rids()
+            raise BadCall(
+                f"t.{query}({rid!r}) asks about a rid that never was{nearest(rid, known)}; "
+                f"the script has started {', '.join(sorted(known)) or 'none'}, and t.status(rid) says 'unknown'"
+            )
+        return handle
+
+    def _check_wait(self, call: str, r: object, max_steps: object) -> None:
+        self.check_handle(call, r)
+        check_count(call, "max_steps", max_steps)
+
+    def _until(self, predicate: Callable[[], object], max_steps: int, goal: str) -> Steps:
+        first_step = self._run.step
+        for _ in range(max_steps):
+            if predicate():
+                return
+            yield
+        if not predicate():
+            raise self._spent(goal, max_steps, first_step)
+
+    def _live_until(
+        self, r: BaseRequest, reached: Callable[[], bool], max_steps: int, goal: str, *, needs_chunks: bool = False
+    ) -> Steps:
+        first_step = self._run.step
+        for _ in range(max_steps):
+            if reached():
+                return
+            if r.finished:
+                whole = needs_chunks and not r.chunks_done
+                why = ", and a prompt that is not split counts no chunks" if whole else ""
+                raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
+            yield
+        if not reached():
+            raise self._spent(goal, max_steps, first_step)
+
+    def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
+        """What was waited for, what stands in its way, the state, and how to allow more."""
+        if self._run.step == first_step:
+            return BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
+        causes = "; ".join(self._run.causes())
+        why = f"because {causes}" if causes else "and nothing is known to stand in its way; max_steps=N allows more"
+        return BudgetSpent(f"{goal} within {max_steps} steps; {self.state}; {why}")

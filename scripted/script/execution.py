@@ -1,0 +1,184 @@
+"""One run of one script: its function, its arguments, how far it got; where scripts come from; how one ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+
+from scripted.report.step_log import Note
+from scripted.script.context import BaseContext
+from scripted.script.decorator import ScriptFunction
+from scripted.script.interruptions import no_departure, without_debugger
+from scripted.script.options import ScriptOptions
+
+__all__ = ["OneScript", "ScriptExecution", "ScriptOutcome", "ScriptSource"]
+
+
+class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The script passed. ``steps`` are its own; ``reached`` counts its windows by name.
+
+    ``compared`` outputs were equal to those of the same requests run alone. ``loose_ends`` counts, by name, what a
+    script that tests something seldom leaves.
+    """
+
+    steps: int
+    reached: dict[str, int]
+    compared: int = 0
+    loose_ends: dict[str, int] = {}
+
+    def counts(self) -> dict[str, int]:
+        """What the summary of many scripts adds up, by name."""
+        return {"steps": self.steps, "compared": self.compared} | self.loose_ends
+
+
+class ScriptExecution:
+    """A script on its way. ``keeps_output``: what it prints is for another process to show.
+
+    ``steps`` and ``loose_ends`` are noted at its end; ``end_of`` is what an adapter notes then, for the outcome.
+    """
+
+    def __init__(
+        self,
+        function: ScriptFunction,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: ScriptOptions,
+        *,
+        keeps_output: bool = False,
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.context: BaseContext | None = None
+        self.script: Generator[Any, None, Any] | None = None
+        self.started = time.perf_counter()
+        self.steps = 0
+        self.loose_ends: dict[str, int] = {}
+        self._args = args
+        self._kwargs = kwargs
+        self._printed = io.StringIO() if keeps_output else None
+
+    def begin(self, context: BaseContext) -> None:
+        """Make the generator; its body starts with the first step."""
+        self.context = context
+        self.script = self.function(context, *self._args, **self._kwargs)
+
+    def end(self, steps: int) -> None:
+        """Note how far it got, before the harness goes on with its own work."""
+        self.steps = steps
+        if self.context is not None:
+            self.loose_ends = self.context.loose_ends()
+
+    def resume(self) -> Any:
+        """Let the script run to its next yield and return what it yields. Raises StopIteration at its end."""
+        return self._go_on(next)
+
+    def stop(self, why: Exception) -> NoReturn:
+        """Raise this at the script's line, so that it is shown there; a script that catches it has failed as well."""
+        with contextlib.suppress(StopIteration):
+            self._go_on(lambda script: script.throw(why))
+        raise why
+
+    def close(self) -> None:
+        """The script is not resumed again: what it has still to do at its end, it does now, or not at all."""
+        script, self.script = self.script, None
+        if script is not None:
+            with contextlib.suppress(Exception):
+                script.close()
+
+    def _go_on(self, on: Callable[[Generator[Any, None, Any]], Any]) -> Any:
+        assert self.script is not None
+        with ExitStack() as stack:
+            if self._printed is not None:
+                stack.enter_context(contextlib.redirect_stdout(self._printed))
+                stack.enter_context(without_debugger())
+            with no_departure():
+                return on(self.script)
+
+    def take_printed(self) -> str:
+        """What the script has printed since the last call."""
+        if self._printed is None:
+            return ""
+        text = self._printed.getvalue()
+        self._printed.seek(0)
+        self._printed.truncate()
+        return text
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Each window at its first step."""
+        return () if self.context is None else tuple(self.context.notes)
+
+    @property
+    def reached(self) -> dict[str, int]:
+        """How often each window was open."""
+        return {} if self.context is None else dict(self.context.reached)
+
+
+class ScriptSource(Protocol):
+    """Where a run gets its scripts and leaves how they ended. ``run`` is the ScriptedRun."""
+
+    warms_up: bool
+
+    def open(self) -> None: ...
+
+    def next_script(self) -> Any:
+        """Wait for the next script; None when there will be none."""
+        ...
+
+    def progress(self, run: Any, script: Any) -> None:
+        """A step is about to run; the records of all steps before it are in the run."""
+        ...
+
+    def ended(self, run: Any, script: Any) -> None:
+        """A script passed; None stands for the warm-up."""
+        ...
+
+    def failed(self, run: Any, script: Any, exc: Exception) -> None:
+        """A script raised; the scheduler lives."""
+        ...
+
+    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
+        """The loop died of an exception."""
+        ...
+
+    def close(self) -> None:
+        """The loop has ended."""
+        ...
+
+
+class OneScript:
+    """A source of one script, which keeps how it ended: what it raised, and whether the scheduler died of that."""
+
+    warms_up = False
+
+    def __init__(self, script: ScriptExecution) -> None:
+        self.script = script
+        self.error: BaseException | None = None
+        self.died = False
+        self._next: ScriptExecution | None = script
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def next_script(self) -> ScriptExecution | None:
+        script, self._next = self._next, None
+        return script
+
+    def progress(self, run: Any, script: Any) -> None: ...
+
+    def ended(self, run: Any, script: Any) -> None: ...
+
+    def failed(self, run: Any, script: Any, exc: Exception) -> None:
+        del run, script
+        self.error = exc
+
+    def crashed(self, run: Any, script: Any, exc: BaseException) -> None:
+        del run, script
+        self.error, self.died = exc, True

@@ -1,0 +1,153 @@
+"""A script's hold on a request, for every adapter: what the scheduler did with it and what its client saw.
+
+A handle belongs to one life of its rid: when a rid is used again, the old handle stays as it was. "Finished" is what
+the scheduler's own terminal reply said, never an inference from absence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from scripted.script.clients import Call, ClientView
+from scripted.script.values import Condition, Listed, Nameless
+
+__all__ = ["STATUSES", "BaseRequest", "Handles", "status_of"]
+
+STATUSES: Final = frozenset({"waiting", "running", "finished", "aborted", "unknown"})
+
+
+def status_of(word: str) -> str:
+    """A status that can only be compared with one of ``STATUSES``."""
+    return Condition(word, "status", STATUSES)
+
+
+class BaseRequest(Nameless):
+    """One request of a script. An adapter's own class says what its scheduler knows of it."""
+
+    _ask = "its .rid, .status, .finished or another attribute"
+
+    def __init__(self, rid: str, prompt_ids: Sequence[int], max_new_tokens: int, client: ClientView) -> None:
+        self.rid = rid
+        self.prompt_ids: tuple[int, ...] = Listed(prompt_ids)
+        self.max_new_tokens = max_new_tokens
+        self.client = client
+
+    @property
+    def req(self) -> Any:
+        """The scheduler's live object, up to the very step that ends it; None before its first step and afterwards."""
+        return None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """``length``, ``stop``, ``abort``, ``error`` or another reason of the engine's; None before the end."""
+        raise NotImplementedError
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """The tokens that the scheduler emitted."""
+        raise NotImplementedError
+
+    @property
+    def chunks_done(self) -> int:
+        """Forward passes over parts of its prompt, if the prompt was split; survives a retraction."""
+        raise NotImplementedError
+
+    @property
+    def is_chunking(self) -> bool:
+        """True while it is partly prefilled."""
+        raise NotImplementedError
+
+    @property
+    def is_running(self) -> bool:
+        """True while it owns memory and has not ended."""
+        raise NotImplementedError
+
+    @property
+    def is_prefilled(self) -> bool:
+        """True while its whole prompt is launched."""
+        raise NotImplementedError
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended it, if one did."""
+        return None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache when it was last admitted."""
+        raise NotImplementedError
+
+    @property
+    def remaining_prompt_tokens(self) -> int:
+        """Tokens that must still be launched before it can decode."""
+        raise NotImplementedError
+
+    @property
+    def kv_pages(self) -> int:
+        """Pages that it uses, cached ones included; 0 when it owns no memory."""
+        raise NotImplementedError
+
+    @property
+    def retractions(self) -> int:
+        """How often it was sent back to the queue."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """True once the scheduler made the terminal reply, whatever the reason."""
+        return self.finish_reason is not None
+
+    @property
+    def status(self) -> str:
+        """``waiting``, ``running``, ``finished`` or ``aborted``."""
+        reason = self.finish_reason
+        if reason is not None:
+            return status_of("aborted" if reason == "abort" else "finished")
+        return status_of("running" if self.is_running else "waiting")
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.rid}: {self.status}, prompt={len(self.prompt_ids)}, output_ids={list(self.output_ids)}, "
+            f"finish_reason={self.finish_reason!r}>"
+        )
+
+
+class Handles:
+    """The handles of the present script. Lives of one rid queue up: the oldest that has not ended is the live one."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, deque[Any]] = {}
+        self.all: list[Any] = []
+        self.calls: list[Call] = []
+
+    def start(self, handle: BaseRequest) -> None:
+        """A new life of a rid began."""
+        self._live.setdefault(handle.rid, deque()).append(handle)
+        self.all.append(handle)
+
+    def known_rids(self) -> set[str]:
+        """Every rid that the script has started."""
+        return {handle.rid for handle in self.all}
+
+    def latest(self, rid: str) -> Any:
+        """The last life of this rid, or None."""
+        return next((handle for handle in reversed(self.all) if handle.rid == rid), None)
+
+    def live(self) -> dict[str, Any]:
+        """The handles of requests that have not ended, by rid."""
+        for lives in self._live.values():
+            while lives and lives[0].finished:
+                lives.popleft()
+        return {rid: lives[0] for rid, lives in self._live.items() if lives}
+
+    def open_calls(self) -> dict[str, Call]:
+        """The administrative calls that are not answered, by call id."""
+        return {call.call_id: call for call in self.calls if call.call_id is not None and not call.done}
+
+    def start_over(self) -> None:
+        """Forget all of them."""
+        self._live.clear()
+        self.all.clear()
+        self.calls.clear()

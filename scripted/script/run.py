@@ -1,0 +1,228 @@
+"""The run that scripts drive, for every adapter: a run whose next step waits for the script's next yield.
+
+One script is one generator: bring the scheduler to its beginning, run the script, bring it to its end. Each ``yield``
+of it lets one step run; in between the run judges the step and brings handles and clients up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+from scripted.core.action import Action
+from scripted.core.run import Run
+from scripted.core.schedule import Schedule
+from scripted.errors import BadCall, BudgetSpent
+from scripted.script.context import BaseContext
+from scripted.script.execution import ScriptExecution, ScriptSource
+from scripted.script.handles import Handles
+from scripted.script.state import MicrobatchInFlight
+from scripted.script.wait import Steps, words_of_yielded
+
+__all__ = ["ScriptedRun"]
+
+# A script has its own budget of steps, and only its own end is an end.
+_NEVER: Final = 2**62
+
+
+class ScriptedRun(Run):
+    """``source`` says which script comes next and takes how it ended. ``arrived`` is what the next step will see.
+
+    An adapter's own class says what a handle, a snapshot and a call of its scheduler are, and what comes before and
+    after a script.
+    """
+
+    tier: ClassVar[str] = "sim"
+    context_type: ClassVar[type[BaseContext]]
+    is_dead: bool = False
+    records: list[Any]
+
+    def __init__(
+        self, config: Any, of: str, source: ScriptSource, *, parts: tuple[Any, Any, Any] | None = None
+    ) -> None:
+        super().__init__(Schedule(config, (), of), record=True, parts=parts)
+        self.handles = Handles()
+        self.launches = 0
+        self.script: ScriptExecution | None = None
+        # What the script itself raised, as opposed to what was raised about the scheduler.
+        self.script_error: BaseException | None = None
+        self._source = source
+        self._context: BaseContext | None = None
+        self._driver: Generator[None, None, None] | None = None
+        self._last_step = self._steps_limit = _NEVER
+        self._composing = False
+
+    # -- what an adapter says --
+
+    @property
+    def scheduler(self) -> Any:
+        """The live scheduler."""
+        return self.machine
+
+    def take_state(self) -> Any:
+        """A snapshot for the script."""
+        raise NotImplementedError
+
+    @property
+    def is_fully_idle(self) -> bool:
+        """Nothing waits, runs or is in flight, and nothing has arrived."""
+        return bool(self.machine.is_idle) and not self.arrived
+
+    def last_batch(self) -> MicrobatchInFlight | None:
+        """What was launched last, while it is in flight and in the step that gets its results."""
+        raise NotImplementedError
+
+    def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:
+        """The rids of a batch that decode in it."""
+        raise NotImplementedError
+
+    def causes(self) -> Iterable[str]:
+        """What is known to keep requests from advancing, a clause each with its remedy."""
+        raise NotImplementedError
+
+    def did_something(self, record: Any) -> bool:
+        """Whether this step was given anything, or did anything."""
+        raise NotImplementedError
+
+    def can_fail(self, record: Any) -> bool:
+        """Whether this step launched what can fail, or learned that something has failed."""
+        raise NotImplementedError
+
+    def before_script(self, script: ScriptExecution) -> Steps:
+        """Bring the scheduler to the beginning of a script."""
+        raise NotImplementedError
+
+    def after_script(self, script: ScriptExecution) -> Steps:
+        """The script has ended: settle what it left open, and look at the end. Raises Violation."""
+        raise NotImplementedError
+
+    def take_step(self, stepped: Any) -> None:
+        """Note what the last step did, and judge it. Raises Violation."""
+        raise NotImplementedError
+
+    def warm_up(self) -> Steps:
+        """What comes before the first script, where the source asks for it."""
+        raise NotImplementedError
+
+    # -- for verbs --
+
+    def act(self, action: Action) -> None:
+        """Do it now, between two steps; what is for the scheduler arrives at it with its next step."""
+        action.apply(self)
+
+    def give(self, event: Any) -> None:
+        """The next step sees this event, after the results that are due."""
+        (self._events if self._composing else self.arrived).append(event)
+
+    # -- the gate protocol of the loop --
+
+    def __enter__(self) -> Self:
+        self._source.open()
+        if self._source.warms_up:
+            self._driver = self.warm_up()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            self.note_death(exc)
+            self._source.crashed(self, self.script, exc)
+        self._source.close()
+        self._end_context()
+
+    def note_death(self, exc: BaseException) -> None:
+        """Record the step that did not return, if the scheduler died in one."""
+        super().__exit__(type(exc), exc, exc.__traceback__)
+
+    def next_step(self, previous: Any) -> Any:
+        """Go on with the script until it lets a step run, then with the next script; None after the last one."""
+        while True:
+            if self._driver is None:
+                self.script = self._source.next_script()
+                if self.script is None:
+                    return None
+                self._driver = self._drive(self.script)
+            try:
+                if previous is not None:
+                    self._previous = previous
+                    self.take_step(previous)
+                self.begin_composing()
+                next(self._driver)
+                self._composing = True
+                step = self.compose(previous)
+            except StopIteration:
+                self._driver = None
+                self._source.ended(self, self.script)
+            except self.fatal:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever a script raises is its result
+                self._source.failed(self, self.script, self.as_found(exc))
+                self._driver.close()
+                self._driver = None
+            else:
+                if step is not None:
+                    self._source.progress(self, self.script)
+                    return step
+            finally:
+                self._composing = False
+            previous = None
+
+    fatal: ClassVar[tuple[type[Exception], ...]] = ()
+
+    def as_found(self, exc: Exception) -> Exception:
+        """What a script is told to have failed of."""
+        return exc
+
+    # -- one script --
+
+    def _drive(self, script: ScriptExecution) -> Steps:
+        self._end_context()
+        yield from self.before_script(script)
+        context = self._context = self.context_type(self, must_reach=script.options.must_reach)
+        script.begin(context)
+        yield from self._script_steps(script, context)
+        context.check_waits()
+        if script.options.must_step and not self.step:
+            self._refuse(BadCall("the script ended without a step, so nothing was tested; a yield lets one step run"))
+        script.end(self.step)
+        yield from self.after_script(script)
+
+    def _end_context(self) -> None:
+        if self._context is not None:
+            self._context.end()
+
+    def _script_steps(self, script: ScriptExecution, context: BaseContext) -> Steps:
+        """Pass on the script's yields, within its budget of steps."""
+        most = script.options.max_steps
+        for steps in range(most + 1):
+            try:
+                value = script.resume()
+            except StopIteration:
+                return
+            except BaseException as exc:
+                self.script_error = exc
+                raise
+            if value is not None:
+                self._refuse(BadCall(f"a script yields nothing, got {words_of_yielded(value)}"))
+            try:
+                context.check_waits()
+            except BadCall as exc:
+                self._refuse(exc)
+            self.check_can_step(script)
+            if steps == most:
+                causes = "; ".join(self.causes()) or "@scripted(..., max_steps=N) allows more"
+                self._stop(script, BudgetSpent(f"the script ran its max_steps={most} steps; {context.state}; {causes}"))
+            yield
+
+    def check_can_step(self, script: ScriptExecution) -> None:
+        """Stop the script where no step can run."""
+
+    def _refuse(self, exc: Exception) -> None:
+        self.script_error = exc
+        raise exc
+
+    def _stop(self, script: ScriptExecution, why: Exception) -> None:
+        self.script_error = why
+        script.stop(why)
