@@ -20,9 +20,11 @@ from scripted.search.targets import workload_named
 STEP: DigestedStep = ((Abort(rid="a"),), None, (TokenOutput(rid="a", token_ids=(1, 2)),), (1, 0, 3, 0, 2))
 
 
-def test_the_engine_s_digests_leave_nothing_out() -> None:
+@pytest.mark.parametrize("workload", [FLAGSHIP, "weight-update", "profiled", "loras-in-turn"])
+def test_the_engine_s_digests_leave_nothing_out(workload: str) -> None:
+    """One workload for each type of plan."""
     check_digest(STEP)
-    check_digests(record(workload_named(FLAGSHIP))[1])
+    check_digests(record(workload_named(workload))[1])
 
 
 @pytest.mark.parametrize(

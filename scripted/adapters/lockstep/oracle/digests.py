@@ -22,8 +22,9 @@ __all__ = ["DigestedStep", "check_digest", "check_digests"]
 _NOT_DIGESTED: Final = frozenset(("call_id",))
 # Lists of more than 15 entries have another header in the encoding that is digested.
 _BATCHES: Final = (15, 16, 17)
-# What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is.
-_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "weights", "trace_dir", "next_id"))
+# What a segment says of tokens and of sampling is not in the digest of plans; the count of its tokens is. Nor are the
+# paths of a weight update and of a profile.
+_NOT_IN_PLANS: Final = frozenset(("token_ids", "sampling", "microbatch.path", "microbatch.folder", "next_id"))
 
 # The events, the microbatch, the replies and the sizes of one step.
 DigestedStep = tuple[tuple[Any, ...], Microbatch | None, tuple[Any, ...], tuple[int, ...]]
@@ -115,7 +116,7 @@ def _changed(value: Any, path: str, *, leaving_out: frozenset[str] = frozenset()
     """The value once for each thing in it, with that thing changed, and where it is."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            if name in leaving_out or name in _NOT_DIGESTED:
+            if name in leaving_out or f"{path}.{name}" in leaving_out or name in _NOT_DIGESTED:
                 continue
             for where, other in _changed(getattr(value, name), f"{path}.{name}", leaving_out=leaving_out):
                 yield where, msgspec.structs.replace(value, **{name: other})
