@@ -56,6 +56,18 @@ class Matcher:
         When the grammar is complete only the ends are allowed. Raises GrammarError for an output that it does not
         allow, and UnfollowableGrammar where it leads nowhere or a bound of the library is met.
         """
+        try:
+            return self._allowed(said)
+        except (GrammarError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # a panic of the library is no Exception, and its matcher is spoilt by one
+            self._begin_anew()
+            raise UnfollowableGrammar(
+                f"the grammar cannot be followed after {len(said)} tokens of output: {type(exc).__name__}: {exc}; "
+                "mend or simplify it"
+            ) from exc
+
+    def _allowed(self, said: NDArray[np.int32]) -> NDArray[np.bool_]:
         matcher = self._matcher
         common = _common(self._taken, said)
         if common < len(self._taken):  # It was a guess, and a wrong one.

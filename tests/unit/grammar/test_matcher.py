@@ -186,3 +186,38 @@ def test_the_compiler_answers_every_order_once(grammars: CompiledGrammars) -> No
     compiler.wait()
     assert [answer.grammar_id for answer in answers] == list(range(10, 20))
     assert [answer.error is None for answer in answers] == [bool(number % 2) for number in range(10, 20)]
+
+
+class Panic(BaseException):
+    """What the library raises where it gives up: no Exception."""
+
+
+class Panicking:
+    """A library's matcher that gives up after some tokens."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def deep_copy(self) -> Panicking:
+        return Panicking(self._most)
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        self._most -= len(tokens)
+        if self._most < 0:
+            raise Panic("a bound was met")
+        return len(tokens)
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        return b"\xff"
+
+
+def test_a_panic_of_the_library_is_the_request_s_own_end() -> None:
+    """It is no Exception, so what catches those let it through."""
+    matcher = Matcher(Panicking(2), 8)
+    assert matcher.allowed(np.array([1, 2], np.int32)).all()
+    with pytest.raises(UnfollowableGrammar, match="after 3 tokens of output: Panic: a bound was met; mend"):
+        matcher.allowed(np.array([1, 2, 3], np.int32))
+    assert matcher.allowed(np.array([1], np.int32)).all(), "a guess that led there spoils nothing"
