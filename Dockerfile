@@ -12,8 +12,8 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = ['serve', *filter(None, os.environ.get('EXTRAS', '').split(','))]; \
-    print(*project['dependencies'], *sum([project['optional-dependencies'][extra] for extra in extras], []), \
-    sep=chr(10))" > requirements.txt \
+    needed = project['dependencies'] + sum([project['optional-dependencies'][extra] for extra in extras], []); \
+    print(*[text for text in needed if not text.startswith('lockstep-engine')], sep=chr(10))" > requirements.txt \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 
 COPY README.md LICENSE ./

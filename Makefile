@@ -69,7 +69,7 @@ vllm: $(VLLM_INSTALLED) ## vLLM's own scheduler under the search, in an environm
 	$(VLLM_VENV)/bin/python -m ci suite --hw cpu --suite vllm-cpu --continue-on-error
 
 docs: $(INSTALLED) ## the documentation as a site, in out/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --site-dir out/site
 
 bench: $(INSTALLED) ## performance: steps a second, server boot, scripts a second, the cost of the gate

@@ -43,19 +43,16 @@ def local_rerun(command: RerunTest) -> str:
 
 
 def staged(name: str, link: str, local: str, sha: str) -> str:
-    """Answer `/rerun-stage`."""
     return "\n".join([f"Running `{name}` on `{sha[:12]}`: {link}", "", *_locally(local)])
 
 
 def explored(command: Explore, link: str, sha: str) -> str:
-    """Answer `/explore`."""
     local = shlex.join(["scripted", "explore", command.scenario, "--minutes", str(command.minutes)])
     head = f"Exploring `{command.scenario}` for {command.minutes} minutes on `{sha[:12]}`: {link}"
     return "\n".join([head, "", *_locally(local)])
 
 
 def rerun(runs: Sequence[WorkflowRun], sha: str) -> str:
-    """Answer `/rerun-failed-ci`."""
     if not runs:
         return f"Nothing to run again: no finished run of `{sha[:12]}` failed."
     links = ", ".join(f"[{quoted(run.name or str(run.id))}]({run.html_url})" for run in runs)

@@ -80,8 +80,6 @@ class TagAndRerunCi:
 
 @dataclass(frozen=True)
 class Explore:
-    """`/explore <file::scenario> [--minutes M]`."""
-
     scenario: str
     minutes: int = MINUTES_DEFAULT
 

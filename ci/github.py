@@ -74,8 +74,6 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 
 class WorkflowRun(msgspec.Struct, frozen=True):
-    """One run of a workflow."""
-
     id: int
     html_url: str
     name: str | None = None
@@ -141,7 +139,6 @@ class GitHub:
             raise
 
     def pull_request(self, number: int) -> PullRequest:
-        """Return one pull request."""
         return self._get(f"/pulls/{number}", PullRequest)
 
     def react(self, comment: int, content: str) -> None:

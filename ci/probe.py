@@ -107,7 +107,6 @@ class Reporter:
             self._count(ids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Report that a test begins."""
         self._send(Started(_file_of(nodeid), nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -87,13 +87,10 @@ class FileResult(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """All files of a run."""
-
     files: tuple[FileResult, ...]
 
     @property
     def passed(self) -> int:
-        """Test runs that passed."""
         return sum(file.count(TestOutcome.PASSED) for file in self.files)
 
     @property

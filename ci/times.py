@@ -23,8 +23,6 @@ ESTIMATE_FLOOR_S = 2.0
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Seconds by hardware and path."""
-
     seconds: Mapping[str, Mapping[str, float]]
 
     @classmethod

@@ -6,7 +6,7 @@ who may call it belongs to the server's settings, not here.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -302,6 +302,24 @@ class EngineConfig(BaseModel):
         return self.pp_size + max(self.pp_async_depth, self.async_scheduling)
 
 
+# Settings of SGLang and vLLM whose nearest name here means something else.
+_ELSEWHERE: Final = {
+    "tp_size": "the model is not split by tensors here; pp_size splits it by layers",
+    "tensor_parallel_size": "the model is not split by tensors here; pp_size splits it by layers",
+    "max_loras_per_batch": "max_loras bounds the LoRAs that the stages hold at once",
+    "enable_priority_scheduling": "set schedule_policy='priority', and priority_preemption=True to preempt",
+    "enable_lora": "name the LoRAs in lora",
+    "disable_radix_cache": "set radix_cache=False",
+    "mem_fraction_static": "max_total_tokens bounds the KV cache in tokens",
+    "gpu_memory_utilization": "max_total_tokens bounds the KV cache in tokens",
+    "enable_mixed_chunk": "set mixed_chunk=True",
+    "enable_chunked_prefill": "chunked_prefill_size is the chunk in tokens, -1 for none",
+    "max_num_seqs": "max_running_requests bounds the requests that run",
+    "max_num_batched_tokens": "max_prefill_tokens bounds the prompt tokens of a microbatch",
+    "block_size": "page_size is the tokens of a KV page",
+}
+
+
 def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
     """One line an error, in the form 'field must ..., got value; remedy'."""
     lines = []
@@ -310,7 +328,7 @@ def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
         if error["type"] == "value_error":
             lines.append(error["msg"].removeprefix("Value error, "))
         elif error["type"] == "extra_forbidden":
-            remedy = did_you_mean(name, model.model_fields)
+            remedy = _ELSEWHERE.get(name) or did_you_mean(name, model.model_fields)
             lines.append(f"{name} is not a field of {model.__name__}, got {error['input']!r}; {remedy}")
         else:
             rule = broken_rule(error["type"], error.get("ctx"))

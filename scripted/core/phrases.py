@@ -40,7 +40,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
+# Names of SGLang's scripted runtime whose nearest name here answers another question.
+_ELSEWHERE: Final = {
+    "is_idle": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
+    "is_no_request": " (state.queues_clear: nothing waits or runs; state.is_fully_idle: and nothing is in flight)",
+}
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest known word, or nothing."""
+    if word in _ELSEWHERE:
+        return _ELSEWHERE[word]
     found = difflib.get_close_matches(word, sorted(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""

@@ -64,7 +64,6 @@ class Scene:
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[Stages]:
-        """Stages for one server."""
         with tempfile.TemporaryDirectory() as folder:
             if self.network is not None:
                 stages = MachineStages(self.network, Path(folder), STAGES)

@@ -69,7 +69,6 @@ class Network:
             stack.pop_all()
 
     def address_of(self, machine: int) -> str:
-        """The machine's address."""
         return f"10.77.0.{machine + 1}"
 
     def on(self, machine: int) -> list[str]:

@@ -55,7 +55,6 @@ class OddAnswer:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     def __str__(self) -> str:
-        """In short."""
         said = self.events[-1] if self.events else self.body.decode(errors="replace")
         return f"{self.status} {said[:400]!r}" + (f", cut: {self.cut}" if self.cut else "")
 

@@ -54,7 +54,6 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, in short."""
         if self.left:
             return "left"
         if self.cut:
@@ -64,7 +63,6 @@ class Outcome:
         return "+".join(sorted(set(self.finish_reasons))) or "silence"
 
     def __str__(self) -> str:
-        """What a complaint is about."""
         return f"{self.ask.rid} ({self.ask.behaviour}, {self.events} events, ended by {self.ending}): {self.error}"
 
 

@@ -72,7 +72,6 @@ class ServedApp:
 
     @property
     def log(self) -> str:
-        """What the commands wrote."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
 
     def wait_ready(self, engines: int) -> None:
@@ -92,7 +91,6 @@ class ServedApp:
         return [process for process in self._processes() if _is(process, ENGINE_ACTOR)]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
-        """Wait until something holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             ended = [command.args for command in self._started if command.poll() not in (None, 0)]

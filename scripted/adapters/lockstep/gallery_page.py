@@ -43,12 +43,12 @@ def results_on(page: str) -> dict[str, str]:
 def write_gallery(page: Path, found: Iterable[Found]) -> None:
     """Write the page's entries. What stands above the first of them stays, and so do results of other mutants.
 
-    A README beside the page's folder gets the same figures, in the rows of its own table, and the numbers of entries.
+    A README two folders above the page gets the same figures, in the rows of its own table, and the numbers of entries.
     """
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     results = results_on(before) | {one.mutant: one.result for one in found}
     write_output(page, _FIRST_HEADING.split(before, maxsplit=1)[0] + gallery_markdown(results))
-    readme = page.parent.parent / "README.md"
+    readme = page.parent.parent.parent / "README.md"
     if readme.exists():
         text = _README_ROW.sub(
             lambda row: f"{row[1]}{results.get(row[2], row[3])} |", readme.read_text(encoding="utf-8")

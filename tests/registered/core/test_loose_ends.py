@@ -143,7 +143,6 @@ def test_what_may_be_meant_is_counted(harness, script: Script, what: str, count:
 
 
 def test_all_of_these_were_green() -> None:
-    """They would have passed unnoticed."""
     assert COUNTED.were_green() == len(COUNTED.cases) > 0
 
 

@@ -156,5 +156,4 @@ def test_a_comparison_of_nothing_is_refused_at_its_line(harness, script: Script,
 
 
 def test_these_comparisons_were_green() -> None:
-    """They would have passed unnoticed."""
     assert REFUSED.were_green() >= 14

@@ -128,7 +128,6 @@ def gives_too_little(t):
 
 @refused("update_weights() takes model_path as a text, such as 'embedded:7', got 7")
 def gives_a_number_for_weights(t):
-    """It killed the engine."""
     t.update_weights(7)
     yield
 

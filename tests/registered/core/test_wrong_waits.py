@@ -181,5 +181,4 @@ def test_a_wait_that_is_none_is_refused_at_its_line(harness, script: Script, wor
 
 
 def test_most_of_these_waits_were_green() -> None:
-    """They would have passed unnoticed."""
     assert REFUSED.were_green() >= 17

@@ -18,6 +18,7 @@ PAGE_OF_TWO = (
 def tree(tmp_path: Path) -> Path:
     (tmp_path / "tests/unit").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
+    (tmp_path / PAGE).parent.mkdir(parents=True)
     (tmp_path / PAGE).write_text(PAGE_OF_TWO)
     (tmp_path / "tests/unit/test_wait.py").write_text('def test_it():\n    """A01: it waits."""\n    # A02\n')
     return tmp_path

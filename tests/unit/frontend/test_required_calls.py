@@ -66,7 +66,6 @@ def test_a_named_function_is_called(client: openai.OpenAI, stream: bool) -> None
 
 
 def test_a_call_that_the_limit_cuts_is_told(client: openai.OpenAI) -> None:
-    """vLLM issue 53269"""
     (choice,) = ask(client, tool_choice=NAMED, max_tokens=60).choices
     assert choice.finish_reason == "length"
     (call,) = choice.message.tool_calls

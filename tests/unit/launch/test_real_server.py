@@ -115,7 +115,6 @@ class OpenStream:
         return last
 
     def drop(self) -> None:
-        """Go away in the middle."""
         self._stream.__exit__(None, None, None)
 
 

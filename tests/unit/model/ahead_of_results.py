@@ -81,7 +81,6 @@ class Flight:
         return self.done
 
     def rest(self) -> list[Completion]:
-        """All results."""
         while self._launched:
             self.done.append(self._runner.finish(self._launched.popleft()))
         return self.done

@@ -39,7 +39,6 @@ def chain_of(**values: object) -> ChainedStages:
 
 @pytest.fixture(scope="module")
 def said() -> list[int]:
-    """What torch says."""
     return chain_of(backend="torch").generate(0, PROMPT, 20, chunk=64, spec=SAMPLED)
 
 

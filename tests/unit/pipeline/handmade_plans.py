@@ -40,7 +40,6 @@ def run(pipeline: Pipeline, microbatch: Microbatch) -> Completion:
 
 
 def take(pipeline: Pipeline) -> Completion:
-    """The next completion."""
     completion = pipeline.next_completion(WAIT_S)
     assert isinstance(completion, Completion), f"no completion within {WAIT_S} s"
     return completion

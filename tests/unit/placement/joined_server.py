@@ -41,7 +41,6 @@ class JoinedServer:
         self.gathering: Gathering = self.server.wait_gathering(START_BOUND_S)
 
     def join(self, **options: Any) -> ServerProcess:
-        """One more agent."""
         agent = self._parent.join(self.gathering, self.log(len(self.agents)), **options)
         self.agents.append(agent)
         self._stack.callback(_end, agent)

@@ -99,7 +99,6 @@ def test_a_guess_takes_more_of_the_text_until_one_has_held(fewest: int, most: in
 
 
 def by_looking(ids: list[int], count: int, *, most: int = 4, fewest: int = 1) -> tuple[int, ...]:
-    """The same, token by token."""
     for length in range(most, fewest - 1, -1):
         for place in range(len(ids) - length - 1, -1, -1):
             if ids[place : place + length] == ids[-length:]:

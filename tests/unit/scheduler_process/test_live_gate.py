@@ -338,7 +338,6 @@ def test_each_result_begins_the_wait_anew_and_without_work_there_is_none(make_wo
 
 
 def _after(world: World, previous: StepResult) -> StepResult:
-    """Its microbatch comes back."""
     assert previous.microbatch is not None
     world.complete(previous.microbatch.id)
     return previous

@@ -106,6 +106,5 @@ def test_the_shell_shows_the_steps_of_an_engine_that_died_with_them(folder: Path
 
 
 def test_a_lora_of_the_start_has_another_name_than_the_model() -> None:
-    """As `engine serve` refuses it."""
     with pytest.raises(ConfigError, match="lora must give LoRAs other names than the served model's, got 'embedded'"):
         ScriptedSim(EngineConfig(lora="embedded=embedded-lora:1"))

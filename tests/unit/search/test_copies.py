@@ -52,8 +52,6 @@ class Shared:
 
 
 class Whole:
-    """One of each."""
-
     def __init__(self) -> None:
         self.mixed = [1, [2], 3]
         self.pair = Pair([1], 2)

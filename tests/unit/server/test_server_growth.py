@@ -86,7 +86,6 @@ def test_a_server_that_keeps_nothing_passes_again_and_again(config: EngineConfig
 
 
 def test_it_passes_where_the_kernel_has_no_tables(monkeypatch: pytest.MonkeyPatch, parent: PreloadedParent) -> None:
-    """As on macOS."""
     monkeypatch.setattr("scripted.adapters.lockstep.server.growth._TABLES", (Path("/no/such/table"),))
     check_that_it_passes(CONFIG, parent)
 

@@ -199,7 +199,6 @@ def test_a_call_after_one_that_does_not_close_is_found() -> None:
 
 
 def test_a_brace_too_many_or_too_few_is_forgiven() -> None:
-    """Models write both."""
     assert parse("hermes", tagged(entry("add", NESTED) + "}")) == [("call", "add", NESTED)]
     assert parse("hermes", tagged(entry("add", NESTED)[:-1])) == [("call", "add", NESTED)]
 

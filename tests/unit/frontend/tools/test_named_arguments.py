@@ -219,7 +219,6 @@ def test_a_call_that_was_cut_shows_what_there_is(family: str, text: str, said: s
 
 
 def test_tags_that_are_doubled_are_no_part_of_a_key() -> None:
-    """vLLM pull request 54971"""
     text = "<tool_call>add<arg_key><arg_key>s</arg_key></arg_key><arg_value>x</arg_value></tool_call>"
     assert parse("glm45", text) == [("call", "add", '{"s": "x"}')]
 
@@ -235,7 +234,6 @@ def test_calls_of_deepseek_older_and_newer(fenced: bool) -> None:
 
 
 def test_llama_4_may_write_json_after_its_marker() -> None:
-    """vLLM issue 16214"""
     text = '<|python_start|>{"name": "add", "parameters": {"n": 1}}<|python_end|>'
     assert parse("llama4", text) == [("call", "add", '{"n": 1}')]
 
