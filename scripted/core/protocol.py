@@ -1,6 +1,6 @@
 """The adapter protocol: what a scheduler must offer so that it can be searched, replayed, shrunk and written down.
 
-An *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *pipeline*, which
+An *adapter* makes the parts of one run: a *machine*, which is the scheduler with its memory; a *device*, which
 computes what the machine launches; and an *oracle*, which says what was promised. A run drives them from
 a schedule. Lockstep's own scheduler is an adapter like any other (``scripted.adapters.lockstep``). For a scheduler of
 the usual shape everything but the machine is ready made: see ``scripted.sdk``.
@@ -20,13 +20,13 @@ from scripted.core.written import TestHead
 __all__ = [
     "ADAPTER_API",
     "Adapter",
+    "Device",
     "Freezer",
     "Machine",
     "Microbatch",
     "Oracle",
-    "Pipeline",
     "ScriptEnded",
-    "Stepped",
+    "StepOutput",
 ]
 
 # The version of what an adapter implements and imports. An adapter may state it as its ``api``; another one is refused.
@@ -40,7 +40,7 @@ class Microbatch(Protocol):
     def id(self) -> int: ...
 
 
-class Stepped(Protocol):
+class StepOutput(Protocol):
     """The output of one step of the machine.
 
     ``microbatch`` is what it launched, or None. ``replies`` are what clients are told, in order. ``again`` says that a
@@ -71,7 +71,7 @@ class Machine(Protocol):
     depth: int
     """Steps from a launch to its result: the result of what step ``n`` launches is an event of step ``n + depth``."""
 
-    def step(self, events: Sequence[Any], now: float) -> Stepped:
+    def step(self, events: Sequence[Any], now: float) -> StepOutput:
         """Take these events, in order, and do one step of the scheduler at this time, in seconds."""
         ...
 
@@ -85,7 +85,7 @@ class Machine(Protocol):
         ...
 
 
-class Pipeline(Protocol):
+class Device(Protocol):
     """Computes what the machine launches, in launch order, and keeps each result until it is due."""
 
     def launch(self, microbatch: Any) -> None:

@@ -25,20 +25,13 @@ from scripted.core.results import Results
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 
-__all__ = ["STEPS_LIMIT", "Cell", "Note", "Phase", "Run"]
+__all__ = ["STEPS_LIMIT", "Cell", "Phase", "Run"]
 
 # Far beyond what any workload takes; a schedule that is not settled by then will never be.
 STEPS_LIMIT: Final = 4_000
 # Steps in a row that were given nothing, did nothing and said that another one may. A scheduler may change its books
 # without a sign, a block a step at the slowest, and workloads have a few dozen blocks; those here never took a step so.
 EMPTY_STEPS_LIMIT: Final = 256
-
-
-class Note(msgspec.Struct, frozen=True):
-    """A remark on one step: a window that was reached, a line of the script, a held result."""
-
-    step: int
-    text: str
 
 
 class Cell(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from scripted.core.phrases import printable, short_rid
 
-__all__ = ["Launch", "Note", "Pipeline", "Said", "Share", "ShownBatch", "ShownStep", "StepLog", "some"]
+__all__ = ["Launch", "Note", "Said", "ShownBatch", "ShownPipeline", "ShownShare", "ShownStep", "StepLog", "some"]
 
 # A text names this many requests or tokens, and counts the others.
 _NAMED: Final = 4
@@ -53,7 +53,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{text} (in full: {self.full})" if self.full else text
 
 
-class Share(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShownShare(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request's part of a microbatch: ``positions`` in the request, a ``note``, and ``detail`` for a long text."""
 
     rid: str
@@ -70,7 +70,7 @@ class ShownBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: int
     kind: str
-    shares: tuple[Share, ...] = ()
+    shares: tuple[ShownShare, ...] = ()
     tokens: int = 0
     order: str = ""
     content: int = 0
@@ -137,7 +137,7 @@ class Launch(NamedTuple):
     step: int
 
 
-class Pipeline(NamedTuple):
+class ShownPipeline(NamedTuple):
     """What is in flight after one step: the microbatch in each stage, if any, and those whose results wait."""
 
     stages: tuple[int | None, ...]
@@ -155,7 +155,7 @@ class StepLog(msgspec.Struct, frozen=True):
         """Every launch, by microbatch id."""
         return {one.launched.id: Launch(one.launched, one.step) for one in self.steps if one.launched is not None}
 
-    def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> Pipeline:
+    def pipeline_at(self, step: ShownStep, launched: dict[int, Launch]) -> ShownPipeline:
         """The pipeline as one step left it. A launch from before the first step is taken to be through all stages."""
         where: list[int | None] = [None] * self.stages
         results: list[int] = []
@@ -165,4 +165,4 @@ class StepLog(msgspec.Struct, frozen=True):
                 where[age] = batch
             else:
                 results.append(batch)
-        return Pipeline(tuple(where), tuple(results))
+        return ShownPipeline(tuple(where), tuple(results))

@@ -10,8 +10,7 @@ from typing import Final, assert_never
 import msgspec
 
 from scripted.core.phrases import plural, printable, short_rid
-from scripted.report.step_log import Said, ShownBatch, ShownStep, StepLog
-from scripted.report.step_log import Share as ShownShare
+from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog
 from scripted.sdk.capabilities import Limits
 from scripted.sdk.messages import (
     Abort,

@@ -36,7 +36,7 @@ from engine.plan import Forward, ForwardMode, LoraChange, LoraUpdate, Microbatch
 from engine.scheduler.ports import StepRecord
 from scripted.adapters.lockstep.actions import name_in_answers, words_of
 from scripted.core.phrases import plural, printable, short_rid
-from scripted.report.step_log import Said, Share, ShownBatch, ShownStep, StepLog, some
+from scripted.report.step_log import Said, ShownBatch, ShownShare, ShownStep, StepLog, some
 
 __all__ = ["call_names", "event_text", "log_of", "reply_text"]
 
@@ -172,7 +172,7 @@ def _change_text(change: LoraChange) -> str:
     return ", ".join(part for part in (load, drop if change.drop else "") if part)
 
 
-def _share(segment: Segment, mode: ForwardMode) -> Share:
+def _share(segment: Segment, mode: ForwardMode) -> ShownShare:
     """Its positions are ``[64:125]`` of a prompt, ``@125`` of a decode, ``@125+4`` with drafts."""
     end = segment.start + len(segment.token_ids)
     if mode is ForwardMode.DECODE:
@@ -184,7 +184,7 @@ def _share(segment: Segment, mode: ForwardMode) -> Share:
     drafts = f", verifies {plural(segment.drafts, 'draft')}" if segment.drafts else ""
     samples = ", samples a token" if segment.emits else ""
     detail = f"{printable(segment.rid)}[{segment.start}:{end}] in row {segment.row}{pages}{drafts}{samples}"
-    return Share(segment.rid, positions, last, detail)
+    return ShownShare(segment.rid, positions, last, detail)
 
 
 def _numbers(pages: tuple[int, ...]) -> str:
