@@ -283,7 +283,6 @@ class _Agent:
     def _run_stage(
         self, settings: ServerSettings, limits: Limits, book: tuple[Endpoint, ...], control: Control
     ) -> None:
-        """The stage's process."""
         stage, silence_s, secret = self._stage, settings.heartbeat_timeout_s, self._options.secret
 
         def address(endpoint: Endpoint, role: Role) -> LinkAddress:

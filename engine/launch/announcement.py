@@ -123,7 +123,6 @@ class OperatorView:
         self._progress = None
 
     def loaded(self, name: str, progress: Loading) -> None:
-        """Move the bar of a process."""
         self._loads[name] = progress
         if self._progress is None:
             return
@@ -136,7 +135,6 @@ class OperatorView:
         self._learned |= about
 
     def serving(self, serving: Serving) -> None:
-        """Say what is served."""
         stages = "1 stage" if self._limits.pp_size == 1 else f"{self._limits.pp_size} stages"
         ready_s = time.monotonic() - self._started_s
         line = f"Serving {self._facts.name} with {stages} on {serving.base_url} (ready in {ready_s:.1f} s)"

@@ -70,8 +70,6 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The server is ready."""
-
     base_url: str
     pids: dict[str, int]
 

@@ -16,8 +16,6 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A host and a port."""
-
     host: str
     port: int
 

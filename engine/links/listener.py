@@ -85,12 +85,10 @@ class LinkListener:
         self._unproved: dict[int, _Unproved] = {}
 
     def fileno(self) -> int:
-        """The file descriptor to wait on."""
         return self._epoll.fileno()
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens."""
         return Endpoint(*self._listener.getsockname()[:2])
 
     def take(self, now: float) -> list[Link]:

@@ -48,7 +48,6 @@ class ControlLink(Generic[Heard]):
         connection.setblocking(False)
 
     def fileno(self) -> int:
-        """The file descriptor to wait on."""
         return self._fd
 
     def send(self, message: msgspec.Struct) -> None:

@@ -56,7 +56,6 @@ class JoinedStage(WatchedProcess):
 
     @property
     def who(self) -> str:
-        """Its name and its machine."""
         return f"{self.name} on {self.place}"
 
     @property
@@ -72,7 +71,6 @@ class JoinedStage(WatchedProcess):
         return f"{self.join.node}{address} ({self._peer}, agent {self.join.pid}{stage})"
 
     def take_number(self, stage: int) -> None:
-        """Take this number of a stage."""
         self.stage, self.name = stage, f"{STAGE_PREFIX}{stage}"
 
     def fileno(self) -> int:

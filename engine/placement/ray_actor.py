@@ -43,7 +43,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The node without its address."""
         return f"node {self.node_id[:12]}"
 
 
@@ -58,7 +57,6 @@ class StageHost:
     """The actor. ``run`` lasts as long as the agent."""
 
     def place(self) -> Place:
-        """Where this actor is."""
         import ray
 
         nodes: Any = ray.nodes  # which has no types

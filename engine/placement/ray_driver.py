@@ -102,7 +102,6 @@ class _Stages:
         return ", ".join(f"stage {stage} on {place}" for stage, place in enumerate(self._places))
 
     def start(self, order: RayOrder) -> None:
-        """Start every agent."""
         secret = Path(order.secret_file).read_text().strip()
         for stage, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
             way = order.ways[stage]

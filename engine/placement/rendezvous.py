@@ -75,12 +75,10 @@ class Rendezvous:
         self.refusals: list[str] = []
 
     def fileno(self) -> int:
-        """The file descriptor to wait on."""
         return self._epoll.fileno()
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where agents join."""
         return self._listener.endpoint
 
     @property
@@ -90,7 +88,6 @@ class Rendezvous:
 
     @property
     def stages(self) -> list[JoinedStage]:
-        """The stages that are here."""
         return list(self._joined)
 
     def kv_tokens(self) -> int | None:

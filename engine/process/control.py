@@ -153,7 +153,6 @@ class Control:
         self.is_cut = False
 
     def fileno(self) -> int:
-        """The file descriptor to wait on."""
         return self._connection.fileno()
 
     def send(self, message: ChildMessage) -> None:

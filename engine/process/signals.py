@@ -48,7 +48,6 @@ class SignalWatch:
         self._writer.close()
 
     def fileno(self) -> int:
-        """The file descriptor to wait on."""
         return self._reader.fileno()
 
     def take(self) -> list[int]:

@@ -224,12 +224,15 @@ async def _leave_uploads(server: LoadedServer, plan: AttackPlan) -> None:
 
 
 async def _be_slow(server: LoadedServer, result: AttackResult, plan: AttackPlan) -> None:
-    """More connections than there is room for, none of which finishes its header; then a client that does."""
+    """More connections than there is room for, none of which finishes its header; then a client that does.
+
+    None of them is silent: silent ones give way to it at once.
+    """
     held = []
     for number in range(plan.slow_clients):
         with contextlib.suppress(ConnectionError):
             _, writer = await _connect(server)
-            writer.write([b"", b"P", b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n"][number % 3])
+            writer.write([b"P", b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n"][number % 2])
             held.append(writer)
     deadline = time.monotonic() + 5 * HEADER_TIMEOUT_S + 5
     while True:
