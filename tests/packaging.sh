@@ -6,7 +6,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/env"
-"$work/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" .
+# From what is committed: a build leaves folders behind, and takes up what an earlier one has left.
+mkdir "$work/source"
+git archive HEAD | tar x -C "$work/source"
+"$work/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" "$work/source"
 site=$("$work/env/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 before=$(du -sm "$site" | cut -f1)
 "$work/env/bin/pip" install --quiet --disable-pip-version-check "$work"/lockstep_engine-*.whl
