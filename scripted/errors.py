@@ -5,20 +5,16 @@ The first kind carries a report and is what pytest shows; the second kind is rai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from scripted.report.frames import Frame
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 __all__ = [
     "BadCall",
     "BudgetSpent",
+    "ErrorReport",
     "NoAnswer",
     "NotIdle",
     "Overdue",
-    "Report",
     "RequestRefused",
     "ScriptError",
     "ScriptFailed",
@@ -29,7 +25,7 @@ __all__ = [
 ]
 
 
-class Report(Protocol):
+class ErrorReport(Protocol):
     """Why a script did not pass: ``error`` is what was raised, ``headline`` its first line, ``render()`` all of it.
 
     ``frames`` are the lines of the script that led there. A terminal of ``terminal_columns`` may make it narrower.
@@ -42,7 +38,7 @@ class Report(Protocol):
     def headline(self) -> str: ...
 
     @property
-    def frames(self) -> Sequence[Frame]: ...
+    def frames(self) -> Sequence[Any]: ...
 
     def render(self, terminal_columns: int | None = None) -> str: ...
 
@@ -50,7 +46,7 @@ class Report(Protocol):
 class ScriptError(Exception):
     """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ErrorReport) -> None:
         super().__init__(report.headline)
         self.report = report
 
