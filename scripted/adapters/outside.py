@@ -15,8 +15,9 @@ from engine.config import EngineConfig
 from engine.limits import EMBEDDED_FACTS
 from engine.limits import Limits as EngineLimits
 from engine.plan import Segment
-from engine.scheduler import Launched, Scheduler
+from engine.scheduler import Scheduler
 from scripted.adapters.lockstep.bugs import MUTANTS
+from scripted.adapters.lockstep.copies import COPIER
 from scripted.adapters.lockstep.silent_digests import SilentDigests
 from scripted.sdk import (
     Abort,
@@ -38,7 +39,6 @@ from scripted.sdk import (
     Tokens,
 )
 from scripted.sdk.messages import Event, Reply
-from scripted.search.forks import Copier
 
 __all__ = ["ADAPTER", "Config", "OutsideMachine"]
 
@@ -180,15 +180,7 @@ ADAPTER: Final = SchedulerAdapter(
         priority=config.priority_preemption,
     ),
     mutants=MUTANTS,
-    copier=Copier(
-        shared=(EngineLimits,),
-        rebuilt={
-            Launched: (
-                lambda launched: launched.requests,
-                lambda launched, requests: Launched(launched.microbatch, tuple(requests), launched.step),
-            )
-        },
-    ),
+    copier=COPIER,
     # The tables of rows are the runner's, and a row keeps its last one; digests and heaps are thinned now and then.
     may_grow=("_tables", "_pending", "_replies"),
 )

@@ -52,16 +52,6 @@ def _default_of(name: str, config: type[msgspec.Struct]) -> Any:
     return default
 
 
-class _Frozen:
-    def __init__(self, run: Any, copier: Copier) -> None:
-        self._run: Frozen[Any] = Frozen(run, copier)
-
-    def thaw(self, extra: tuple[Placed, ...]) -> Any:
-        """A run that goes on from there."""
-        del extra
-        return self._run.thaw()
-
-
 class SchedulerAdapter:
     """Implements the adapter protocol for a machine of the usual shape.
 
@@ -234,9 +224,9 @@ class SchedulerAdapter:
     def check_records(self, records: Sequence[Record]) -> None:
         """Everything was judged step by step."""
 
-    def freeze(self, run: Any) -> _Frozen | None:
+    def freeze(self, run: Any) -> Frozen[Any] | None:
         """As it is now, where it can be copied."""
-        return None if self._copier is None else _Frozen(run, self._copier)
+        return None if self._copier is None else Frozen(run, self._copier)
 
     # -- mutants --
 

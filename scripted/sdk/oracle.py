@@ -1,55 +1,57 @@
-"""The checks that hold for every scheduler, from events, plans, replies and counts alone.
+"""The oracle of a scheduler of the usual shape: the promises of all schedulers, and what its blocks and counts show.
 
-Each request computes each position once and in order; it reads KV that is its own (``pipeline.py``); it says what it
-says alone; it is told one end and nothing after it; limits hold; what is over leaves nothing; nothing waits for ever.
+It reads KV that is its own (``pipeline.py``), says what it says alone, and leaves nothing behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scripted.core.oracle import Oracle
 from scripted.core.violation import Violation
-from scripted.sdk.account import Account
-from scripted.sdk.capabilities import Capabilities, Limits, PauseMode
+from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.messages import (
     Abort,
     Add,
+    Answer,
     Batch,
     BatchFailed,
     BatchResult,
     Event,
     FlushCache,
     Pause,
+    Refused,
+    Reply,
     Resume,
     Share,
     Stepped,
+    Tokens,
 )
 from scripted.sdk.pipeline import SimulatedRunner
 
 __all__ = ["SdkOracle"]
 
 
-class SdkOracle:
+class SdkOracle(Oracle):
     """Made for a machine that is as good as new, which ``fresh`` describes: what it must be like again in the end."""
 
     def __init__(self, limits: Limits, can: Capabilities, fresh: Fresh) -> None:
-        self.account = Account(limits.context_tokens)
-        self.paused: PauseMode | None = None
+        super().__init__(
+            depth=limits.depth,
+            batch_requests=limits.batch_requests,
+            batch_tokens=limits.batch_tokens,
+            context_tokens=limits.context_tokens,
+        )
         self._limits = limits
         self._can = can
         self._fresh = fresh
         self._arrivals = 0
         self._arriving: set[str] = set()
-        self._in_flight: dict[int, Batch] = {}
+        self._batches: dict[int, Batch] = {}
         # The counts that aborts of unknown requests must not change; None except in the step that they are given in.
         self._resting: Mapping[str, int] | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Every request has ended and every call is answered."""
-        return self.account.is_settled
 
     def arrive(self, rid: str) -> int:
         """A request is on its way to the next step; returns how many came before it."""
@@ -58,14 +60,9 @@ class SdkOracle:
         return self._arrivals - 1
 
     @property
-    def names(self) -> Iterable[str]:
-        """The rids of all requests."""
-        return (life.message.rid for life in self.account.lives)
-
-    @property
     def in_flight(self) -> tuple[Batch, ...]:
         """The batches whose results are not back."""
-        return tuple(self._in_flight.values())
+        return tuple(self._batches.values())
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
@@ -82,39 +79,40 @@ class SdkOracle:
             self._follow(event)
         self.account.lose_blocks(stepped.preempted)
         for reply in stepped.replies:
-            self.account.tell(reply)
+            self._hear(reply)
         self._end_aborted()
+        self.account.check_names()
         if stepped.microbatch is not None:
             self._check_batch(pipeline.understood or stepped.microbatch, pipeline)
         if pipeline.violation is not None:
             raise pipeline.violation
 
     def _follow(self, event: Event) -> None:
-        account = self.account
         match event:
             case Add():
-                account.begin(event)
+                self.account.begin(event)
             case Abort():
-                if event.rid in account.live:
-                    account.live[event.rid].aborted = True
+                self.account.abort(event.rid)
             case FlushCache():
-                account.calls[event.call_id] = None
+                self.account.ask(event.call_id)
             case Pause():
-                account.calls[event.call_id] = None
-                self.paused = next(mode for mode in self._can.pause_modes if mode.name == event.mode)
-                if self.paused.aborts:
-                    for life in account.live.values():
-                        life.aborted = True
+                self.account.ask(event.call_id)
+                self.pause(next(mode for mode in self._can.pause_modes if mode.name == event.mode))
             case Resume():
-                account.calls[event.call_id] = None
-                self.paused = None
-            case BatchResult():
-                del self._in_flight[event.batch_id]
-            case BatchFailed():
-                for share in self._in_flight.pop(event.batch_id).shares:
-                    if share.rid in account.live:
-                        account.live[share.rid].failed = True
-                        account.live[share.rid].computed = None
+                self.account.ask(event.call_id)
+                self.resume()
+            case BatchResult() | BatchFailed():
+                del self._batches[event.batch_id]
+                self.land(event.batch_id, failed=isinstance(event, BatchFailed))
+
+    def _hear(self, reply: Reply) -> None:
+        match reply:
+            case Tokens():
+                self.account.tell(reply.rid, reply.token_ids, reply.finish_reason)
+            case Refused():
+                self.account.refuse(reply.rid, reply.reason)
+            case Answer():
+                self.account.answer(reply.call_id, reply)
 
     def _end_aborted(self) -> None:
         """Where aborts are not answered, a client hears no more once it has given up."""
@@ -123,37 +121,18 @@ class SdkOracle:
                 self.account.end(rid, "abort")
 
     def _check_batch(self, batch: Batch, pipeline: SimulatedRunner) -> None:
-        limits, rids = self._limits, [share.rid for share in batch.shares]
-        if batch.id in self._in_flight:
-            raise Violation(f"batch {batch.id} is launched, but one of this id is in flight")
-        self._in_flight[batch.id] = batch
-        if len(self._in_flight) > limits.depth:
-            raise Violation(f"{len(self._in_flight)} batches are in flight, of at most {limits.depth}")
-        if self.paused is not None:
-            self._check_paused(batch, self.paused)
-        if len(set(rids)) != len(rids):
-            raise Violation(f"batch {batch.id} has a request twice: {', '.join(rids)}")
-        if len(rids) > limits.batch_requests:
-            raise Violation(f"batch {batch.id} has {len(rids)} requests, of at most {limits.batch_requests}")
+        self.launch(batch.id, [share.rid for share in batch.shares], sum(share.count for share in batch.shares))
+        self._batches[batch.id] = batch
         blocks = {block for share in batch.shares for block in share.block_ids}
-        if len(blocks) > limits.blocks:
-            raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {limits.blocks}")
-        tokens = sum(share.count for share in batch.shares)
-        if tokens > limits.batch_tokens:
-            raise Violation(f"batch {batch.id} computes {tokens} tokens, of at most {limits.batch_tokens}")
+        if len(blocks) > self._limits.blocks:
+            raise Violation(f"batch {batch.id} is computed in {len(blocks)} blocks, of {self._limits.blocks}")
         for share in batch.shares:
             self._check_share(share)
-            self.account.compute(share, pipeline.known_tokens(share.rid))
+            # Of the guesses those that were right were computed; the token after them was sampled, and comes next.
+            known = pipeline.known_tokens(share.rid)
+            comes_next = known - 1 if share.draft_ids else share.start + share.count
+            self.account.compute(share.rid, share.start, share.count, comes_next)
         self._check_tails(batch)
-
-    def _check_paused(self, batch: Batch, mode: PauseMode) -> None:
-        """Nothing is launched, or nothing that had not begun. Raises Violation."""
-        if mode.stops_running:
-            raise Violation(f"batch {batch.id} is launched while generation is paused ({mode.name})")
-        for share in batch.shares:
-            life = self.account.live.get(share.rid)
-            if life is not None and not life.launched:
-                raise Violation(f"{share.rid} begins in batch {batch.id} while generation is paused ({mode.name})")
 
     def _check_share(self, share: Share) -> None:
         blocks = share.block_ids
@@ -178,10 +157,7 @@ class SdkOracle:
 
     def at_rest(self, machine: Any) -> None:
         """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""
-        open_ones = [f"{rid} ({life.state})" for rid, life in self.account.live.items()]
-        open_ones += [call_id for call_id, answer in self.account.calls.items() if answer is None]
-        if open_ones:
-            raise Violation(f"nothing happens any more, but something waits for ever: {', '.join(open_ones)}")
+        self.account.check_end()
         self._resting = dict(machine.counts())
 
     def _check_nothing_changed(self, machine: Any) -> None:

@@ -22,15 +22,13 @@ __all__ = ["SimulatedRunner"]
 class _Tokens:
     """The tokens of a request with those that were sampled, and the fingerprint after each.
 
-    ``since`` is how often the cache had been flushed when it began to compute; None until it does. ``computed`` is the
-    position that comes next, ``guessed`` what its last share guessed to come next.
+    ``computed`` is the position that comes next, ``guessed`` what its last share guessed to come next.
     """
 
-    __slots__ = ("computed", "fingerprints", "guessed", "ids", "since")
+    __slots__ = ("computed", "fingerprints", "guessed", "ids")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.ids: list[int] = []
-        self.since: int | None = None
         self.computed = 0
         self.guessed: tuple[int, ...] = ()
         self.fingerprints = [START]
@@ -78,9 +76,6 @@ class SimulatedRunner:
         for reply in stepped.replies:
             if isinstance(reply, Answer) and reply.ok and reply.call_id in self._flush_calls:
                 self._flushes += 1
-        for rid in stepped.preempted:
-            if rid in self._requests:
-                self._requests[rid].since = None
 
     def fail_next_batch(self) -> None:
         """Compute nothing of the next batch."""
@@ -159,8 +154,6 @@ class SimulatedRunner:
 
     def _write(self, share: Share) -> None:
         tokens = self._requests[share.rid]
-        if tokens.since is None:
-            tokens.since = self._flushes
         end, drafts = share.start + share.count, len(share.draft_ids)
         if end - drafts > len(tokens.ids) or (drafts and end - drafts != len(tokens.ids)):
             raise Violation(
@@ -193,10 +186,9 @@ class SimulatedRunner:
             slots = self._blocks.get(share.block_ids[index], ())
             if list(slots[: last - first]) != tokens.fingerprints[first + 1 : last + 1]:
                 raise Violation(self._what_is_wrong(share, index, first, last))
-            if tokens.since is not None and self._written[share.block_ids[index]] < tokens.since:
+            if self._written[share.block_ids[index]] < self._flushes:
                 raise Violation(
-                    f"{share.rid} began after the cache was flushed, but reads block {share.block_ids[index]}, "
-                    "which was written before"
+                    f"{share.rid} reads block {share.block_ids[index]}, which was written before the cache was flushed"
                 )
         tokens.computed = end
         if end < len(tokens.ids):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ _OVERDUE: Final = "a run did not end: after {:g} s it was in line {line} of {nam
 class Failure(msgspec.Struct, frozen=True):
     """Why a run failed: the exception's type and text, and the step that it came out of.
 
+    ``place`` is the file and line of a scheduler that raised in its step, and empty for a promise that was broken.
     ``signature`` is equal for two failures of one invariant, whatever the numbers and names in their texts.
     """
 
@@ -39,6 +41,7 @@ class Failure(msgspec.Struct, frozen=True):
     text: str
     step: int
     signature: str
+    place: str = ""
 
     @classmethod
     def of(cls, exc: Exception, gate: Run) -> Failure:
@@ -47,8 +50,11 @@ class Failure(msgspec.Struct, frozen=True):
         names = "".join(rf"|\b{re.escape(rid)}\b" for rid in rids)
         text = text_of(exc)
         words = re.sub(rf"\d+|'[^']*'|\[.*\]{names}", "#", text.partition(":")[0])
-        place = traceback.extract_tb(exc.__traceback__)[-1].name
-        return cls(type(exc).__name__, text, gate.step, f"{type(exc).__name__} in {place}: {words[:_SIGNATURE_LENGTH]}")
+        last = traceback.extract_tb(exc.__traceback__)[-1]
+        signature = f"{type(exc).__name__} in {last.name}: {words[:_SIGNATURE_LENGTH]}"
+        raised = gate.phase is Phase.ADAPTER and not isinstance(exc, (Violation, Overdue))
+        place = f"{_short(last.filename)}:{last.lineno}, in {last.name}" if raised else ""
+        return cls(type(exc).__name__, text, gate.step, signature, place)
 
     @property
     def hangs(self) -> bool:
@@ -56,7 +62,13 @@ class Failure(msgspec.Struct, frozen=True):
         return self.type == Overdue.__name__
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.type}: {self.text}"
+        return f"step {self.step}: {self.type}: {self.text}" + (f" ({self.place})" if self.place else "")
+
+
+def _short(filename: str) -> str:
+    """A path from here, where there is one."""
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
 class Outcome(msgspec.Struct, frozen=True):

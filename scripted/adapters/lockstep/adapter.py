@@ -74,7 +74,11 @@ class LockstepAdapter:
     def new_parts(self, config: EngineConfig, *, record: bool) -> tuple[EngineMachine, SimulatedPipeline, EngineOracle]:
         """The scheduler, the simulated pipeline, all checks. Only a run that is recorded keeps digests and restores."""
         limits = limits_of(config)
-        return EngineMachine(limits, digests=record), SimulatedPipeline(limits), EngineOracle(limits, restores=record)
+        return (
+            EngineMachine(limits, digests=record),
+            SimulatedPipeline(limits),
+            EngineOracle(limits, restores=record, pages=False),
+        )
 
     def new_step(self, events: tuple[Event, ...], now: float) -> Step:
         return Step(events, now)

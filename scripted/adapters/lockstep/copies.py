@@ -1,4 +1,4 @@
-"""Runs of the engine that are frozen and thawed; one thawed run in three is compared with the specification."""
+"""Runs of the engine that are frozen and thawed; two thawed runs in three are compared with the specification."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scripted.core.placed import Placed
 from scripted.core.run import Run
 from scripted.search.forks import Copier, Frozen
 
-__all__ = ["COPIER", "SPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
+__all__ = ["COPIER", "UNSPECIFIED_EVERY_RUNS", "FrozenRun", "is_specified"]
 
-# The executable specification costs half as much again as all other checks. Of the runs that share a beginning, one in
-# this many is compared with it, and every run that starts from its beginning.
-SPECIFIED_EVERY_RUNS: Final = 3
+# The executable specification costs as much again as all other checks. Of the runs that share a beginning one in this
+# many is not compared with it; every run that starts from its beginning is.
+UNSPECIFIED_EVERY_RUNS: Final = 3
 
 COPIER: Final = Copier(
     # Frozen itself, but its requests are the live ones.
@@ -52,4 +52,4 @@ class FrozenRun:
 
 def is_specified(extra: tuple[Placed, ...]) -> bool:
     """Whether a run with these additions is compared with the executable specification from where it forks."""
-    return zlib.crc32(repr(extra).encode()) % SPECIFIED_EVERY_RUNS == 0
+    return zlib.crc32(repr(extra).encode()) % UNSPECIFIED_EVERY_RUNS > 0

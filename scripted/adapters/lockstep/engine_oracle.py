@@ -1,4 +1,4 @@
-"""The judge of the search: all checks of scripts, over the engine's machine and the simulated pipeline."""
+"""The oracle of the search: all checks of scripts, over the engine's machine and the simulated pipeline."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from scripted.adapters.lockstep.machine import EngineMachine
 from scripted.adapters.lockstep.oracle.step_checks import Checks
 from scripted.adapters.lockstep.oracle.tokens_alone import check_tokens
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.core.account import Account
 from scripted.core.violation import Violation
 
 __all__ = ["EngineOracle"]
 
 
 class EngineOracle:
-    """``checks`` are those of scripts. It is also the loop's outbox.
+    """It is also the loop's outbox. ``restores`` is for few runs: it costs as much as a run.
 
-    ``restores`` is for few runs: it costs as much as a run.
+    ``pages`` is for stages that do not say what was read, as the simulated pipeline does.
     """
 
-    def __init__(self, limits: Limits, *, restores: bool) -> None:
-        self.checks = Checks(limits, restores=restores)
+    def __init__(self, limits: Limits, *, restores: bool, pages: bool = True) -> None:
+        self.checks = Checks(limits, restores=restores, pages=pages)
         self._limits = limits
         self._sent: Sequence[Reply] = ()
 
@@ -32,23 +33,28 @@ class EngineOracle:
         self._sent = replies
 
     @property
+    def account(self) -> Account:
+        """Who is alive, and what each client was told."""
+        return self.checks.account
+
+    @property
     def is_settled(self) -> bool:
         """Every request has ended and every call is answered."""
-        return self.checks.clients.is_settled
+        return self.checks.is_settled
 
     @property
     def is_paused(self) -> bool:
         """Generation is paused, as far as clients were told."""
-        return self.checks.clients.ledger.paused is not None
+        return self.checks.paused is not None
 
     @property
     def names(self) -> Iterable[str]:
         """The rids of all requests."""
-        return (life.message.rid for life in self.checks.clients.ledger.lives)
+        return self.checks.names
 
     def is_live(self, rid: str) -> bool:
         """A request of this rid has begun and not ended."""
-        return rid in self.checks.clients.ledger.live
+        return self.checks.is_live(rid)
 
     def after_step(
         self, events: Sequence[Event], stepped: StepResult, machine: EngineMachine, pipeline: SimulatedPipeline
@@ -65,6 +71,7 @@ class EngineOracle:
     def at_end(self, machine: EngineMachine) -> None:
         """The engine is idle and flushed; what each client was told is what it is told alone. Raises Violation."""
         self.checks.at_end(machine.scheduler)
-        ledger = self.checks.clients.ledger
-        for life in ledger.lives:
-            check_tokens(life, ledger.calls.weights, self._limits)
+        if self.checks.conformance is not None:
+            specification = self.checks.conformance.specification
+            for request in specification.requests:
+                check_tokens(request, specification.calls.weights, self._limits)

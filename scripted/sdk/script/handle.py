@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from scripted.core.account import Account, Life
 from scripted.script.clients import ClientView, finish_reason_of
 from scripted.script.handles import BaseRequest
 from scripted.script.values import Listed
-from scripted.sdk.account import Account, Life
 from scripted.sdk.messages import Add, Share
 
 __all__ = ["SdkRequest"]

@@ -218,7 +218,7 @@ def test_a_copy_from_before_a_flush(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="flush"))
     run.step(replies=(answered("flush"),))
     run.add("b", 7)
-    with refused("b began after the cache was flushed, but reads block 2, which was written before"):
+    with refused("b reads block 2, which was written before the cache was flushed"):
         run.step(share("b", 4, 3, 2, 3), copies=((0, 2),))
 
 
@@ -236,8 +236,18 @@ def test_an_equal_prefix_from_before_a_flush(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="flush"))
     run.step(replies=(answered("flush"),))
     run.add("b", 7)
-    with refused("b began after the cache was flushed, but reads block 0, which was written before"):
+    with refused("b reads block 0, which was written before the cache was flushed"):
         run.step(share("b", 4, 3, 0, 2))
+
+
+def test_a_flush_under_a_request_that_goes_on(run: PlannedRun) -> None:
+    """G01: what it reads was written before it is told that nothing of it is left."""
+    a = run.add("a", 6)
+    run.launch("a", 0, 6, 0, 1)
+    run.events.append(FlushCache(call_id="flush"))
+    run.step(replies=(told("a", alone(a)[0]), answered("flush")))
+    with refused("a reads block 0, which was written before the cache was flushed"):
+        run.step(share("a", 6, 1, 0, 1))
 
 
 def test_a_flush_that_was_refused_forbids_nothing(run: PlannedRun) -> None:

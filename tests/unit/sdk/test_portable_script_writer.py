@@ -26,7 +26,7 @@ MENDED = "examples/your_scheduler/mended.py"
 MUTANTS = "tests/registered/sdk/example_adapter.py"
 OUTSIDE = "scripted.adapters.outside:ADAPTER"
 FOUND = "1 start a prompt=4 new=1; 2 abort a; 2 flush; 3 start c prompt=5 new=1"
-WORDS = "c began after the cache was flushed, but reads block 0, which was written before"
+WORDS = "c reads block 0, which was written before the cache was flushed"
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ def test_a_failure_shows_line_steps_and_counts(pytest_of) -> None:
         [
             "test_scripts.py:11: in test_found",
             ">       yield",
-            "E       Violation: c began after the cache was flushed, but reads block 0, which was written before",
+            "E       Violation: c reads block 0, which was written before the cache was flushed",
             "The scheduler broke a promise in step 3.",
             "The last steps before the end:",
             "*1  start a (4 + 1 tokens)  #0 prefill a?0:4? in blocks 0 *",

@@ -130,6 +130,7 @@ ENDLESS = {
     ),
     "a step that ends the process": ("raise SystemExit(3)", "Violation: a step ends the process, by SystemExit('3')"),
     "a step that raises what has no text": ("raise Odd", "Odd: (its text raises ZeroDivisionError)"),
+    "a step that raises": ("raise KeyError(3)", "wrong_adapter.py:25, in step)"),
 }
 
 

@@ -71,7 +71,7 @@ def test_a_fork_shares_nothing_that_changes() -> None:
     other = Frozen(gate, COPIER).thaw()
     assert other.machine.scheduler is not gate.machine.scheduler
     assert other.machine.scheduler.planner._books is other.machine.scheduler.books
-    assert other.oracle.checks.clients is not gate.oracle.checks.clients
+    assert other.oracle.account is not gate.oracle.account
     other.machine.scheduler.memory.pages.allocate(3)
     assert gate.machine.scheduler.memory.pages.held == 0
 

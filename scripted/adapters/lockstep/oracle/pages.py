@@ -1,43 +1,42 @@
 """The account of rows and pages as the stages learn of them: who may write where, and what is read.
 
-It sees only microbatch plans and their completions, never the engine's own structures. A request's stay in
-a row is a tenancy, from the segment that opens it to the last microbatch with it.
+Page numbers come from plans and completions alone; who owns memory, and which tokens a request has, from the
+specification. For stages that do not report what they read. A request's stay in a row is a tenancy, from the segment
+that opens it to the last microbatch with it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from engine.limits import Limits
-from engine.memory import PageState, SlidingWindowPool
+from engine.messages import Completion, Event, PipelineFailed
 from engine.plan import Copies, Microbatch, Segment
-from engine.scheduler import Books, Request, Scheduler
+from scripted.adapters.lockstep.specification.request import SpecifiedRequest
+from scripted.adapters.lockstep.specification.specification import Specification
 from scripted.core.violation import Violation
 
-__all__ = ["Pages", "Tenancy", "check_leases"]
+__all__ = ["Pages", "Tenancy"]
 
 
 class Tenancy:
-    """One stay in a row. ``ids`` are the request's tokens, shared with the account that appends to them.
+    """One stay in a row. ``pages`` is the row of the stages' page tables.
 
-    ``pages`` is the row of the stages' page tables, ``lost`` the indices in it that were given to another request
-    since they were told. ``lora`` is the version of the LoRA that computes it. ``leaving`` tenancies end with their
-    last microbatch in flight.
+    ``lost`` are the indices in it that were given to another request since they were told. ``lora`` is the version of
+    the LoRA that computes it.
     """
 
-    __slots__ = ("chain", "ids", "in_flight", "leaving", "lora", "lost", "pages", "planned", "rid", "row")
+    __slots__ = ("chain", "in_flight", "lora", "lost", "pages", "request", "row")
 
-    def __init__(self, rid: str, row: int, ids: list[int], start: int, lora: int = 0) -> None:
-        self.rid = rid
+    def __init__(self, request: SpecifiedRequest, row: int, lora: int) -> None:
+        self.request = request
         self.row = row
-        self.ids = ids
-        self.planned = start
         self.lora = lora
         self.pages: list[int] = []
         self.lost: frozenset[int] = frozenset()
         self.chain: list[int] = []
         self.in_flight = 0
-        self.leaving = False
 
     def uses_of(self, page: int) -> frozenset[int]:
         """The indices in its table at which it may use a page."""
@@ -46,7 +45,7 @@ class Tenancy:
         return frozenset(index for index, one in enumerate(self.pages) if one == page) - self.lost
 
     def __repr__(self) -> str:
-        return f"{self.rid} (row {self.row})"
+        return f"{self.request.rid} (row {self.row})"
 
 
 class Pages:
@@ -55,6 +54,7 @@ class Pages:
     def __init__(self, limits: Limits) -> None:
         self.rows: dict[int, Tenancy] = {}
         self._size = limits.page_size
+        self._flights: deque[tuple[Microbatch, list[Tenancy]]] = deque()
         # How many tenancies use each page.
         self._users: dict[int, int] = {}
         # A hash over all tokens up to the end of each page that is full and confirmed, wherever it was written.
@@ -62,18 +62,36 @@ class Pages:
         # The same of host pages: what was copied there, and what is on its way.
         self._on_host: dict[int, int] = {}
         self._to_host: dict[int, int] = {}
+        # The root of the cache, which a flush replaces.
+        self._cache: object = None
 
-    def open(self, tenancy: Tenancy) -> None:
-        """A request moves into a row, which must be empty."""
-        if tenancy.row in self.rows:
-            raise Violation(f"row {tenancy.row} is given to {tenancy.rid} while {self.rows[tenancy.row]} is in it")
-        self.rows[tenancy.row] = tenancy
+    def follow(self, events: Sequence[Event], microbatch: Microbatch | None, specification: Specification) -> None:
+        """Follow a step that ``specification`` has followed. Raises Violation."""
+        for event in events:
+            if isinstance(event, Completion) and self._flights and event.microbatch_id == self._flights[0][0].id:
+                self._land(event)
+            elif isinstance(event, PipelineFailed):
+                while self._flights:
+                    self._land(Completion(microbatch_id=self._flights[0][0].id, error=str(event)))
+        memory = specification.memory
+        if memory.cache is not self._cache:
+            self._cache = memory.cache
+            self._content.clear()
+            self._on_host.clear()
+            self._to_host.clear()
+        owners = {id(owner) for owner in memory.owners}
+        for tenancy in [one for one in self.rows.values() if id(one.request) not in owners]:
+            self._close(tenancy)
+        if microbatch is not None:
+            self._launch(microbatch, specification)
 
-    def launch(self, segments: Sequence[Segment], tenancies: Sequence[Tenancy], copies: Copies | None = None) -> None:
-        """Follow one microbatch: first its copies, then every page table, then what it writes and reads."""
-        loaded = {} if copies is None else self._carry_out(copies)
+    def _launch(self, microbatch: Microbatch, specification: Specification) -> None:
+        """First its copies, then every page table, then what it writes and reads."""
+        loaded = {} if microbatch.copies is None else self._carry_out(microbatch.copies)
+        tenancies = [self._tenancy_of(segment, specification) for segment in microbatch.segments]
+        self._flights.append((microbatch, tenancies))
         fresh: list[tuple[int, Tenancy]] = []
-        for segment, tenancy in zip(segments, tenancies, strict=True):
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
             tenancy.in_flight += 1
             if segment.pages:
                 fresh += [(page, tenancy) for page in self._tell(segment, tenancy, loaded)]
@@ -82,7 +100,7 @@ class Pages:
         self._content.update(loaded)
         if loaded and (strange := loaded.keys() - {page for page, _ in fresh}):
             raise Violation(f"pages {sorted(strange)} are loaded from the host for no request of the microbatch")
-        for segment, tenancy in zip(segments, tenancies, strict=True):
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
             end = segment.start + len(segment.token_ids)
             if tenancy.lost and min(tenancy.lost) * self._size < end:
                 index = min(tenancy.lost)
@@ -90,21 +108,38 @@ class Pages:
             if len(tenancy.pages) != -(-end // self._size):
                 raise Violation(f"{tenancy} needs {-(-end // self._size)} pages, its table is {tenancy.pages}")
 
-    def land(self, segment: Segment, tenancy: Tenancy, *, confirmed: bool, rejected: int = 0) -> None:
-        """A segment came back. If it is ``confirmed``, the pages that it filled may be shared from now on.
+    def _tenancy_of(self, segment: Segment, specification: Specification) -> Tenancy:
+        """The stay of a segment's request in its row; a new one when the segment brings a spec."""
+        request, tenancy = specification.live[segment.rid], self.rows.get(segment.row)
+        if segment.sampling is None:
+            if tenancy is None or tenancy.request is not request:
+                raise Violation(f"{segment.rid} goes on in row {segment.row}, in which is {tenancy}")
+            return tenancy
+        for old in [one for one in self.rows.values() if one.request is request]:
+            self._close(old)
+        if self.rows.get(segment.row) is not None:
+            raise Violation(f"row {segment.row} is given to {segment.rid} while {tenancy} is in it")
+        self.rows[segment.row] = tenancy = Tenancy(request, segment.row, segment.lora)
+        return tenancy
 
-        The pages of its last ``rejected`` tokens, guesses that were wrong, are its tenant's no more.
-        """
-        tenancy.in_flight -= 1
-        size, end = self._size, segment.start + len(segment.token_ids) - rejected
-        if confirmed:
+    def _land(self, completion: Completion) -> None:
+        """A microbatch is back. Without an error, the pages that it filled may be shared from now on."""
+        microbatch, tenancies = self._flights.popleft()
+        failed, accepted = completion.error is not None, iter(completion.accepted)
+        if microbatch.copies is not None:
+            self._land_copies(microbatch.copies, failed=failed)
+        for segment, tenancy in zip(microbatch.segments, tenancies, strict=True):
+            tenancy.in_flight -= 1
+            if failed:
+                continue
+            rejected = segment.drafts - next(accepted) if segment.drafts else 0
+            end = segment.start + len(segment.token_ids) - rejected
             # With drafts a request may have ended before the last token that was guessed right.
-            for index in range(segment.start // size, min(end, len(tenancy.ids)) // size):
+            for index in range(segment.start // self._size, min(end, len(tenancy.request.ids)) // self._size):
                 self._content[tenancy.pages[index]] = self._hash_of(tenancy, index)
-        if rejected:
-            self._trim(tenancy, -(-end // size))
-        if tenancy.leaving and not tenancy.in_flight:
-            self.close(tenancy)
+            if rejected:
+                # The pages of guesses that were wrong are its tenant's no more.
+                self._trim(tenancy, -(-end // self._size))
 
     def _carry_out(self, copies: Copies) -> dict[int, int]:
         """Note what the host holds then; returns what the pages hold that are loaded from it."""
@@ -118,10 +153,8 @@ class Pages:
                 raise Violation(f"page {page} is loaded from host page {host}, which holds nothing that was confirmed")
         return {page: self._on_host[host] for host, page in copies.into}
 
-    def land_copies(self, copies: Copies | None, *, failed: bool) -> None:
+    def _land_copies(self, copies: Copies, *, failed: bool) -> None:
         """The microbatch with these copies is back; of one that failed they are of no use."""
-        if copies is None:
-            return
         for _, host in copies.out:
             content = self._to_host.pop(host)
             if not failed:
@@ -136,43 +169,12 @@ class Pages:
         del tenancy.pages[kept:]
         tenancy.lost = frozenset(index for index in tenancy.lost if index < kept)
 
-    def leave(self, tenancy: Tenancy) -> None:
-        """A request gives its memory back, as soon as nothing with it is in flight."""
-        tenancy.leaving = True
-        if not tenancy.in_flight:
-            self.close(tenancy)
-
-    def close(self, tenancy: Tenancy) -> None:
+    def _close(self, tenancy: Tenancy) -> None:
         """The end of a tenancy: its row and its pages may be given to others."""
         del self.rows[tenancy.row]
         for index, page in enumerate(tenancy.pages):
             if index not in tenancy.lost:
                 self._forget_user(page)
-
-    def flush(self) -> None:
-        """No page can be shared with a later request any more."""
-        self._content.clear()
-        self._on_host.clear()
-        self._to_host.clear()
-
-    def compare(self, scheduler: Scheduler, microbatch: Microbatch | None) -> None:
-        """Pages that are owned were told to the stages, and what ``microbatch`` uses is owned. Raises Violation."""
-        memory = scheduler.memory
-        locked = 0 if scheduler.pressure.pins else memory.tree.locked_pages
-        owned, told = memory.pages.held + locked, len(self._users)
-        # A page that was swapped for the tree's own, which its tenant was not told of yet, may be another's by now.
-        if owned > told and owned > told + sum(len(tenancy.lost) for tenancy in self.rows.values()):
-            raise Violation(f"the engine holds or locks {owned} pages, the stages were told to use only {told}")
-        if microbatch is None:
-            return
-        state = memory.pages.state
-        free = [page for segment in microbatch.segments for page in segment.pages if not state(page)]
-        if free:
-            raise Violation(f"the last microbatch uses pages {free}, which the engine books as free")
-        if memory.sliding_window is not None:
-            _check_window_pages(
-                memory.sliding_window, [p for one in microbatch.segments for p in one.window_pages if p >= 0]
-            )
 
     def _tell(self, segment: Segment, tenancy: Tenancy, loaded: Mapping[int, int]) -> list[int]:
         """Bring a page table up to date; returns the pages that the tenancy gets to write in."""
@@ -226,35 +228,5 @@ class Pages:
         chain, size = tenancy.chain, self._size
         while len(chain) <= index:
             start = len(chain) * size
-            chain.append(hash((chain[-1] if chain else tenancy.lora, *tenancy.ids[start : start + size])))
+            chain.append(hash((chain[-1] if chain else tenancy.lora, *tenancy.request.ids[start : start + size])))
         return chain[index]
-
-
-def check_leases(books: Books, limits: Limits) -> None:
-    """No lease has a page for tokens that are not planned, and what is confirmed of a prompt is cached for others."""
-    size, caching = limits.page_size, limits.radix_cache
-    for request in books.running.values():
-        _check_lease(request, request.prefill_tokens if caching else 0, size)
-    chunked = books.chunked
-    if chunked is not None:
-        _check_lease(chunked, chunked.planned_tokens if caching and not chunked.in_flight else 0, size)
-
-
-def _check_lease(request: Request, confirmed: int, size: int) -> None:
-    lease = request.lease
-    if lease is None:
-        raise Violation(f"{request} is computed without memory")
-    pages, most = len(lease.pages), -(-request.planned_tokens // size)
-    if pages > most:
-        raise Violation(f"{request.rid} has {pages} pages for {request.planned_tokens} tokens, {most} are enough")
-    if lease.cached_pages < confirmed // size:
-        raise Violation(f"{confirmed} tokens of {request.rid} are confirmed, but not in the tree: {lease}")
-
-
-def _check_window_pages(windows: SlidingWindowPool, told: list[int]) -> None:
-    """Window pages that were told just now are owned, and each is told once unless the tree shares it."""
-    state = windows.pages.state
-    free = [page for page in told if not state(page)]
-    twice = [page for page in told if told.count(page) > 1 and state(page) is not PageState.CACHED]
-    if free or twice:
-        raise Violation(f"the last microbatch uses window pages {free or twice}, booked as free or another's")

@@ -1,40 +1,63 @@
-"""All checks of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
+"""The oracle of an engine, after every step and at the end: for scripts of both tiers, the search and replay alike.
 
-One object of plain parts, cheap to fork. It is given what crosses the gate and reads the scheduler without changing it.
+The promises of every scheduler, the executable specification of this one, and the engine's own audit. It is given what
+crosses the gate, reads the scheduler without changing it, and is cheap to fork.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from engine.integrity import audit
 from engine.limits import Limits
-from engine.messages import Event
+from engine.messages import (
+    CallAnswer,
+    Completion,
+    ContinueGeneration,
+    Event,
+    EvictCache,
+    Generate,
+    GrammarReady,
+    PauseGeneration,
+    PipelineFailed,
+    Refusal,
+    ReleasePressure,
+    SetPressure,
+    StatsAnswer,
+    TokenOutput,
+    ended_by,
+)
+from engine.plan import Microbatch
 from engine.scheduler import Scheduler, StepResult
-from scripted.adapters.lockstep.oracle.client_account import ClientAccount
-from scripted.adapters.lockstep.oracle.counters import check_idle, compare_counts
 from scripted.adapters.lockstep.oracle.growth import check_growth
-from scripted.adapters.lockstep.oracle.pages import check_leases
+from scripted.adapters.lockstep.oracle.pages import Pages
 from scripted.adapters.lockstep.oracle.restoring import check_checkpoint
 from scripted.adapters.lockstep.specification.conformance import Conformance
+from scripted.core.oracle import Oracle, Paused
 from scripted.core.violation import Violation
 
 __all__ = ["Checks"]
 
 
-class Checks:
-    """Made for a new or reset engine. ``clients`` is the account of what each client was told.
+class Checks(Oracle):
+    """Made for a new or reset engine.
 
     ``conformance`` compares with the executable specification; None leaves that out. ``audits`` also runs the engine's
-    own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest.
+    own audit after each step, ``restores`` restores the engine from a checkpoint when it is at rest. ``pages`` follows
+    what plans say of pages, for stages that do not report what was read.
     """
 
-    def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, *, audits: bool = True, restores: bool = True, pages: bool = True) -> None:
+        super().__init__(
+            depth=limits.depth,
+            batch_requests=limits.most_requests,
+            batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
+        )
+        self.conformance: Conformance | None = Conformance(limits)
         self._audits = audits
         self._restores = restores
-        self.clients = ClientAccount(limits)
-        self.conformance: Conformance | None = Conformance(limits)
+        self._pages = Pages(limits) if pages else None
 
     def after_step(
         self, events: Sequence[Event], result: StepResult, scheduler: Scheduler, *, corruptions: Sequence[str] = ()
@@ -43,25 +66,32 @@ class Checks:
 
         Raises Violation for a broken promise, IntegrityError where the engine's own books do not balance.
         """
-        self.clients.follow(events, result, scheduler.now)
-        if result.deadline is not None and result.deadline <= scheduler.now:
-            late = f"it is {scheduler.now}, it was {result.deadline}"
-            raise Violation(f"a call or a request waits beyond its deadline: {late}")
+        microbatch = result.microbatch
+        for event in events:
+            self._on_event(event)
+        for reply in result.replies:
+            self._hear(reply)
+        self.account.check_names()
+        if microbatch is not None:
+            self._on_launch(microbatch)
         # A step without input and output has changed nothing that was not looked at after the one before.
-        if events or result.microbatch is not None or result.replies or result.again:
-            if self._audits:
-                audit(scheduler)
-            compare_counts(self.clients.ledger, scheduler)
-            self.clients.ledger.pages.compare(scheduler, result.microbatch)
-            check_leases(scheduler.books, self._limits)
+        if self._audits and (events or microbatch is not None or result.replies or result.again):
+            audit(scheduler)
         if self.conformance is not None:
             self.conformance.check(events, scheduler.now, result, scheduler)
+            if self._pages is not None:
+                self._pages.follow(events, microbatch, self.conformance.specification)
         if corruptions:
             raise Violation(f"a request read KV that is not its own: {corruptions[0]}")
 
+    def check_refusal(self, message: Generate, refusal: Refusal, ahead: Iterable[Event]) -> None:
+        """A request is refused before a step has seen it, with ``ahead`` on its way before it. Raises Violation."""
+        if self.conformance is not None:
+            self.conformance.check_refusal(message, refusal, ahead)
+
     def at_rest(self, scheduler: Scheduler) -> None:
         """Everything has ended, and the cache is still there. Raises Violation."""
-        self.clients.check_end()
+        self.account.check_end()
         if self.conformance is not None:
             self.conformance.check_cache(scheduler)
         if self._restores:
@@ -69,17 +99,60 @@ class Checks:
 
     def at_end(self, scheduler: Scheduler) -> None:
         """The engine is idle and flushed, and was asked for its counters in its last step. Raises Violation."""
-        memory = scheduler.memory
         if scheduler.failure is None and not scheduler.is_fully_idle:
             raise Violation(f"nothing can happen any more, but the engine is busy: {scheduler.books.what_is_busy()}")
-        self.clients.check_end()
+        self.account.check_end()
         audit(scheduler)
-        if memory.pages.free != memory.pages.total or memory.rows.free != memory.rows.total:
-            raise Violation(f"the engine is idle and flushed, but has {memory.pages} and {memory.rows}")
-        if scheduler.books.requests or scheduler.books.live():
-            raise Violation(f"the engine is idle, but knows {scheduler.books.live()}")
         if self.conformance is not None:
             check_growth(scheduler)
-        stats = self.clients.ledger.stats.newest
-        if stats is not None:
-            check_idle(scheduler, stats)
+
+    # -- in the terms of every scheduler --
+
+    def _on_event(self, event: Event) -> None:
+        account = self.account
+        match event:
+            case Completion():
+                self.land(event.microbatch_id, failed=event.error is not None)
+                account.fail([failed.rid for failed in event.errors])
+            case Generate():
+                account.begin(event)
+            case PipelineFailed():
+                self._flights.clear()
+                account.fail(account.live)
+            case GrammarReady():
+                if event.error is not None:
+                    account.fail(account.live)
+            case SetPressure() | ReleasePressure() | EvictCache():
+                pass
+            case _:
+                self._on_call(event)
+
+    def _on_call(self, call: Any) -> None:
+        for rid in ended_by(call, self.account.live):
+            self.account.abort(rid)
+        if isinstance(call, PauseGeneration):
+            self.pause(Paused(call.mode.value))
+        elif isinstance(call, ContinueGeneration):
+            self.resume()
+        if call.call_id is not None:
+            self.account.ask(call.call_id)
+
+    def _hear(self, reply: Any) -> None:
+        match reply:
+            case TokenOutput():
+                reason = None if reply.finish_reason is None else reply.finish_reason.value
+                self.account.tell(reply.rid, reply.token_ids, reason)
+            case Refusal():
+                self.account.refuse(reply.rid, reply.message)
+            case CallAnswer() | StatsAnswer():
+                self.account.answer(reply.call_id, reply)
+
+    def _on_launch(self, microbatch: Microbatch) -> None:
+        self.launch(microbatch.id, microbatch.rids, microbatch.tokens)
+        for segment in microbatch.segments:
+            count = len(segment.token_ids)
+            if segment.sampling is not None:
+                self.account.lose_blocks((segment.rid,))
+            # Which of its guesses hold says the result, and where it goes on then the specification.
+            comes_next = None if segment.drafts else segment.start + count
+            self.account.compute(segment.rid, segment.start, count, comes_next)

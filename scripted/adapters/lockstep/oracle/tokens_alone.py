@@ -24,9 +24,9 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.scheduler import Scheduler
-from scripted.adapters.lockstep.oracle.life import Life
 from scripted.adapters.lockstep.simulated.model import alphabet_of
 from scripted.adapters.lockstep.simulated.pipeline import SimulatedPipeline
+from scripted.adapters.lockstep.specification.request import SpecifiedRequest
 from scripted.core.violation import Violation
 
 __all__ = ["are_alike", "check_tokens", "is_repeatable", "other_logprobs"]
@@ -44,24 +44,24 @@ _Said = tuple[tuple[int, ...], tuple[PromptLogprob, ...]]
 _Key = tuple[int, tuple[int, ...], SamplingParams, int, int, str | None]
 
 
-def check_tokens(life: Life, weights: Sequence[str | None], limits: Limits) -> None:
+def check_tokens(request: SpecifiedRequest, weights: Sequence[str | None], limits: Limits) -> None:
     """What a request said, to its end or until it was stopped, is what it says alone. ``weights`` are by version.
 
     ``limits`` are those of the engine that it ran in. One that lived through an update of the weights has no
     counterpart. Raises Violation with both outputs.
     """
-    message, said = life.message, life.tokens
-    if len(life.versions) != 1 or not is_repeatable(message.sampling):
+    message, said = request.message, tuple(request.ids[len(request.message.prompt_ids) :])
+    if len(request.versions) != 1 or not is_repeatable(message.sampling):
         return
-    roomy = _roomy(limits) if life.lora_path is None else _with_lora(limits, life.lora_path)
+    roomy = _roomy(limits) if request.lora is None else _with_lora(limits, request.lora.path)
     asked = message.prompt_logprobs_from, message.prompt_top_logprobs_num
-    engine = weights[life.versions[0]], roomy, alphabet_of(limits)
+    engine = weights[request.versions[0]], roomy, alphabet_of(limits)
     alone, logprobs = said_alone(message.prompt_ids, message.sampling, *asked, *engine)
     if said != alone[: len(said)]:
-        raise Violation(f"{life.rid} said {list(said)}, but alone it says {list(alone)}; it ended with {life.end}")
-    told = life.prompt_logprobs
+        raise Violation(f"{request.rid} said {list(said)}, but alone it says {list(alone)}; it ended: {request.end}")
+    told = request.prompt_logprobs
     if told != logprobs[: len(told)]:
-        raise Violation(other_logprobs(life.rid, told, logprobs))
+        raise Violation(other_logprobs(request.rid, told, logprobs))
 
 
 @functools.lru_cache(maxsize=4096)

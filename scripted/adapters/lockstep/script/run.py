@@ -501,7 +501,7 @@ class EngineRun(ScriptedRun):
 
     def _check_refusal(self, message: Generate, refusal: Refusal, ahead: Sequence[ClientMessage]) -> None:
         if self._judged:
-            self.oracle.checks.clients.check_refusal(message, refusal, ahead)
+            self.oracle.checks.check_refusal(message, refusal, ahead)
 
 
 def _stops_among(messages: Iterable[ClientMessage]) -> dict[str, Abort]:

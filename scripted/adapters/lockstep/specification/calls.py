@@ -33,6 +33,7 @@ class SpecifiedCalls:
         self.update: UpdateWeights | None = None
         self._profile: StartProfile | StopProfile | None = None  # the one call that is not answered
         self._is_launched = self._is_profiling = False
+        self.weights: list[str | None] = [None]  # by version
 
     def ask(self, call: Any, now: float, busy: str) -> list[Answer]:
         """**Deferred**: at once, or refused, or as soon as the engine is quiescent; one at a time."""
@@ -71,6 +72,8 @@ class SpecifiedCalls:
         update, self.update = self.update, None
         self._totals["weights_version"] += error is None
         if error is None:
+            assert update is not None, "the result of an update belongs to a call"
+            self.weights.append(update.model_path)
             return [(update, True, self._flush())]
         return [(update, False, error, ("fault", "model_path" if update and update.model_path else None))]
 

@@ -93,6 +93,8 @@ class SpecifiedRequest:
         self.lora = lora
         self.due_end = -1 if message.prompt_logprobs_from < 0 else len(self.ids) - 1
         self.due = message.prompt_logprobs_from
+        self.prompt_logprobs: tuple[PromptLogprob, ...] = ()  # what its client was told of its prompt
+        self.versions: tuple[int, ...] = ()  # the weights that computed what it was told
 
     @property
     def may_hit(self) -> int:
@@ -120,7 +122,10 @@ class SpecifiedRequest:
 
     @staticmethod
     def told_parts(
-        plan: Sequence[tuple[SpecifiedRequest, int, int]], segments: Sequence[ExpectedSegment], completion: Completion
+        plan: Sequence[tuple[SpecifiedRequest, int, int]],
+        segments: Sequence[ExpectedSegment],
+        completion: Completion,
+        version: int,
     ) -> Iterator[TokenOutput]:
         """**Prompt logprobs**: each part is told in the step of its chunk's result, before the tokens of any."""
         if not completion.prompt_logprobs:
@@ -130,6 +135,8 @@ class SpecifiedRequest:
             part = next(values) if segment.targets else ()
             if part and request.end is None:
                 request.due = segment.logprobs_from + len(segment.targets)
+                request.prompt_logprobs += part
+                request.versions += () if version in request.versions else (version,)
                 yield request.output(part=part)
 
     def asked(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:

@@ -7,7 +7,7 @@ read both side by side. The page also says what is not specified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from engine import messages
@@ -25,7 +25,7 @@ from scripted.adapters.lockstep.specification.queue import why_refused
 from scripted.adapters.lockstep.specification.request import SpecifiedRequest as Request
 from scripted.adapters.lockstep.specification.time import next_deadline, out_of_time
 
-__all__ = ["Specification"]
+__all__ = ["TOTALS", "Specification"]
 
 ENDS: Final = {FinishReason.ABORT: "requests_aborted", FinishReason.TIMEOUT: "requests_timed_out"}
 FIELDS: Final = messages.EngineStats.__struct_fields__
@@ -42,7 +42,8 @@ class Specification:
         self.grammars = SpecifiedGrammars(limits.max_cached_grammars)
         self.totals = dict.fromkeys(TOTALS, 0)
         self.calls = SpecifiedCalls(self.memory, self.grammars, self.totals)
-        self.live: dict[str, Request] = {}  # what has not ended, in order of arrival
+        self.requests: list[Request] = []  # all that were accepted, in order of arrival
+        self.live: dict[str, Request] = {}  # those that have not ended
         self.running: list[Request] = []  # what decodes, launched longest ago first
         self.chunked: Request | None = None
         self.flights: list[_Flight] = []
@@ -160,7 +161,7 @@ class Specification:
             return  # It was in flight when the pipeline failed.
         (plan, segments, mode), error = self.flights.pop(0), completion.error
         self.memory.land_copies(completion.microbatch_id, failed=error is not None)
-        self.replies += Request.told_parts(plan, segments, completion)
+        self.replies += Request.told_parts(plan, segments, completion, self.totals["weights_version"])
         for failed in completion.errors:
             for request in [one for one, *_ in plan if one.rid == failed.rid and one.end is None]:
                 self._end(request, failed.reason, error=failed.error)
@@ -202,6 +203,8 @@ class Specification:
             request.is_running = True
             self.running.append(request)
         request.ids.append(token)
+        version = self.totals["weights_version"]
+        request.versions += () if version in request.versions else (version,)
         self.totals["generated_tokens"] += 1
         if (reason := request.why_ended(token)) is None:
             self.replies.append(request.output(token, logprob))
@@ -260,13 +263,20 @@ class Specification:
 
     # -- clients --
 
+    def why_refused(
+        self, message: messages.Generate, live: Container[str], waiting: int
+    ) -> tuple[messages.RefusalKind, str] | None:
+        """**Refuse**: by what rule, and the part of the refusal that is promised; None for a request that is not."""
+        return why_refused(message, self.failure, live, waiting, self.limits, self.loras.to_ask_for)
+
     def _on_generate(self, message: messages.Generate) -> None:
-        refusal = why_refused(message, self.failure, self.live, len(self.waiting), self.limits, self.loras.to_ask_for)
+        refusal = self.why_refused(message, self.live, len(self.waiting))
         if refusal is None:
             self.totals["requests_started"] += 1
             self.totals["prompt_tokens"] += len(message.prompt_ids)
             lora = None if message.lora is None else self.loras.known[message.lora]
             request = Request(message, self.totals["requests_started"], self.limits, self.now, lora)
+            self.requests.append(request)
             self.live[message.rid] = request
             self.has_time_limits |= request.has_time_limit
             self.grammars.begin(request, self.totals)

@@ -1,0 +1,215 @@
+"""What each client was promised and told, and what each request has computed: from events, plans and replies alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from scripted.core.tokens import tokens_alone
+from scripted.core.violation import Violation
+
+__all__ = ["Account", "Life", "Message"]
+
+_OWN_ENDS: Final = ("length", "stop")
+
+
+class Message(Protocol):
+    """What asks for a request."""
+
+    @property
+    def rid(self) -> str: ...
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]: ...
+
+
+class Life:
+    """One request. ``computed`` is the position that comes next; None when it must begin anew, maybe after a hit.
+
+    ``end`` is its finish reason, or ``refused``; None while it lives. ``aborted``: its client gave it up. ``failed``:
+    a batch of it did.
+    """
+
+    __slots__ = ("aborted", "computed", "end", "failed", "launched", "message", "said")
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+        self.said: list[int] = []
+        self.computed: int | None = None
+        self.launched = False
+        self.end: str | None = None
+        self.aborted = False
+        self.failed = False
+
+    @property
+    def state(self) -> str:
+        """A word for it: waiting, prefill, decode, or how it ended."""
+        if self.end is not None:
+            return self.end
+        if self.computed is None:
+            return "preempted" if self.launched else "waiting"
+        return "prefill" if self.computed < len(self.message.prompt_ids) else "decode"
+
+
+class Account:
+    """All requests and calls of one run, in the order in which they arrived. ``calls`` are the answers by id.
+
+    With ``context_tokens`` what a request says is compared with what it says alone. Without, the adapter compares it,
+    and judges ends that are not of its own, an abort's or an error's.
+    """
+
+    def __init__(self, context_tokens: int | None = None) -> None:
+        self._context_tokens = context_tokens
+        self.lives: list[Life] = []
+        self.live: dict[str, Life] = {}
+        self.calls: dict[str, Any] = {}
+        self._open = 0
+        # Requests that came while another of their rid was alive: it has ended by the end of the step, or they have.
+        self._behind: dict[str, deque[Life]] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        return not self.live and not self._open
+
+    def begin(self, message: Message) -> None:
+        """A request arrives."""
+        life, rid = Life(message), message.rid
+        self.lives.append(life)
+        if rid in self.live:
+            self._behind.setdefault(rid, deque()).append(life)
+        else:
+            self.live[rid] = life
+
+    def abort(self, rid: str) -> None:
+        """Its client gives a request up, which may be unknown."""
+        if rid in self.live:
+            self.live[rid].aborted = True
+            for life in self._behind.get(rid, ()):
+                life.aborted = True
+
+    def abort_all(self) -> None:
+        """Every request is given up."""
+        for rid in self.live:
+            self.abort(rid)
+
+    def fail(self, rids: Iterable[str]) -> None:
+        """What these had in flight was not computed."""
+        for rid in rids:
+            for life in (self.live.get(rid), *self._behind.get(rid, ())):
+                if life is not None:
+                    life.failed, life.computed = True, None
+
+    def ask(self, call_id: str) -> None:
+        """A call is made."""
+        self._open += 1
+        self.calls[call_id] = None
+
+    # -- replies --
+
+    def tell(self, rid: str, token_ids: tuple[int, ...], reason: str | None) -> None:
+        """A client is told tokens, or its end. Raises Violation when it was not promised this."""
+        life = self.live.get(rid) or self._addressed(rid, f"is told {list(token_ids)} ({reason})")
+        if token_ids:
+            if not life.launched:
+                raise Violation(f"{rid} is told tokens, but nothing of it was ever computed")
+            life.said += token_ids
+        if self._context_tokens is not None:
+            self._compare(life, self._context_tokens, reason)
+        if reason is None:
+            return
+        if reason == "abort" and not life.aborted:
+            raise Violation(f"{rid} ends with abort, but nothing aborted it")
+        if reason == "error" and not life.failed:
+            raise Violation(f"{rid} ends with an error, but no batch of it failed")
+        self.end(rid, reason)
+
+    def _compare(self, life: Life, context_tokens: int, reason: str | None) -> None:
+        message, said = life.message, life.said
+        most = min(message.max_new_tokens, context_tokens - len(message.prompt_ids))
+        alone = tokens_alone(message.prompt_ids, most, message.stop_token_ids)
+        if tuple(said) != alone[: len(said)]:
+            raise Violation(f"{message.rid} says {said}, but alone it says {list(alone)}")
+        if reason in _OWN_ENDS:
+            last = "stop" if said and said[-1] in message.stop_token_ids else "length"
+            if tuple(said) != alone or reason != last:
+                raise Violation(
+                    f"{message.rid} ends with {reason} after {said}, but alone it says {list(alone)}: {last}"
+                )
+        elif reason not in (None, "abort", "error"):
+            raise Violation(f"{message.rid} ends with {reason!r}, which is not length, stop, abort or error")
+
+    def refuse(self, rid: str, reason: str) -> None:
+        """A client is told that its request does not begin. Raises Violation."""
+        if self._behind.get(rid):
+            self._behind[rid].popleft().end = "refused"
+            return
+        life = self._addressed(rid, "is refused")
+        if life.said or life.launched:
+            raise Violation(f"{rid} is refused ({reason}) after it had begun")
+        self.end(rid, "refused")
+
+    def answer(self, call_id: str, answer: Any) -> None:
+        """A call is answered. Raises Violation for an answer to none, or a second one."""
+        if self.calls.get(call_id, answer) is not None:
+            what = "was answered before" if call_id in self.calls else "was never made"
+            raise Violation(f"the call {call_id} is answered, but it {what}")
+        self._open -= 1
+        self.calls[call_id] = answer
+
+    def end(self, rid: str, reason: str) -> None:
+        """Its client hears no more of it."""
+        self.live.pop(rid).end = reason
+        if self._behind.get(rid):
+            self.live[rid] = self._behind[rid].popleft()
+
+    def check_names(self) -> None:
+        """A step is over: no two requests of one rid are alive. Raises Violation."""
+        if self._behind:
+            twice = [rid for rid, behind in self._behind.items() if behind]
+            if twice:
+                raise Violation(f"two requests of one rid are alive: {', '.join(twice)}")
+            self._behind.clear()
+
+    def check_end(self) -> None:
+        """Nothing happens any more: every request has ended and every call is answered. Raises Violation."""
+        open_ones = [f"{rid} ({life.state})" for rid, life in self.live.items()]
+        open_ones += [call_id for call_id, answer in self.calls.items() if answer is None]
+        if open_ones:
+            raise Violation(f"nothing happens any more, but something waits for ever: {', '.join(open_ones)}")
+
+    def _addressed(self, rid: str, what: str) -> Life:
+        life = self.live.get(rid)
+        if life is None:
+            ended = next((life.end for life in reversed(self.lives) if life.message.rid == rid), None)
+            why = "there is no such request" if ended is None else f"it has ended ({ended})"
+            raise Violation(f"{rid} {what}, but {why}")
+        return life
+
+    # -- plans --
+
+    def compute(self, rid: str, start: int, count: int, comes_next: int | None) -> None:
+        """A request computes positions; then ``comes_next`` does, or with None any that it knows to.
+
+        Raises Violation unless they are the next ones.
+        """
+        life = self.live.get(rid)
+        if life is None:
+            what = "has ended" if any(one.message.rid == rid for one in self.lives) else "never arrived"
+            raise Violation(f"{rid} is in a batch, but {what}")
+        if life.aborted:
+            raise Violation(f"{rid} is in a batch, but it was aborted")
+        if count < 1 or start < 0:
+            raise Violation(f"{rid} computes {count} positions from {start} on")
+        if life.computed is not None and start != life.computed:
+            what = "again" if start < life.computed else "too early"
+            raise Violation(f"{rid} computes position {start} {what}: position {life.computed} comes next")
+        life.launched = True
+        life.computed = comes_next
+
+    def lose_blocks(self, rids: Iterable[str]) -> None:
+        """These were preempted: they compute again."""
+        for rid in rids:
+            if rid in self.live:
+                self.live[rid].computed = None

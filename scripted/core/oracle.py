@@ -1,0 +1,110 @@
+"""The promises of every scheduler, as far as they follow from what crosses its border, without a word of its messages.
+
+Each request computes each position once and in order, and only while it lives; it is told one end and nothing after it;
+limits hold; each call is answered once; nothing waits for ever. An adapter's oracle adds what else it promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from scripted.core.account import Account
+from scripted.core.violation import Violation
+
+__all__ = ["Oracle", "Paused"]
+
+
+class Pausing(Protocol):
+    """A way to pause: nothing is launched, or nothing that had not begun; with ``aborts`` live requests end."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stops_running(self) -> bool: ...
+
+    @property
+    def aborts(self) -> bool: ...
+
+
+class Paused(NamedTuple):
+    """Nothing is launched until a pause of this name ends."""
+
+    name: str
+    stops_running: bool = True
+    aborts: bool = False
+
+
+class Oracle:
+    """Fed with events, replies and launches by the oracle of an adapter.
+
+    ``depth`` batches may be in flight, each of ``batch_requests`` and ``batch_tokens`` at most. ``paused`` is the mode
+    in which generation is paused. ``context_tokens`` are the account's.
+    """
+
+    def __init__(
+        self, *, depth: int, batch_requests: int, batch_tokens: int, context_tokens: int | None = None
+    ) -> None:
+        self.account = Account(context_tokens)
+        self.paused: Pausing | None = None
+        self._depth = depth
+        self._batch_requests = batch_requests
+        self._batch_tokens = batch_tokens
+        self._flights: dict[int, Sequence[str]] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Every request has ended and every call is answered."""
+        return self.account.is_settled
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The rids of all requests."""
+        return (life.message.rid for life in self.account.lives)
+
+    def is_live(self, rid: str) -> bool:
+        """A request of this rid has begun and not ended."""
+        return rid in self.account.live
+
+    def pause(self, mode: Pausing) -> None:
+        """Generation is paused."""
+        self.paused = mode
+        if mode.aborts:
+            self.account.abort_all()
+
+    def resume(self) -> None:
+        """A pause ends."""
+        self.paused = None
+
+    def launch(self, batch_id: int, rids: Sequence[str], tokens: int) -> None:
+        """A batch is launched. Raises Violation for one that may not be."""
+        if batch_id in self._flights:
+            raise Violation(f"batch {batch_id} is launched, but one of this id is in flight")
+        self._flights[batch_id] = rids
+        if len(self._flights) > self._depth:
+            raise Violation(f"{len(self._flights)} batches are in flight, of at most {self._depth}")
+        if not rids:
+            return
+        if self.paused is not None:
+            self._check_paused(batch_id, rids, self.paused)
+        if len(set(rids)) != len(rids):
+            raise Violation(f"batch {batch_id} has a request twice: {', '.join(rids)}")
+        if len(rids) > self._batch_requests:
+            raise Violation(f"batch {batch_id} has {len(rids)} requests, of at most {self._batch_requests}")
+        if tokens > self._batch_tokens:
+            raise Violation(f"batch {batch_id} computes {tokens} tokens, of at most {self._batch_tokens}")
+
+    def land(self, batch_id: int, *, failed: bool = False) -> None:
+        """A result is back."""
+        rids = self._flights.pop(batch_id, ())
+        if failed:
+            self.account.fail(rids)
+
+    def _check_paused(self, batch_id: int, rids: Sequence[str], mode: Pausing) -> None:
+        if mode.stops_running:
+            raise Violation(f"batch {batch_id} is launched while generation is paused ({mode.name})")
+        for rid in rids:
+            life = self.account.live.get(rid)
+            if life is not None and not life.launched:
+                raise Violation(f"{rid} begins in batch {batch_id} while generation is paused ({mode.name})")
