@@ -1,6 +1,7 @@
 """The scripted harness: freeze the engine's scheduler, run step-level scripts in it, and assert what happens.
 
-``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand.
+``@scripted(config)`` makes a pytest test of a generator; ``ScriptedSim`` and ``ScriptedServer`` run one by hand. What
+the commands do is in ``scripted.api``: search, replay, shrink, write a test, run a script.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scripted.adapters.lockstep.script.context import ScriptContext
-    from scripted.adapters.lockstep.script.execution import ScriptSucceeded
     from scripted.adapters.lockstep.script.handle import RequestHandle
     from scripted.adapters.lockstep.server.runner import ScriptedServer
-    from scripted.adapters.lockstep.server.wire import HookReady, RunScript, ScriptFailedReply, Shutdown
     from scripted.adapters.lockstep.sim.runner import ScriptedSim
     from scripted.core.refusals import ScriptDefinitionError
     from scripted.errors import (
@@ -32,29 +31,24 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCall",
     "BudgetSpent",
-    "HookReady",
     "RequestHandle",
     "RequestRefused",
-    "RunScript",
     "ScriptContext",
     "ScriptDefinitionError",
     "ScriptError",
     "ScriptFailed",
-    "ScriptFailedReply",
     "ScriptOptions",
-    "ScriptSucceeded",
     "ScriptTimeout",
     "ScriptedServer",
     "ScriptedSim",
     "ServerDied",
     "ServerDirty",
-    "Shutdown",
     "UnknownName",
     "scripted",
 ]
 
 # Loaded at first use: a file that only decorates scripts does not pay for what runs them, and a scheduler that this
-# project did not write is searched without its engine.
+# project did not write is searched without its engine. The messages on the wire are here for who speaks it himself.
 _ERRORS = "scripted.errors"
 _WIRE = "scripted.adapters.lockstep.server.wire"
 _LAZY = {

@@ -5,13 +5,14 @@ The first kind carries a report and is what pytest shows; the second kind is rai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from scripted.report.failure import FailureReport
 
 __all__ = [
     "BadCall",
     "BudgetSpent",
-    "ErrorReport",
     "NoAnswer",
     "NotIdle",
     "Overdue",
@@ -25,28 +26,10 @@ __all__ = [
 ]
 
 
-class ErrorReport(Protocol):
-    """Why a script did not pass: ``error`` is what was raised, ``headline`` its first line, ``render()`` all of it.
-
-    ``frames`` are the lines of the script that led there. A terminal of ``terminal_columns`` may make it narrower.
-    """
-
-    @property
-    def error(self) -> str: ...
-
-    @property
-    def headline(self) -> str: ...
-
-    @property
-    def frames(self) -> Sequence[Any]: ...
-
-    def render(self, terminal_columns: int | None = None) -> str: ...
-
-
 class ScriptError(Exception):
     """A script did not pass. ``report`` says everything that is known; ``str()`` is the report as text."""
 
-    def __init__(self, report: ErrorReport) -> None:
+    def __init__(self, report: FailureReport) -> None:
         super().__init__(report.headline)
         self.report = report
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from scripted.errors import ErrorReport
     from scripted.pytest_session import ScriptedSession
+    from scripted.report.failure import FailureReport
     from scripted.script.decorator import ScriptedTest
 
 __all__: list[str] = []
@@ -170,7 +170,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _told(failure: pytest.ExceptionInfo[BaseException], report: ErrorReport, config: pytest.Config) -> Any:
+def _told(failure: pytest.ExceptionInfo[BaseException], report: FailureReport, config: pytest.Config) -> Any:
     """The script's report in the place of a traceback, and its first line where pytest shows one line of a failure."""
     told: Any = failure.getrepr(style="value", chain=False)
     terminal = config.get_terminal_writer().fullwidth if sys.stdout.isatty() else None

@@ -80,12 +80,11 @@ def run(
     ] = None,
 ) -> None:
     """Run one script once. Prints how it ended, or the report of its failure."""
-    from scripted.cli.single_run import SingleRun
+    from scripted.cli.single_run import show_run
 
     require_writable("--trace", trace)
     every_step = (invariants or (Invariants.END if mutant else Invariants.STEP)) is Invariants.STEP
-    single = SingleRun.of(spec, tier=tier, arguments=arg or (), mutant=mutant, every_step=every_step)
-    if not single.execute(trace):
+    if not show_run(spec, tier=tier, given=arg or (), mutant=mutant, every_step=every_step, trace=trace):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -1,25 +1,36 @@
-"""The commands of the search: ``scripted explore``, ``scripted replay``, ``scripted gallery find``.
+"""The commands of the search: ``scripted explore`` and ``scripted gallery find``.
 
-Owns their words and their output; the work is done in ``scripted.search`` and ``scripted.replay``.
+Owns their words and their output: a bar while they search, then tables and findings.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.output_files import require_writable
+from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
+from scripted.cli.replay import replay
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.search.strategies.base import StrategyName
 
+if TYPE_CHECKING:
+    from scripted.search.campaign import SearchReport
+    from scripted.search.units import Finding
+
 __all__ = ["add_commands"]
 
 EXIT_FAILED = 1
-_SECONDS_PER_MINUTE = 60.0
-_ADAPTER = typer.Option(metavar="ADAPTER", help="the scheduler: lockstep, vllm, FILE.py with a ADAPTER, or MODULE:NAME")
+# Findings that are shrunk and shown; further ones are mostly the same failure again.
+_SHOWN_FINDINGS = 5
+_LONGEST_NAME = 30
 
 
 def add_commands(app: typer.Typer, gallery: typer.Typer) -> None:
@@ -45,47 +56,88 @@ def explore(
     mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
     to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")] = None,
     coverage: Annotated[bool, typer.Option(help="show which events met which states")] = True,
-    adapter: Annotated[str, _ADAPTER] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
     version_check: Annotated[
         bool, typer.Option("--version-check", help="only say whether the adapter was tried with what is installed")
     ] = False,
 ) -> None:
     """Search for schedules that break a scheduler. What is found is shrunk, and makes the exit status 1."""
-    from scripted.core.named import adapter_named
-    from scripted.core.schedule import Schedule
-    from scripted.search.console import search
-    from scripted.search.targets import is_one_word, target_named
-    from scripted.search.units import SearchPlan
+    from scripted import api
 
     if version_check:
         _check_version(adapter)
         return
     require_writable("--to-script", to_script)
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise ScriptDefinitionError(
-            f"--minutes takes more than 0, got {minutes:g}: a search without time finds nothing"
+    console = plain_console()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("searching", total=schedules)
+
+        def show(report: SearchReport) -> None:
+            said = (
+                f"{report.schedules} schedules, {report.per_cpu_second:.0f}/s a core, {len(report.findings)} failures"
+            )
+            progress.update(task, completed=report.schedules, description=said)
+
+        report = api.search(
+            target,
+            adapter=adapter,
+            strategy=strategy,
+            schedules=schedules,
+            minutes=minutes,
+            seed=seed,
+            jobs=jobs,
+            ray=ray,
+            mutant=mutant,
+            watch=show,
         )
-    if target is not None:
-        if "::" not in target and not is_one_word(target, adapter):
-            adapter = Schedule.parse(target, of=adapter).of
-        target_named(target, adapter)
-    with adapter_named(adapter).switched_on(mutant):
-        pass  # An unknown name is refused before anything runs.
-    endless = strategy in (StrategyName.RANDOM, StrategyName.PCT)
-    unbounded = endless and minutes is None and schedules is None
-    plan = SearchPlan(
-        targets=tuple(adapter_named(adapter).workloads) if target is None else (target,),
-        strategy=strategy,
-        seed=seed,
-        schedules=schedules,
-        seconds=_SECONDS_PER_MINUTE if unbounded else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
-        jobs=jobs,
-        ray=ray,
-        mutant=mutant,
-        adapter=adapter,
-    )
-    if not search(plan, to_script=to_script, coverage=coverage):
+    if coverage and report.coverage.counts:
+        console.print(report.coverage.table())
+    console.print(_summary(report), soft_wrap=True)
+    for finding in list(report.findings.values())[:_SHOWN_FINDINGS]:
+        if _show_finding(console, finding, to_script):
+            to_script = None
+    if to_script is not None:
+        why = "no failure shown makes a test" if report.findings else "there is no failure to write"
+        console.print(f"{to_script} is not written: {why}", soft_wrap=True)
+    if report.findings:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _summary(report: SearchReport) -> str:
+    how = "complete" if report.complete else "stopped before the end"
+    return (
+        f"{report.schedules} schedules in {report.seconds:.1f} s ({report.cpu_s:.1f} s of process time, "
+        f"{report.per_cpu_second:.0f} a second and core), {how}; {report.unreached} events met nothing to act on; "
+        f"{len(report.coverage.counts)} cells covered; {len(report.findings)} kinds of failure"
+    )
+
+
+def _show_finding(console: Console, finding: Finding, to_script: Path | None) -> bool:
+    """Print a finding, shrunk; True when it was written as a test."""
+    from scripted import api
+
+    console.print(f"\nFAILED on {finding.target}: {finding.failure}", soft_wrap=True)
+    found = finding.schedule
+    if found is None:
+        added = "; ".join(map(str, finding.extra))
+        by_itself = "it fails by itself, with nothing added: mend it with pytest first"
+        console.print(f"  added to the script: {added}" if added else f"  {by_itself}", soft_wrap=True)
+        if to_script is not None:
+            console.print("  no test is written: add the verbs of these events to the script itself", soft_wrap=True)
+        return False
+    shrunk = api.shrink(finding)
+    if not shrunk.fails:
+        said = "it does not fail from its beginning: the machine is not deterministic, or its copies share something"
+        console.print(f"  {said}", soft_wrap=True)
+    said = f"shrunk to {len(shrunk.schedule.placed)} events in {shrunk.seconds:.2f} s ({shrunk.runs} runs):"
+    flag = f" --mutant {finding.mutant}" if finding.mutant else ""
+    console.print(f"  {said}\n  scripted replay '{shrunk.schedule}'{flag}", soft_wrap=True)
+    if to_script is None:
+        return False
+    target = finding.target if len(finding.target) < _LONGEST_NAME else "schedule"
+    name = f"{re.sub(r'[^a-z]+', '_', target.lower()).strip('_')}_breaks"
+    return save_test(console, (shrunk.schedule, found), to_script, name=name, mutant=finding.mutant)
 
 
 def _check_version(adapter: str) -> None:
@@ -100,62 +152,33 @@ def _check_version(adapter: str) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def replay(
-    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
-    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
-    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
-    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
-    twice: Annotated[
-        bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
-    ] = False,
-    adapter: Annotated[str, _ADAPTER] = OWN,
-) -> None:
-    """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
-    from scripted.core.schedule import Schedule
-    from scripted.replay import is_recording
-    from scripted.replay.printing import replay_recording, replay_schedule
-    from scripted.search.console import plain_console
-    from scripted.search.targets import is_one_word, workload_named
-
-    require_writable("--trace", trace)
-    require_writable("--to-script", to_script)
-    console = plain_console()
-    if is_recording(what):
-        passed = replay_recording(
-            console, Path(what), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
-        )
-    else:
-        schedule = workload_named(what, adapter) if is_one_word(what, adapter) else Schedule.parse(what, of=adapter)
-        if not schedule.placed:
-            raise ScriptDefinitionError(f"the schedule {what!r} has no actions, so replaying it shows nothing")
-        passed = replay_schedule(
-            console, str(schedule), until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
-        )
-    if not passed:
-        raise typer.Exit(EXIT_FAILED)
-
-
 def find(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a mutant of the gallery")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all of them")] = False,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the gallery's table")] = None,
-    adapter: Annotated[str, _ADAPTER] = OWN,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
 ) -> None:
     """Search for a mutant unaided. Says which schedule shows it, after how many, in how much process time."""
     if (name is None) != everything:
         raise typer.BadParameter("give the name of one mutant, or --all; `scripted gallery list` shows them")
     require_writable("--markdown", markdown)
     from scripted.core.named import adapter_named
-    from scripted.search.console import search_for_mutants
+    from scripted.search.mutant_search import find_mutant
 
     known = adapter_named(adapter)
     if not known.mutant_names:
         raise ScriptDefinitionError(
             f"{adapter} has no mutants to search for; docs/your_scheduler.md says how to give it some"
         )
-    found = search_for_mutants(known.mutant_names if name is None else [name], adapter)
+    found = []
+    for one in known.mutant_names if name is None else [name]:
+        found.append(find_mutant(one, adapter))
+        typer.echo(found[-1])
     if markdown is not None:
         known.write_mutants(markdown, found)
-    if all(one.finding is None for one in found) or any(one.is_missed for one in found):
+    missed, skipped = [one.mutant for one in found if one.is_missed], [one.mutant for one in found if one.misfit]
+    said = f"found {len(found) - len(missed) - len(skipped)} of {len(found)}"
+    said += f", not {', '.join(missed)}" if missed else ""
+    typer.echo(said + (f", skipped {', '.join(skipped)}" if skipped else ""))
+    if missed or len(skipped) == len(found):
         raise typer.Exit(EXIT_FAILED)

@@ -8,106 +8,68 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from scripted.adapters.lockstep.bugs import Mutant, mutant_named
+from scripted.adapters.lockstep.bugs import Mutant
+from scripted.api import RecordedRun, run_script
+from scripted.cli.console import plain_console
+from scripted.core.named import OWN, adapter_named
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.trace import write_trace
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import find_test
-from scripted.traced_run import Harness, RecordedRun, run_recorded
 
-__all__ = ["SingleRun", "read_arguments", "show_mutant"]
+__all__ = ["console", "read_arguments", "show_mutant", "show_run"]
 
 PLAIN_WIDTH_COLUMNS = 120
 
-console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS, highlight=False, markup=False)
+console = plain_console(PLAIN_WIDTH_COLUMNS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SingleRun:
-    """A script with everything that its run needs."""
+def show_run(
+    spec: str, *, tier: str | None, given: Sequence[str], mutant: str | None, every_step: bool, trace: Path | None
+) -> bool:
+    """Run a script, print how it ended, write the trace; True when it passed.
 
-    spec: str
-    test: ScriptedTest
-    tier: str
-    arguments: dict[str, Any]
-    mutant: str | None
-    every_step: bool
+    Raises ScriptDefinitionError or UnknownMutant for what cannot be run.
+    """
+    test = find_test(spec, of_any_adapter=True)
+    with adapter_named(test.adapter).switched_on(mutant):
+        pass  # An unknown name is refused before anything runs.
+    arguments = read_arguments(test, given)
+    words = ["scripted", "run", spec, "--tier", tier or test.tiers[0]]
+    for name, value in arguments.items():
+        words += ["--arg", f"{name}={json.dumps(value)}"]
+    words += [] if mutant is None else ["--mutant", mutant]
+    outcome = run_script(
+        spec, tier=tier, arguments=arguments, mutant=mutant, every_step=every_step, replay=shlex.join(words)
+    )
+    if outcome.error is not None:
+        console.print(outcome.error.report.render(), soft_wrap=True)
+        console.print()
+    console.print("\n".join(_verdict(spec, outcome, mutant)), soft_wrap=True)
+    if trace is not None and outcome.trace is None:
+        console.print(f"no trace: the run ended before its first step, {trace} was not written", soft_wrap=True)
+    elif trace is not None and outcome.trace is not None:
+        write_trace(trace, outcome.trace)
+        console.print(f"trace: {trace} (scripted view {shlex.quote(str(trace))})", soft_wrap=True)
+    return outcome.passed
 
-    @classmethod
-    def of(
-        cls, spec: str, *, tier: str | None, arguments: Sequence[str], mutant: str | None, every_step: bool
-    ) -> SingleRun:
-        """Read a command line. Raises ScriptDefinitionError or UnknownMutant for what cannot be run."""
-        if mutant is not None:
-            mutant_named(mutant)
-        test = find_test(spec)
-        if tier is not None and tier not in test.tiers:
-            raise ScriptDefinitionError(f"{spec} runs in {' and '.join(test.tiers)} only, got --tier {tier}")
-        return cls(
-            spec=spec,
-            test=test,
-            tier=tier or test.tiers[0],
-            arguments=read_arguments(test, arguments),
-            mutant=mutant,
-            every_step=every_step,
-        )
 
-    def execute(self, trace: Path | None = None) -> bool:
-        """Run it, print how it ended, write the trace; True when it passed."""
-        with started(self.test, self.tier, self.mutant) as harness:
-            outcome = run_recorded(
-                harness,
-                self.test,
-                title=self.test.script.__name__,
-                tier=self.tier,
-                mutant=self.mutant,
-                every_step=self.every_step,
-                arguments=self.arguments,
-                replay=self._replay(),
-            )
-        if outcome.error is not None:
-            console.print(outcome.error.report.render(), soft_wrap=True)
-            console.print()
-        console.print(self._verdict(outcome), soft_wrap=True)
-        if trace is not None:
-            self._keep(trace, outcome)
-        return outcome.passed
-
-    def _verdict(self, outcome: RecordedRun) -> str:
-        word = "passed" if outcome.passed else "failed"
-        steps = f"{outcome.steps} steps in {outcome.seconds:.2f} s"
-        mutant = f", mutant {self.mutant}" if self.mutant else ""
-        lines = [f"{word}: {self.spec} ({self.tier} tier{mutant}), {steps}"]
-        if outcome.success is not None:
-            lines.append(f"digest {outcome.success.digest}, of the plans alone {outcome.success.plan_digest}")
-            lines += [f"reached {times} times: {name}" for name, times in outcome.success.reached.items()]
-            lines += [f"{name}: {count}" for name, count in outcome.success.loose_ends.items()]
-            lines.append(f"outputs compared with the same request run alone: {outcome.success.compared}")
-        return "\n".join(lines)
-
-    def _keep(self, path: Path, outcome: RecordedRun) -> None:
-        if outcome.trace is None:
-            console.print(f"no trace: the run ended before its first step, {path} was not written", soft_wrap=True)
-            return
-        write_trace(path, outcome.trace)
-        console.print(f"trace: {path} (scripted view {shlex.quote(str(path))})", soft_wrap=True)
-
-    def _replay(self) -> str:
-        words = ["scripted", "run", self.spec, "--tier", self.tier]
-        for name, value in self.arguments.items():
-            words += ["--arg", f"{name}={json.dumps(value)}"]
-        if self.mutant is not None:
-            words += ["--mutant", self.mutant]
-        return shlex.join(words)
+def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[str]:
+    of = "" if outcome.test.adapter == OWN else f" of {outcome.test.adapter}"
+    with_mutant = f", mutant {mutant}" if mutant else ""
+    steps = f"{outcome.steps} steps in {outcome.seconds:.2f} s"
+    yield f"{'passed' if outcome.passed else 'failed'}: {spec} ({outcome.tier} tier{of}{with_mutant}), {steps}"
+    done = outcome.success
+    if done is not None and outcome.trace is not None:
+        plans = getattr(done, "plan_digest", "")
+        yield f"digest {outcome.trace.log.steps[-1].digest}" + (f", of the plans alone {plans}" if plans else "")
+        yield from (f"reached {times} times: {name}" for name, times in done.reached.items())
+        yield from (f"{name}: {count}" for name, count in done.loose_ends.items())
+        yield f"outputs compared with the same request run alone: {done.compared}"
 
 
 def read_arguments(test: ScriptedTest, given: Sequence[str]) -> dict[str, Any]:
@@ -143,34 +105,15 @@ def show_mutant(mutant: Mutant, tier: str | None) -> bool:
     arguments = {name: values[0] for name, values in _parametrized(test).items()}
     console.print(f"{mutant.name}: {mutant.bug}", soft_wrap=True)
     tiers = test.tiers if tier is None else (tier,)
-    caught = [_show_in(mutant, test, one, arguments) for one in tiers]
+    caught = [_show_in(mutant, one, arguments) for one in tiers]
     return all(caught)
 
 
-def started(test: ScriptedTest, tier: str, mutant: str | None) -> AbstractContextManager[Harness]:
-    """A harness of the test's configuration in one tier."""
-    if tier == "sim":
-        from scripted.adapters.lockstep.sim.runner import ScriptedSim
-
-        return ScriptedSim.start(test.config, mutant=mutant)
-    from scripted.adapters.lockstep.server.runner import ScriptedServer
-
-    return ScriptedServer.start(test.config, mutant=mutant, placement=test.placement)
-
-
-def _show_in(mutant: Mutant, test: ScriptedTest, tier: str, arguments: dict[str, Any]) -> bool:
-    runs = {}
-    for name in (None, mutant.name):
-        with started(test, tier, name) as harness:
-            runs[name] = run_recorded(
-                harness,
-                test,
-                title=mutant.name,
-                tier=tier,
-                mutant=name,
-                every_step=name is None,
-                arguments=arguments,
-            )
+def _show_in(mutant: Mutant, tier: str, arguments: dict[str, Any]) -> bool:
+    runs = {
+        name: run_script(mutant.test, tier=tier, arguments=arguments, mutant=name, title=mutant.name)
+        for name in (None, mutant.name)
+    }
     without, with_it = runs[None], runs[mutant.name]
     report = with_it.error.report.render() if with_it.error is not None else ""
     caught = mutant.signature in report

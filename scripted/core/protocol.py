@@ -259,7 +259,16 @@ class Adapter(Protocol):
 
 
 class ScriptEnded(Protocol):
-    """How a script that passed ended."""
+    """How a script that passed ended; ``log`` has its steps, where the options asked for a record."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def log(self) -> Any: ...
+
+    @property
+    def notes(self) -> tuple[Any, ...]: ...
 
     def counts(self) -> dict[str, int]:
         """What the summary of many scripts adds up, by name."""

@@ -21,6 +21,7 @@ from engine.launch.preload import PreloadedParent
 from engine.output_files import write_output
 from scripted.adapters.lockstep.bugs import Mutant, mutant_named
 from scripted.adapters.lockstep.server.runner import ScriptedServer
+from scripted.api import RecordedRun, run_script
 from scripted.demo.race import flush_race
 from scripted.demo.story import Race
 from scripted.errors import ServerDied
@@ -28,7 +29,6 @@ from scripted.report.table import step_table
 from scripted.report.timeline import render_timeline
 from scripted.report.trace import Trace
 from scripted.script.decorator import spec_of
-from scripted.traced_run import RecordedRun, run_recorded
 
 __all__ = ["run_demo"]
 
@@ -75,7 +75,7 @@ class Half:
         test, name = spec_of(flush_race), None if mutant is None else mutant.name
         with ScriptedServer.start(test.config, mutant=name, parent=parent) as server:
             pids = {} if server.serving is None else server.serving.pids
-            outcome = run_recorded(server, test, title=TITLE, tier="server", mutant=name, every_step=mutant is None)
+            outcome = run_script(flush_race, harness=server, title=TITLE, tier="server", mutant=name)
         return cls(title=title, mutant=mutant, outcome=outcome, pids=pids)
 
     @property

@@ -7,6 +7,7 @@ translation is run, and says up to which step the engine does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +30,7 @@ from engine.messages import (
     UpdateWeights,
 )
 from engine.plan import Microbatch
-from engine.recording import RecordedStep, Recording, RecordingError
+from engine.recording import RecordedStep, Recording, RecordingError, read_recording
 from engine.scheduler import StepRecord
 from scripted.adapters.lockstep.actions import (
     Action,
@@ -42,11 +43,13 @@ from scripted.adapters.lockstep.actions import (
     ReleaseResults,
     action_of,
 )
+from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.configs import limits_of
 from scripted.core.schedule import Schedule
+from scripted.replay.rerun import replay_engine
 from scripted.search.execution import record
 
-__all__ = ["Translation", "translate"]
+__all__ = ["Translation", "schedule_of_recording", "translate"]
 
 _ENDED: Final = (FinishReason.LENGTH, FinishReason.STOP)
 # Tokens of an output that is never complete.
@@ -60,6 +63,14 @@ class Translation(msgspec.Struct, frozen=True):
     steps: int
     same_steps: int
     notes: tuple[str, ...]
+
+
+def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str | None = None) -> Translation:
+    """A recording's file as a schedule, up to a step. Raises RecordingError."""
+    recording = read_recording(path)
+    with switched_on(mutant):
+        records = replay_engine(path, until=until)[1]
+    return translate(msgspec.structs.replace(recording, steps=recording.steps[:until]), records)
 
 
 def translate(recording: Recording, replayed: Sequence[StepRecord]) -> Translation:

@@ -18,10 +18,11 @@ from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.oracle.step_checks import Checks
 from scripted.adapters.lockstep.script.history import record_step
 from scripted.adapters.lockstep.step_words import log_of
-from scripted.core.named import adapter_named
+from scripted.core.named import OWN, adapter_named
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 from scripted.report.step_log import StepLog
+from scripted.report.trace import ConfigValue, Trace, TraceHeader
 from scripted.sdk.recording import is_portable_recording, read_portable_recording, replayed
 from scripted.search.execution import record
 
@@ -33,8 +34,10 @@ _SHOWN_CHARACTERS = 800
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """Every step of a run, and what it died of, as ``Type: text``. ``unreached`` actions met nothing to act on.
+    """Every step of a run of an ``adapter``, and what it died of, as ``Type: text``, and ``where`` that was raised.
 
+    ``schedule`` is the line that was run, and ``unreached`` are its actions that met nothing to act on; ``config`` are
+    its settings.
     ``differs`` says where a recording was left, ``broken`` where its engine first broke a promise. ``recorded_s`` are
     the seconds from the first to the last of its steps that ran; None for a schedule. ``first_step`` is over 1 when it
     began at a checkpoint.
@@ -47,7 +50,23 @@ class Rerun(msgspec.Struct, frozen=True):
     recorded_s: float | None = None
     first_step: int = 1
     broken: str | None = None
+    adapter: str = OWN
+    config: dict[str, ConfigValue] = {}
+    schedule: str = ""
     unreached: tuple[str, ...] = ()
+    where: str = ""
+
+    def trace(self, title: str, mutant: str | None = None) -> Trace:
+        """The run as a file that is viewed."""
+        header = TraceHeader(
+            title=title,
+            adapter=self.adapter,
+            config=self.config,
+            outcome=self.differs or self.error or self.broken or "passed",
+            mutant=mutant,
+            died=self.error is not None and bool(self.log.steps) and self.log.steps[-1].error is not None,
+        )
+        return Trace(header, self.log)
 
     @property
     def passed(self) -> bool:
@@ -99,7 +118,15 @@ def _run(schedule: Schedule, until: int | None) -> Rerun:
     failure = outcome.failure
     error = None if failure is None else f"{failure.type}: {failure.text}"
     log = schedule.adapter.as_log(records[:until], schedule.config)
-    return Rerun(log, error, unreached=tuple(map(str, outcome.unreached)))
+    return Rerun(
+        log,
+        error,
+        adapter=schedule.of,
+        config=dict(schedule.adapter.config_words(schedule.config)),
+        schedule=str(schedule),
+        unreached=tuple(map(str, outcome.unreached)),
+        where="" if failure is None else failure.place,
+    )
 
 
 class _WatchedGate(ReplayGate):
@@ -183,7 +210,7 @@ def _replay_portable(path: Path, until: int | None, mutant: str | None) -> Rerun
     with adapter.switched_on(mutant):
         again = replayed(recording, until=until)
     log = adapter.as_log(again.records, again.config)
-    return Rerun(log, again.error, again.differs, again.recorded_error)
+    return Rerun(log, again.error, again.differs, again.recorded_error, adapter=adapter.name)
 
 
 def _digest_difference(recorded: str, replayed: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from scripted.report.step_log import Note
+from scripted.report.step_log import Note, StepLog
 from scripted.script.context import BaseContext
 from scripted.script.decorator import ScriptFunction
 from scripted.script.interruptions import no_departure, without_debugger
@@ -24,13 +24,16 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The script passed. ``steps`` are its own; ``reached`` counts its windows by name.
 
     ``compared`` outputs were equal to those of the same requests run alone. ``loose_ends`` counts, by name, what a
-    script that tests something seldom leaves.
+    script that tests something seldom leaves. ``log`` has every step and ``notes`` each window at its first one,
+    where the options asked for a record.
     """
 
     steps: int
     reached: dict[str, int]
     compared: int = 0
     loose_ends: dict[str, int] = {}
+    log: StepLog | None = None
+    notes: tuple[Note, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """What the summary of many scripts adds up, by name."""

@@ -63,8 +63,8 @@ def load_test(file: str, name: str) -> ScriptedTest:
     )
 
 
-def find_test(spec: str) -> ScriptedTest:
-    """The engine's script ``FILE::NAME``. Raises ScriptDefinitionError, with the reason, when there is none."""
+def find_test(spec: str, *, of_any_adapter: bool = False) -> ScriptedTest:
+    """The script ``FILE::NAME``, of the engine unless it may be of any adapter. Raises ScriptDefinitionError."""
     file, separator, name = spec.partition("::")
     name = name.replace("::", ".")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
@@ -84,7 +84,7 @@ def find_test(spec: str) -> ScriptedTest:
         raise
     except Exception as exc:
         raise ScriptDefinitionError(f"{path} cannot be imported: {type(exc).__name__}: {exc}") from exc
-    if test.adapter != OWN:
+    if test.adapter != OWN and not of_any_adapter:
         raise ScriptDefinitionError(f"{spec} is a script of the adapter {test.adapter}; run it with pytest {spec}")
     return test
 

@@ -19,7 +19,7 @@ from scripted.search.coverage import Coverage
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Finding, SearchPlan, Unit, UnitResult, run_unit, strategy_of
 
-__all__ = ["Campaign", "Report"]
+__all__ = ["Campaign", "SearchReport"]
 
 # A context without a reference is left again as soon as it is collected.
 _for_life: Final = ExitStack()
@@ -29,7 +29,7 @@ _BATCH_RUNS: Final = 200
 _PARTS: Final = 4
 
 
-class Report:
+class SearchReport:
     """What a campaign has done so far. ``findings`` has the first failure of each signature."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Report:
 class Campaign:
     """One search. ``watch`` is called with every unit that is done."""
 
-    def __init__(self, plan: SearchPlan, watch: Callable[[Report], None] = lambda _: None) -> None:
+    def __init__(self, plan: SearchPlan, watch: Callable[[SearchReport], None] = lambda _: None) -> None:
         self._plan = plan
         self._watch = watch
-        self._report = Report()
+        self._report = SearchReport()
 
-    def run(self) -> Report:
+    def run(self) -> SearchReport:
         """Search until there is nothing left to do."""
         units = self._units()
         if self._plan.ray is not None:

@@ -31,6 +31,17 @@ class Found(msgspec.Struct, frozen=True):
         """The search ran and did not find it."""
         return self.finding is None and not self.misfit
 
+    def __str__(self) -> str:
+        if self.misfit:
+            return f"{self.mutant}: SKIPPED: {self.misfit}"
+        if self.finding is None:
+            return f"{self.mutant}: NOT FOUND in {self.schedules} schedules, {self.cpu_s:.2f} s"
+        extra = "; ".join(map(str, self.finding.extra)) or "nothing"
+        return (
+            f"{self.mutant}: schedule {self.schedules}, {self.cpu_s:.2f} s of process time: {self.finding.target} with "
+            f"{extra} added: {self.finding.failure}"
+        )
+
     @property
     def result(self) -> str:
         """In a word or two: after which schedule and how many seconds of process time."""

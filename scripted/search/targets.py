@@ -17,7 +17,7 @@ from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.execution import Outcome, Prefixes
 
-__all__ = ["Target", "is_one_word", "target_named", "workload_named"]
+__all__ = ["Target", "is_one_word", "schedule_of", "target_named", "workload_named"]
 
 # Only a file that makes schedules is run to find one.
 _SCENARIO: Final = re.compile(r"\bSchedule\b")
@@ -42,14 +42,15 @@ def target_named(target: str, of: str = OWN) -> Target:
 
     ``of`` is the adapter that is searched. Raises ScriptDefinitionError for anything else.
     """
-    if "::" not in target:
-        if is_one_word(target, of):
-            return Prefixes(workload_named(target, of))
-        return Prefixes(Schedule.parse(target, of=of))
-    schedule = _schedule_in(target)
-    if schedule is not None:
-        return Prefixes(schedule)
-    return cast(Target, adapter_named(of).script_target(target))
+    schedule = schedule_of(target, of)
+    return cast(Target, adapter_named(of).script_target(target)) if schedule is None else Prefixes(schedule)
+
+
+def schedule_of(target: str, of: str = OWN) -> Schedule | None:
+    """The schedule of a target, which is not run; None for a script. Raises ScriptDefinitionError."""
+    if "::" in target:
+        return _schedule_in(target)
+    return workload_named(target, of) if is_one_word(target, of) else Schedule.parse(target, of=of)
 
 
 def workload_named(name: str, of: str = OWN) -> Schedule:

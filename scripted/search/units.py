@@ -11,10 +11,11 @@ import msgspec
 from scripted.core.named import OWN
 from scripted.core.placed import Placed
 from scripted.core.run import Cell
+from scripted.core.schedule import Schedule
 from scripted.search.coverage import Coverage
 from scripted.search.execution import Failure
 from scripted.search.strategies import Exhaustive, Pairs, Pct, RandomEvents, Strategy, StrategyName
-from scripted.search.targets import Target, target_named
+from scripted.search.targets import Target, schedule_of, target_named
 
 __all__ = ["Finding", "SearchPlan", "Unit", "UnitResult", "run_unit", "strategy_of"]
 
@@ -38,11 +39,19 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A failure and what brought it about: a target and what was added to it."""
+    """A failure and what brought it about: a target and what was added to it, with a mutant on."""
 
     target: str
     extra: tuple[Placed, ...]
     failure: Failure
+    adapter: str = OWN
+    mutant: str | None = None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """All of it as one schedule; None for a target that is a script."""
+        base = schedule_of(self.target, self.adapter)
+        return None if base is None else base.with_placed(self.extra)
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -94,7 +103,9 @@ def run_unit(unit: Unit, plan: SearchPlan) -> UnitResult:
         unreached += len(outcome.unreached)
         counted.add(outcome.cells)
         if outcome.failure is not None:
-            findings.setdefault(outcome.failure.signature, Finding(unit.target, extra, outcome.failure))
+            findings.setdefault(
+                outcome.failure.signature, Finding(unit.target, extra, outcome.failure, plan.adapter, plan.mutant)
+            )
             if plan.stop_at_first or outcome.failure.hangs:
                 break
         if unit.until is not None and time.time() >= unit.until:

@@ -82,6 +82,8 @@ def run_script(
         compared=sum(life.end in _OWN_ENDS for life in run.oracle.account.lives),
         reached=execution.reached,
         loose_ends=execution.loose_ends,
+        log=adapter.as_log(run.records, config) if options.record else None,
+        notes=execution.notes,
     )
 
 

@@ -20,7 +20,7 @@ from scripted.adapters.vllm.adapter import TRIED_VERSIONS, installed_version
 from scripted.adapters.vllm.mutants import MUTANTS
 from scripted.core.mutant import Mutant, MutantDoesNotFit
 from scripted.core.named import adapter_named
-from scripted.search.campaign import Campaign, Report
+from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.units import SearchPlan
 
 register_cpu_ci(est_time=25, suite="vllm-cpu")
@@ -43,7 +43,7 @@ SHOWN_BY = {
 }
 
 
-def search(workload: str, mutant: str | None) -> Report:
+def search(workload: str, mutant: str | None) -> SearchReport:
     plan = SearchPlan(targets=(workload,), mutant=mutant, stop_at_first=True, adapter="vllm")
     return Campaign(plan).run()
 

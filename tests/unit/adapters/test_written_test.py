@@ -14,12 +14,12 @@ from engine.scheduler import Scheduler, StepResult
 from scripted.adapters.lockstep.bugs.mutants import switched_on
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.cli.console import save_test
 from scripted.core.schedule import Schedule
 from scripted.core.written import WrittenTest
 from scripted.errors import ScriptError
 from scripted.script.decorator import ScriptedTest
 from scripted.script.loader import load_test
-from scripted.search.console import save_test
 from scripted.search.execution import Prefixes, execute
 from scripted.search.strategies import RandomEvents
 from scripted.search.written_test import Line, write_test

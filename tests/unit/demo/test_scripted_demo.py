@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -11,20 +12,18 @@ from rich.console import Console
 
 from scripted.adapters.lockstep.bugs import mutant_named
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
+from scripted.api import RecordedRun, run_script
 from scripted.demo.race import flush_race
 from scripted.demo.show import BUG, Half
 from scripted.demo.story import Race
 from scripted.script.decorator import spec_of
 from scripted.script.loader import load_test
-from scripted.traced_run import RecordedRun, run_recorded
 
 REGISTERED = Path(__file__).parents[2] / "registered/pipeline/test_flush_in_flight.py"
 
 
 def run_race(mutant: str | None) -> RecordedRun:
-    test = spec_of(flush_race)
-    with ScriptedSim.start(test.config, mutant=mutant) as sim:
-        return run_recorded(sim, test, title="race", tier="sim", mutant=mutant, every_step=mutant is None)
+    return run_script(flush_race, title="race", mutant=mutant)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def test_a_half_that_shows_something_else_is_a_failure(bug, engine):
 
 def test_a_run_without_its_window_is_no_race(engine):
     assert Race.of(msgspec.structs.replace(engine.trace.log, steps=engine.trace.log.steps[:1])) is None
-    assert half(RecordedRun(success=None, error=None, trace=None, seconds=0), with_bug=False).problems()
+    assert half(dataclasses.replace(engine, trace=None), with_bug=False).problems()
 
 
 def test_what_is_printed_is_ascii_and_has_table_and_story(bug):
@@ -82,7 +81,7 @@ def test_the_demo_runs_the_race_of_the_registered_test(engine):
     registered = load_test(str(REGISTERED), "test_flush_while_chunk_results_are_in_flight")
     assert registered.config == spec_of(flush_race).config
     with ScriptedSim.start(registered.config) as sim:
-        run = run_recorded(sim, registered, title="test", tier="sim")
+        run = run_script(registered.script, config=registered.config, harness=sim)
     assert shapes(run) == shapes(engine)
 
 

@@ -35,12 +35,12 @@ from scripted.adapters.lockstep.configs import limits_of
 from scripted.adapters.lockstep.schedules import WORKLOADS
 from scripted.adapters.lockstep.sim.runner import ScriptedSim
 from scripted.adapters.lockstep.step_words import log_of
+from scripted.cli.replay import show_replay
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.errors import ScriptError
 from scripted.replay import replay_engine, rerun, rerun_in_fresh_process
 from scripted.replay.as_schedule import translate
-from scripted.replay.printing import replay_recording
 from scripted.report.difference import first_difference
 from scripted.script.loader import load_test
 
@@ -161,7 +161,7 @@ def test_the_flight_recorder_is_bounded_and_says_what_it_lost(tmp_path: Path) ->
     said = io.StringIO()
     options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
     with pytest.raises(RecordingError, match="begins with step 8 and has no such moment"):
-        replay_recording(Console(file=said, width=200), path, **options)
+        show_replay(Console(file=said, width=200), str(path), **options)
     assert "step 13, 0.000 s: " in said.getvalue()
 
 
@@ -228,7 +228,7 @@ def test_a_flight_record_begins_with_a_moment_of_rest(tmp_path: Path) -> None:
     assert first <= held.header.first_step == held.steps[0].step == held.checkpoint.stats.step + 1 < first + 60
     said = io.StringIO()
     options = {"until": None, "mutant": None, "trace": None, "to_script": None, "twice": False}
-    assert replay_recording(Console(file=said, width=200), path, **options)
+    assert show_replay(Console(file=said, width=200), str(path), **options)
     assert f"of those from step {held.header.first_step} on" in said.getvalue()
     assert [one.step for one in rerun(str(path), until=first + 70, last_steps=3).log.steps][-1] == first + 70
     with switched_on("flush-answers-but-does-nothing"):
@@ -373,7 +373,7 @@ def test_a_recorded_crash_becomes_a_small_test(redacted: bool, tmp_path: Path) -
     said = io.StringIO()
     console = Console(file=said, width=200)
     options = {"until": None, "mutant": FLUSH, "trace": None, "to_script": script, "twice": False}
-    assert replay_recording(console, path, **options)
+    assert show_replay(console, str(path), **options)
     assert "it fails; shrunk to 2 events" in said.getvalue()
     test = load_test(str(script), "test_crash")
     ScriptedSim(test.config).run(test.script, options=test.options)
@@ -386,8 +386,8 @@ def test_a_replay_says_how_long_the_recorded_run_took(tmp_path: Path) -> None:
     record_to(path, Schedule.parse("page_size=4; 1 start a prompt=9; 2 advance seconds=600; 9 advance seconds=200"))
     said = io.StringIO()
     options = {"mutant": None, "trace": None, "to_script": None, "twice": False}
-    assert replay_recording(Console(file=said, width=200), path, until=None, **options)
-    assert replay_recording(Console(file=said, width=200), path, until=5, **options)
+    assert show_replay(Console(file=said, width=200), str(path), until=None, **options)
+    assert show_replay(Console(file=said, width=200), str(path), until=5, **options)
     assert [line.split(" again")[0] for line in said.getvalue().splitlines() if "again" in line] == [
         "800.0 s of an engine's life",
         "600.0 s of an engine's life",
@@ -400,8 +400,8 @@ def test_a_long_recording_without_a_failure_is_no_test(tmp_path: Path) -> None:
     record_to(path, Schedule(RACE.config, tuple(starts)))
     options = {"until": None, "mutant": None, "trace": None, "to_script": tmp_path / "test_it.py", "twice": False}
     with pytest.raises(RecordingError, match=r"at most 400 events.*give --until STEP"):
-        replay_recording(Console(file=io.StringIO()), path, **options)
-    assert replay_recording(Console(file=io.StringIO()), path, **{**options, "until": 40})
+        show_replay(Console(file=io.StringIO()), str(path), **options)
+    assert show_replay(Console(file=io.StringIO()), str(path), **{**options, "until": 40})
     test = load_test(str(tmp_path / "test_it.py"), "test_run")
     ScriptedSim(test.config).run(test.script, options=test.options)
     assert "Goal: every promise is kept" in (tmp_path / "test_it.py").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scripted.core.named import adapter_named
-from scripted.search.campaign import Campaign, Report
+from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.units import SearchPlan
 
 SWAPPING = str(Path(__file__).resolve().parents[3] / "examples/your_scheduler/swapping.py")
@@ -24,7 +24,7 @@ def scheduler() -> Any:
     return sys.modules["swapping"].SwappingScheduler
 
 
-def search(schedules: int | None = None) -> Report:
+def search(schedules: int | None = None) -> SearchReport:
     return Campaign(SearchPlan(targets=TARGETS, adapter=SWAPPING, schedules=schedules, stop_at_first=True)).run()
 
 

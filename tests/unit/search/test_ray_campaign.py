@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.search.campaign import Campaign, Report
+from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.strategies import StrategyName
 from scripted.search.units import SearchPlan
 
 TARGETS = ("chunked-alone", "warm-prefix")
 
 
-def found(report: Report) -> tuple[object, ...]:
+def found(report: SearchReport) -> tuple[object, ...]:
     """What does not depend on which worker was done first."""
     return report.schedules, report.complete, report.by_target, set(report.findings), dict(report.coverage.counts)
 

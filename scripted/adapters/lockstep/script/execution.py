@@ -17,7 +17,6 @@ from scripted.adapters.lockstep.step_words import call_names, log_of
 from scripted.errors import NotIdle, Overdue
 from scripted.report.failure import FailureKind, FailureReport
 from scripted.report.frames import definition_of, frames_of, position_of
-from scripted.report.step_log import Note
 from scripted.report.tally import NOT_COMPARED
 from scripted.script.execution import ScriptExecution, ScriptOutcome
 from scripted.script.interruptions import error_text
@@ -33,8 +32,8 @@ class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
     """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
 
     ``skipped`` outputs were not compared, by the reason. ``printed`` is what it printed and nothing has shown yet.
-    ``spent``: the script killed a stage, so the engine is of no further use. ``records``, ``notes`` (each window at its
-    first step) and ``limits`` are there when the options asked for a record.
+    ``spent``: the script killed a stage, so the engine is of no further use. ``records`` are there when the options
+    asked for a record.
     """
 
     digest: str
@@ -43,8 +42,6 @@ class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
     printed: str = ""
     spent: bool = False
     records: tuple[StepRecord, ...] = ()
-    notes: tuple[Note, ...] = ()
-    limits: Limits | None = None
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {f"{NOT_COMPARED}{reason}": count for reason, count in self.skipped.items()}
@@ -80,7 +77,7 @@ class EngineExecution(ScriptExecution):
             spent=self._spent,
             records=self._records,
             notes=self.notes,
-            limits=self._limits,
+            log=None if self._limits is None else log_of(self._records, self._limits),
         )
 
     def report(self, run: Any, exc: BaseException, *, kind: FailureKind, mutant: str | None) -> FailureReport:

@@ -1,81 +1,81 @@
-"""What ``scripted replay`` prints and writes: the last steps as a table, the verdict, a trace, a test."""
+"""``scripted replay``: the last steps as a table, the verdict, a trace, a test."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
+import typer
 from rich.console import Console
 
+from engine.output_files import require_writable
 from engine.recording import Recording, RecordingError, read_recording
-from scripted.adapters.lockstep.bugs.mutants import switched_on
-from scripted.adapters.lockstep.step_words import event_text
+from scripted.cli.console import ADAPTER_OPTION, plain_console, save_test
 from scripted.core.named import OWN
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.core.schedule import Schedule
-from scripted.replay.as_schedule import translate
-from scripted.replay.rerun import Rerun, replay_engine, rerun, rerun_in_fresh_process
-from scripted.report.difference import first_difference
-from scripted.report.table import step_table
-from scripted.report.trace import Trace, TraceHeader, write_trace
-from scripted.sdk.recording import is_portable_recording
-from scripted.search.console import save_test
-from scripted.search.shrinking import shrink
 
-__all__ = ["replay_recording", "replay_schedule"]
+if TYPE_CHECKING:
+    from scripted.replay import Rerun
 
+__all__ = ["replay", "show_replay"]
+
+EXIT_FAILED = 1
 _SHOWN_STEPS = 20
 # A longer test is not readable.
 _SCRIPT_LIMIT_EVENTS = 400
 
 
-def replay_schedule(
-    console: Console,
-    text: str,
-    *,
-    until: int | None,
-    mutant: str | None,
-    trace: Path | None,
-    to_script: Path | None,
-    twice: bool,
-) -> bool:
-    """Run a schedule; True when every promise was kept."""
-    schedule = Schedule.parse(text)
-    run = rerun(text, until=until, mutant=mutant)
-    _show(console, run)
-    if trace is not None:
-        _write_trace(
-            trace, run, schedule.adapter.config_words(schedule.config), title=_title_of(schedule), mutant=mutant
-        )
-    if to_script is not None and not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
-        return False
-    return (not twice or _same_again(console, text, run, until, mutant)) and run.passed
+def replay(
+    what: Annotated[str, typer.Argument(metavar="SCHEDULE|RECORDING", help="a schedule's line, or a recording's file")],
+    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="stop after this step")] = None,
+    mutant: Annotated[str | None, typer.Option(metavar="NAME", help="switch a bug of the gallery on")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="write the steps down for `scripted view`")] = None,
+    to_script: Annotated[Path | None, typer.Option(metavar="FILE", help="write a test of it")] = None,
+    twice: Annotated[
+        bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
+    ] = False,
+    adapter: Annotated[str, ADAPTER_OPTION] = OWN,
+) -> None:
+    """Run a schedule or a recording again, without model and sockets. Exit status 1 when a check fails."""
+    require_writable("--trace", trace)
+    require_writable("--to-script", to_script)
+    console = plain_console()
+    if not show_replay(
+        console, what, adapter=adapter, until=until, mutant=mutant, trace=trace, to_script=to_script, twice=twice
+    ):
+        raise typer.Exit(EXIT_FAILED)
 
 
-def replay_recording(
+def show_replay(
     console: Console,
-    path: Path,
+    what: str,
     *,
-    until: int | None,
-    mutant: str | None,
-    trace: Path | None,
-    to_script: Path | None,
-    twice: bool,
+    adapter: str = OWN,
+    until: int | None = None,
+    mutant: str | None = None,
+    trace: Path | None = None,
+    to_script: Path | None = None,
+    twice: bool = False,
 ) -> bool:
-    """Replay a recording; True when every step did what it did then."""
-    if to_script is not None and is_portable_recording(path):
+    """Run it and show it; True when every promise was kept, and a recording did what it did then."""
+    from scripted import api
+    from scripted.core.schedule import Schedule
+    from scripted.replay import is_recording
+    from scripted.report.trace import write_trace
+    from scripted.sdk.recording import is_portable_recording
+
+    recorded = is_recording(what)
+    if recorded and to_script is not None and is_portable_recording(what):
         raise ScriptDefinitionError(
-            f"a test is made of a schedule, and {path} has steps only; find a schedule with `scripted explore`"
+            f"a test is made of a schedule, and {what} has steps only; find a schedule with `scripted explore`"
         )
-    whole = twice or trace is not None or to_script is not None
+    whole = twice or trace is not None or to_script is not None or not recorded
     begun = time.monotonic()
     try:
-        run = rerun(str(path), until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
+        run = api.replay(what, adapter=adapter, until=until, mutant=mutant, last_steps=None if whole else _SHOWN_STEPS)
     except RecordingError:
-        _show_what_went_in(console, read_recording(path))
+        _show_what_went_in(console, read_recording(what))
         raise
     seconds = time.monotonic() - begun
     _show(console, run)
@@ -83,15 +83,15 @@ def replay_recording(
         speed = run.recorded_s / seconds
         console.print(f"{run.recorded_s:.1f} s of an engine's life again in {seconds:.1f} s, {speed:.1f} times as fast")
     if trace is not None:
-        _write_trace(trace, run, {}, title=path.name, mutant=mutant)
-    if to_script is not None and not _write_script(console, path, until, to_script, mutant):
+        of = "" if run.adapter == OWN else f" of {run.adapter}"
+        write_trace(trace, run.trace(Path(what).name if recorded else f"schedule{of}", mutant))
+    if recorded and to_script is not None and not _write_script(console, Path(what), until, to_script, mutant):
         return False
-    return (not twice or _same_again(console, str(path), run, until, mutant)) and run.passed
-
-
-def _title_of(schedule: Schedule) -> str:
-    """Whose schedule the page shows."""
-    return "schedule" if schedule.of == OWN else f"schedule of {schedule.of}"
+    if not recorded and to_script is not None:
+        schedule = Schedule.parse(run.schedule)
+        if not save_test(console, [schedule], to_script, name="schedule", mutant=mutant):
+            return False
+    return (not twice or _same_again(console, what if recorded else run.schedule, run, until, mutant)) and run.passed
 
 
 def _write_script(console: Console, path: Path, until: int | None, to_script: Path, mutant: str | None) -> bool:
@@ -99,21 +99,19 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
 
     False when no test of it is right.
     """
-    recording = read_recording(path)
-    steps = recording.steps if until is None else recording.steps[:until]
-    with switched_on(mutant):
-        records = replay_engine(path, until=until, last_steps=None)[1]
-    translation = translate(msgspec.structs.replace(recording, steps=steps), records)
+    from scripted import api
+    from scripted.replay.as_schedule import schedule_of_recording
+
+    translation = schedule_of_recording(path, until=until, mutant=mutant)
+    schedule = translation.schedule
     console.print(
-        f"as a schedule: {len(translation.schedule.placed)} events; {translation.same_steps} of {translation.steps} "
+        f"as a schedule: {len(schedule.placed)} events; {translation.same_steps} of {translation.steps} "
         "recorded steps launch the same",
         soft_wrap=True,
     )
     for note in translation.notes:
         console.print(f"not carried: {note}", soft_wrap=True)
-    schedule = translation.schedule
-    with switched_on(mutant):
-        shrunk = shrink(schedule)
+    shrunk = api.shrink(schedule, mutant=mutant)
     schedules = [schedule]
     if shrunk.runs > 1:
         small = shrunk.schedule
@@ -129,6 +127,8 @@ def _write_script(console: Console, path: Path, until: int | None, to_script: Pa
 
 def _show_what_went_in(console: Console, recording: Recording) -> None:
     """What is left of a recording that cannot be replayed: plans and replies are in it as check sums only."""
+    from scripted.adapters.lockstep.step_words import event_text
+
     for step in recording.steps[-_SHOWN_STEPS:]:
         events = ", ".join(event_text(event) for event in step.events) or "nothing"
         console.print(f"step {step.step}, {step.now:.3f} s: {events}", soft_wrap=True, markup=False)
@@ -137,6 +137,8 @@ def _show_what_went_in(console: Console, recording: Recording) -> None:
 
 
 def _show(console: Console, run: Rerun) -> None:
+    from scripted.report.table import step_table
+
     console.print(step_table(run.log, last=_SHOWN_STEPS))
     steps = run.log.steps
     if len(steps) > _SHOWN_STEPS:
@@ -152,6 +154,8 @@ def _show(console: Console, run: Rerun) -> None:
         console.print(f"{word} {run.error}", soft_wrap=True)
     elif run.recorded_error is not None:
         console.print(f"DIFFERS: the recorded run died of {run.recorded_error}, this one did not", soft_wrap=True)
+    if run.where:
+        console.print(f"raised at {run.where}", soft_wrap=True)
     if steps:
         last, begun = steps[-1], "" if run.first_step == 1 else f", of those from step {run.first_step} on"
         console.print(f"{last.step} steps, digest {last.digest}{begun}")
@@ -159,23 +163,14 @@ def _show(console: Console, run: Rerun) -> None:
 
 def _same_again(console: Console, target: str, run: Rerun, until: int | None, mutant: str | None) -> bool:
     """The determinism self-test: once more here, once in a fresh process."""
+    from scripted.replay import rerun, rerun_in_fresh_process
+    from scripted.report.difference import first_difference
+
     for where, again in (("here", rerun), ("in a fresh process", rerun_in_fresh_process)):
-        log = again(target, until=until, mutant=mutant).log
-        found = first_difference(run.log, log, exactly=True)
+        found = first_difference(run.log, again(target, until=until, mutant=mutant).log, exactly=True)
         if found is not None:
             what = f"step {found.index + 1}, {found.field}: {found.left} and {found.right}"
             console.print(f"NOT DETERMINISTIC {where}: {what}", soft_wrap=True)
             return False
     console.print("the same again here and in a fresh process with another hash seed")
     return True
-
-
-def _write_trace(path: Path, run: Rerun, config: Mapping[str, Any], *, title: str, mutant: str | None) -> None:
-    header = TraceHeader(
-        title=title,
-        config=dict(config),
-        outcome=run.differs or run.error or run.broken or "passed",
-        mutant=mutant,
-        died=run.error is not None and bool(run.log.steps) and run.log.steps[-1].error is not None,
-    )
-    write_trace(path, Trace(header, run.log))

@@ -1,0 +1,285 @@
+"""What the harness does, as five functions: search, replay, shrink, write a test, run a script.
+
+The commands are thin shells over them. Every function takes the name of an adapter; none prints anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
+
+import msgspec
+
+from scripted.core.named import OWN, adapter_named
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.core.schedule import Schedule
+from scripted.core.written import WrittenTest
+from scripted.errors import ScriptError
+from scripted.replay.rerun import Rerun, is_recording, rerun
+from scripted.report.trace import Trace, TraceHeader
+from scripted.script.decorator import ScriptedTest, spec_of
+from scripted.script.loader import find_test
+from scripted.script.options import ScriptOptions
+from scripted.search import shrinking, written_test
+from scripted.search.campaign import Campaign, SearchReport
+from scripted.search.shrinking import SHRINK_BUDGET_S, Shrunk
+from scripted.search.strategies.base import StrategyName
+from scripted.search.targets import is_one_word, target_named, workload_named
+from scripted.search.units import Finding, SearchPlan
+
+__all__ = ["Harness", "RecordedRun", "replay", "run_script", "search", "shrink", "write_test"]
+
+_SECONDS_PER_MINUTE: Final = 60.0
+
+
+def search(
+    target: str | Schedule | None = None,
+    *,
+    adapter: str = OWN,
+    strategy: str = StrategyName.EXHAUSTIVE,
+    schedules: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    ray: str | None = None,
+    mutant: str | None = None,
+    stop_at_first: bool = False,
+    watch: Callable[[SearchReport], None] = lambda _: None,
+) -> SearchReport:
+    """Look for schedules under which a scheduler breaks a promise; ``report.findings`` has the first of each kind.
+
+    ``target`` is a workload's name, a schedule, or ``FILE::NAME`` of a script or a Schedule; None is all workloads of
+    the adapter. ``strategy`` is what is added to it. A strategy without an end stops after a minute, unless
+    ``schedules`` or ``minutes`` say when. ``watch`` is called with the report as it grows. Raises
+    ScriptDefinitionError, or what the adapter raises for a bad configuration or an unknown mutant.
+    """
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ScriptDefinitionError(
+            f"minutes must be more than 0, got {minutes:g}: a search without time finds nothing"
+        )
+    if target is not None:
+        adapter, target = _adapter_of(target, adapter), str(target)
+        target_named(target, adapter)
+    known = adapter_named(adapter)
+    with known.switched_on(mutant):
+        pass  # An unknown name is refused before anything runs.
+    endless = strategy in (StrategyName.RANDOM, StrategyName.PCT) and minutes is None and schedules is None
+    plan = SearchPlan(
+        targets=tuple(known.workloads) if target is None else (target,),
+        strategy=StrategyName(strategy),
+        seed=seed,
+        schedules=schedules,
+        seconds=_SECONDS_PER_MINUTE if endless else None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+        jobs=jobs,
+        ray=ray,
+        mutant=mutant,
+        stop_at_first=stop_at_first,
+        adapter=adapter,
+    )
+    return Campaign(plan, watch).run()
+
+
+def replay(
+    what: str | Path | Schedule,
+    *,
+    adapter: str = OWN,
+    until: int | None = None,
+    mutant: str | None = None,
+    last_steps: int | None = None,
+) -> Rerun:
+    """Run a schedule's line, a workload or a recording's file again, without model and sockets.
+
+    ``log`` of what comes back has the steps up to ``until``; of a recording only ``last_steps`` of them, if given.
+    Raises ScriptDefinitionError, or RecordingError for a file that cannot be replayed.
+    """
+    line = str(what)
+    if not isinstance(what, Schedule) and is_recording(line):
+        return rerun(line, until=until, mutant=mutant, last_steps=last_steps)
+    schedule = _schedule_of(what, adapter)
+    if not schedule.placed:
+        raise ScriptDefinitionError(f"the schedule {line!r} has no actions, so replaying it shows nothing")
+    return rerun(str(schedule), until=until, mutant=mutant)
+
+
+def shrink(
+    what: Finding | Schedule | str,
+    *,
+    adapter: str = OWN,
+    mutant: str | None = None,
+    budget_s: float = SHRINK_BUDGET_S,
+) -> Shrunk:
+    """The few events that matter, while the same promise is broken. A finding brings its adapter and its mutant.
+
+    Raises ScriptDefinitionError for a finding that is of a script and of no schedule.
+    """
+    schedule = _schedule_of(what, adapter)
+    mutant = what.mutant if isinstance(what, Finding) else mutant
+    with schedule.adapter.switched_on(mutant):
+        return shrinking.shrink(schedule, budget_s=budget_s)
+
+
+def write_test(
+    what: Finding | Schedule | str | Iterable[Schedule],
+    *,
+    name: str = "found",
+    adapter: str = OWN,
+    mutant: str | None = None,
+) -> WrittenTest:
+    """A pytest file of a finding, which is shrunk first, or of the first of several schedules that makes one.
+
+    ``text`` is None where no form of it is red with the bug and green without; ``said`` says why. Raises
+    ScriptDefinitionError.
+    """
+    schedules: Iterable[Schedule]
+    if isinstance(what, Finding):
+        schedules, mutant = (shrink(what).schedule, _schedule_of(what, adapter)), what.mutant
+    elif isinstance(what, Schedule | str):
+        schedules = [_schedule_of(what, adapter)]
+    else:
+        schedules = what
+    return written_test.write_test(schedules, name=name, mutant=mutant)
+
+
+def _schedule_of(what: Finding | Schedule | str | Path, adapter: str) -> Schedule:
+    if isinstance(what, Schedule):
+        return what
+    if isinstance(what, Finding):
+        if (schedule := what.schedule) is None:
+            raise ScriptDefinitionError(
+                f"{what.target} is a script and no schedule; add the verbs of these events to it: "
+                f"{'; '.join(map(str, what.extra)) or 'none, it fails by itself'}"
+            )
+        return schedule
+    line = str(what)
+    return workload_named(line, adapter) if is_one_word(line, adapter) else Schedule.parse(line, of=adapter)
+
+
+def _adapter_of(target: str | Schedule, adapter: str) -> str:
+    """The adapter that is searched: a schedule may name its own."""
+    if isinstance(target, Schedule):
+        return target.of
+    return adapter if "::" in target or is_one_word(target, adapter) else Schedule.parse(target, of=adapter).of
+
+
+# -- scripts --
+
+
+class Harness(Protocol):
+    """A started ``ScriptedSim`` or ``ScriptedServer``."""
+
+    def run(
+        self, script: Any, *args: Any, timeout_s: float = ..., options: ScriptOptions | None = None, **kwargs: Any
+    ) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """How a run ended: a success or an error, never both. ``trace`` is None when no step was run."""
+
+    test: ScriptedTest
+    tier: str
+    success: Any
+    error: ScriptError | None
+    trace: Trace | None
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """The script ended, and every check held."""
+        return self.error is None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the script that are known of."""
+        if self.success is not None:
+            return int(self.success.steps)
+        return len(self.trace.log.steps) if self.trace is not None else 0
+
+
+def run_script(
+    script: str | Callable[..., Any],
+    *,
+    config: Any = None,
+    adapter: str = OWN,
+    tier: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    mutant: str | None = None,
+    every_step: bool | None = None,
+    title: str = "",
+    replay: str = "",
+    harness: Harness | None = None,
+) -> RecordedRun:
+    """Run one script and keep every step of it. That it fails is no exception here: ``error`` has the report.
+
+    ``script`` is ``FILE::NAME``, a decorated function, or a generator function of ``t`` with the ``config`` of an
+    adapter. ``tier`` is the first that it names. ``every_step`` audits after each step, which is the default without a
+    ``mutant``. ``harness`` is one that was started already. Raises ScriptDefinitionError.
+    """
+    test = _test_of(script, config, adapter)
+    if tier is not None and tier not in test.tiers:
+        raise ScriptDefinitionError(f"{title or script} runs in {' and '.join(test.tiers)} only, got --tier {tier}")
+    tier = tier or test.tiers[0]
+    every_step = mutant is None if every_step is None else every_step
+    options = msgspec.structs.replace(test.options, record=True, check_every_step=every_step, replay=replay)
+    started = time.perf_counter()
+    success = error = log = None
+    notes: tuple[Any, ...] = ()
+    try:
+        success = _ended(test, tier, options, arguments or {}, mutant, harness)
+    except ScriptError as exc:
+        error, log, notes = exc, exc.report.log, exc.report.notes
+    else:
+        log, notes = success.log, success.notes
+    header = TraceHeader(
+        title=title or test.script.__name__,
+        tier=cast("Literal['sim', 'server']", tier),
+        adapter=test.adapter,
+        config=dict(adapter_named(test.adapter).config_words(test.config)),
+        outcome="passed" if error is None else error.report.headline,
+        mutant=mutant,
+        died=log is not None and bool(log.steps) and log.steps[-1].error is not None,
+    )
+    return RecordedRun(
+        test=test,
+        tier=tier,
+        success=success,
+        error=error,
+        trace=Trace(header, log, notes) if log is not None and log.steps else None,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _test_of(script: str | Callable[..., Any], config: Any, adapter: str) -> ScriptedTest:
+    if isinstance(script, str):
+        return find_test(script, of_any_adapter=True)
+    if config is None and isinstance(getattr(script, "scripted", None), ScriptedTest):
+        return spec_of(script)
+    if config is None:
+        raise ScriptDefinitionError(
+            f"{getattr(script, '__name__', script)} is not decorated with @scripted, so it needs a configuration; "
+            "give config="
+        )
+    tiers = ("sim", "server") if adapter == OWN else ("sim",)
+    return ScriptedTest(config=config, adapter=adapter, tiers=tiers, options=ScriptOptions(), script=script)
+
+
+def _ended(
+    test: ScriptedTest,
+    tier: str,
+    options: ScriptOptions,
+    arguments: Mapping[str, Any],
+    mutant: str | None,
+    harness: Harness | None,
+) -> Any:
+    if harness is not None:
+        return harness.run(test.script, options=options, **arguments)
+    if tier == "server":
+        from scripted.adapters.lockstep.server.runner import ScriptedServer
+
+        with ScriptedServer.start(test.config, mutant=mutant, placement=test.placement) as server:
+            return server.run(test.script, options=options, **arguments)
+    known = adapter_named(test.adapter)
+    return known.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)

@@ -1,0 +1,44 @@
+"""The terminal of the commands, and what they share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from engine.output_files import write_output
+
+if TYPE_CHECKING:
+    from scripted.core.schedule import Schedule
+
+__all__ = ["ADAPTER_OPTION", "plain_console", "save_test"]
+
+ADAPTER_OPTION = typer.Option(
+    metavar="ADAPTER", help="the scheduler: lockstep, vllm, FILE.py with a ADAPTER, or MODULE:NAME"
+)
+
+_PLAIN_WIDTH_COLUMNS = 160
+
+
+def plain_console(width: int = _PLAIN_WIDTH_COLUMNS) -> Console:
+    """A terminal as it is, or a file with lines of this width."""
+    return Console(width=None if sys.stdout.isatty() else width, highlight=False, markup=False)
+
+
+def save_test(
+    console: Console, schedules: Sequence[Schedule], path: Path, *, name: str, mutant: str | None = None
+) -> bool:
+    """Write the first of these schedules that makes a test, and say what was seen; True when a file was written."""
+    from scripted import api
+
+    written = api.write_test(schedules, name=name, mutant=mutant)
+    for line in written.said:
+        console.print(f"  {line}", soft_wrap=True)
+    if written.text is not None:
+        write_output(path, written.text)
+    console.print(f"  written as {path}" if written.text else f"  no test is written as {path}", soft_wrap=True)
+    return written.text is not None
